@@ -1,0 +1,15 @@
+"""The one place that touches open_clip."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from neuclip.models.torchvision_guard import guard_torchvision
+
+
+def open_clip_module() -> ModuleType:
+    """open_clip, imported behind the guard: `open_clip_module().ClipLoss()`."""
+    guard_torchvision()
+    import open_clip
+
+    return open_clip

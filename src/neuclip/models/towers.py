@@ -1,0 +1,157 @@
+"""The two towers of a CLIP model, with their transforms and tokenizer: any model that open_clip can build."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from neuclip.errors import AskedWrongly
+from neuclip.models import open_clip_module
+
+SHIPPED = Path(__file__).parent / "configs"
+
+Transform = Callable[[Image], Tensor]
+Tokenize = Callable[[list[str]], Tensor]
+
+
+class Towers(nn.Module):
+    """Image and text encoder together: `image, text = towers(images, tokens)` gives unit rows (b, d)."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:  # (b, 3, H, W), (b, L) -> (b, d) x 2
+        return self.encode_image(images), self.encode_text(tokens)
+
+    def encode_image(self, images: Tensor) -> Tensor:
+        return self.model.encode_image(images, normalize=True)
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        return self.model.encode_text(tokens, normalize=True)
+
+    @property
+    def logit_scale(self) -> Tensor:
+        """1/tau; the parameter itself is its logarithm."""
+        return self.model.logit_scale.exp()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.logit_scale.device
+
+    @torch.no_grad()
+    def clamp_temperature(self, minimum: float, maximum: float) -> None:
+        self.model.logit_scale.clamp_(math.log(1 / maximum), math.log(1 / minimum))
+
+    @torch.no_grad()
+    def set_temperature(self, tau: float) -> None:
+        self.model.logit_scale.fill_(math.log(1 / tau))
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """Towers and everything that must travel with them."""
+
+    towers: Towers
+    train_transform: Transform
+    transform: Transform  # for evaluation: deterministic
+    tokenize: Tokenize
+    embed_dim: int
+    image_size: int
+    config: dict[str, Any]  # open_clip's model_cfg, complete
+
+
+def build_model(
+    name: str, *, pretrained: str = "", image_size: int = 0, crop_scale: tuple[float, float] = (0.9, 1.0)
+) -> BuiltModel:
+    """Build `tiny`, `small`, any open_clip name, `local-dir:FOLDER`, or the path of a model config.
+
+    Randomly initialised unless `pretrained` names weights or the name is a local-dir.
+
+    >>> built = build_model("tiny")
+    >>> built.embed_dim
+    128
+    """
+    open_clip = open_clip_module()
+    known_name, config = _find_config(name)
+    if image_size:
+        config["vision_cfg"]["image_size"] = image_size
+    with _without_chatter():
+        model, train_transform, transform = open_clip.create_model_and_transforms(
+            known_name,
+            pretrained=pretrained or None,
+            force_image_size=image_size or None,
+            aug_cfg={"scale": crop_scale},
+            output_dict=False,
+        )
+        tokenize = open_clip.get_tokenizer(known_name)
+    return BuiltModel(
+        towers=Towers(model),
+        train_transform=train_transform,
+        transform=transform,
+        tokenize=tokenize,
+        embed_dim=config["embed_dim"],
+        image_size=config["vision_cfg"]["image_size"],
+        config=config,
+    )
+
+
+def _find_config(name: str) -> tuple[str, dict[str, Any]]:
+    """The name under which open_clip knows the model, and its configuration."""
+    open_clip = open_clip_module()
+    if name.startswith("local-dir:"):
+        file = Path(name.removeprefix("local-dir:")) / "open_clip_config.json"
+        if not file.is_file():
+            raise AskedWrongly(f"model.name {name}: there is no {file}; give the folder of a saved open_clip model")
+        return name, _read_config(file)["model_cfg"]
+    shipped = SHIPPED / f"{name}.json"
+    file = shipped if shipped.is_file() else Path(name)
+    if file.suffix == ".json":
+        if not file.is_file():
+            raise AskedWrongly(f"model.name {name}: no such file; give the path of an open_clip model config")
+        config = _read_config(file)
+        open_clip.add_model_config(file)
+        return file.stem, config
+    config = open_clip.get_model_config(name)
+    if config is None:
+        raise AskedWrongly(f"model.name {name} is not known; {_nearest_model(name, open_clip.list_models())}")
+    return name, config
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise AskedWrongly(f"{file} is not JSON ({error}); give an open_clip model config") from error
+    inner = config.get("model_cfg", config)
+    missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in inner]
+    if missing:
+        raise AskedWrongly(f"{file} has no {', '.join(missing)}; give an open_clip model config")
+    return config
+
+
+def _nearest_model(name: str, known: list[str]) -> str:
+    choices = sorted(path.stem for path in SHIPPED.glob("*.json")) + list(known)
+    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else "open_clip.list_models() lists them, beside tiny and small"
+
+
+class _without_chatter:  # noqa: N801 (reads as a phrase where it is used)
+    """open_clip logs at warning level that a model it was asked to initialise randomly is random."""
+
+    def __enter__(self) -> None:
+        self.previous = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        logging.disable(self.previous)

@@ -1,0 +1,1 @@
+"""Pure functions, one equation each. Shapes: b local anchors, B global candidates, d embedding, m prototypes."""

@@ -1,0 +1,92 @@
+"""What all objectives share: how they are called, and how they answer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from neuclip.objectives.metrics import Metrics
+from neuclip.objectives.pairs import Pairs, check_features, check_unit_rows, full_precision, gather_pairs
+
+
+class Objective(nn.Module):
+    """A contrastive loss with whatever state its method needs, called as `objective(image, text, logit_scale)`.
+
+    A method subclasses it and says `loss(pairs, tau)`. State is buffers, never parameters: `list(parameters()) == []`,
+    so that no outer optimizer picks it up. `train()` lets forward update state, `eval()` writes nothing.
+    """
+
+    def __init__(self, embed_dim: int | None = None) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim
+        self._metrics = Metrics()
+        self._rows_checked = False
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """What the last call measured, as floats. Reading them waits for the device; calling the objective does not."""
+        return self._metrics.as_floats()
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        *,
+        sample_ids: Tensor | None = None,
+        output_dict: bool = False,
+    ) -> Tensor | dict[str, Tensor]:
+        """The loss of the global batch as this process sees it.
+
+        Args:
+            image_features, text_features: (b, d), unit rows; row i of both is one pair of this process.
+            logit_scale: scalar tensor 1/tau, as open_clip's models give it.
+            logit_bias: accepted for open_clip's calling convention; a softmax does not see it.
+            sample_ids: (b,) int64, the number of each sample in its data set.
+            output_dict: answer {"contrastive_loss": loss}, as open_clip's trainer expects.
+        """
+        self._metrics.clear()
+        with full_precision(image_features.device):
+            pairs = self._pairs(image_features, text_features, sample_ids)
+            loss = self.loss(pairs, self._tau(logit_scale, pairs))
+        return {"contrastive_loss": loss} if output_dict else loss
+
+    def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must say its loss")
+
+    @torch.no_grad()
+    def log_normalizers(
+        self, image_features: Tensor, text_features: Tensor, logit_scale: Tensor, sample_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:  # (b, d), (b, d) -> (b,), (b,)
+        """The method's current estimates of log(eps + g) for these anchors, image side and text side. Read only."""
+        with full_precision(image_features.device):
+            pairs = self._pairs(image_features, text_features, sample_ids)
+            return self.estimates(pairs, self._tau(logit_scale, pairs))
+
+    def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError(f"{type(self).__name__} has no normalizer to estimate")
+
+    def _pairs(self, image: Tensor, text: Tensor, sample_ids: Tensor | None) -> Pairs:
+        check_features(image, text, self.embed_dim)
+        if not self._rows_checked:
+            check_unit_rows(image, text)
+            self._rows_checked = True
+        return gather_pairs(image, text, dtype=self._state_follows(image), sample_ids=sample_ids)
+
+    def _state_follows(self, features: Tensor) -> torch.dtype:
+        """Move the state to the features' device, and to float64 when they are, so that nobody has to remember to.
+        Answers the type to compute in: float32, or float64 when features or state are."""
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        for buffer in self.buffers():
+            dtype = torch.promote_types(dtype, buffer.dtype)
+        if any(buffer.device != features.device or buffer.dtype != dtype for buffer in self.buffers()):
+            self.to(features.device, dtype)
+        return dtype
+
+    @staticmethod
+    def _tau(logit_scale: Tensor, pairs: Pairs) -> Tensor:
+        return 1 / torch.as_tensor(logit_scale, device=pairs.image.device).to(pairs.image.dtype)
+
+    def _note_accuracy(self, similarity: Tensor, pairs: Pairs) -> None:
+        self._metrics.note(accuracy=(similarity.detach().argmax(dim=1) == pairs.own).float().mean())

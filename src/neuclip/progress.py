@@ -1,0 +1,79 @@
+"""Progress for anything that takes longer than two seconds: one status line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TextIO, TypeVar
+
+T = TypeVar("T")
+
+LINE_EVERY_SECONDS = 10.0  # where nobody watches live, a line now and then is enough
+REDRAW_EVERY_SECONDS = 0.2
+SILENT_SECONDS = 2.0  # shorter work shows nothing
+
+
+class StatusLine:
+    """One line that a person watches: rewritten in place on a terminal, a plain line every few seconds elsewhere.
+
+    >>> status = StatusLine()
+    >>> status.show("drawing  120 of 30208")
+    >>> status.close()
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, silent_seconds: float = 0.0):
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.next_time = time.monotonic() + silent_seconds
+        self.shown = False
+
+    def due(self) -> bool:
+        return time.monotonic() >= self.next_time
+
+    def show(self, text: str) -> None:
+        """Show `text` now, whether due or not."""
+        self.next_time = time.monotonic() + (REDRAW_EVERY_SECONDS if self.live else LINE_EVERY_SECONDS)
+        self.stream.write(f"\r\x1b[2K{text}" if self.live else f"{text}\n")
+        self.stream.flush()
+        self.shown = True
+
+    def say(self, text: str) -> None:
+        """A line that stays, above the status line."""
+        self.stream.write(f"\r\x1b[2K{text}\n" if self.live else f"{text}\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        if self.live and self.shown:
+            self.stream.write("\n")
+            self.stream.flush()
+
+
+def track(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator[T]:
+    """Pass items through and show how far it is: `for x in track(xs, "indexing shards", len(xs))`."""
+    status = StatusLine(silent_seconds=SILENT_SECONDS)
+    start = time.monotonic()
+    for count, item in enumerate(items):
+        if status.due():
+            status.show(progress_text(what, count, total, time.monotonic() - start, unit))
+        yield item
+    if status.shown:
+        status.show(f"{what}  {total:,} {unit}".rstrip() + f"  in {format_duration(time.monotonic() - start)}")
+    status.close()
+
+
+def progress_text(what: str, done: int, total: int, seconds: float, unit: str = "") -> str:
+    left = f"  {format_duration(seconds / done * (total - done))} left" if done else ""
+    return f"{what}  {done:,} of {total:,} {unit}".rstrip() + left
+
+
+def format_duration(seconds: float) -> str:
+    """At most two units, as people say it: '48 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

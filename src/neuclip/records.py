@@ -1,0 +1,80 @@
+"""The run folder and its JSON lines: the only files that reports and comparisons read. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class RunFolder:
+    """Paths of one run. `RunFolder("runs/x").records` is runs/x/records.jsonl, whether it exists or not."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.settings = self.path / "settings.yaml"
+        self.environment = self.path / "environment.json"
+        self.records = self.path / "records.jsonl"
+        self.evaluation = self.path / "evaluation.jsonl"
+        self.skipped = self.path / "skipped.jsonl"
+        self.summary = self.path / "summary.json"
+        self.gallery = self.path / "gallery.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.report = self.path / "report.html"
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one strict JSON object and hand it to the system, so that a killed run keeps every finished line."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(strict(record), allow_nan=False) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All records of a file, oldest first; a last line cut off by a kill is left out. No file: no records."""
+    return list(_lines(path)) if path.exists() else []
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def keep_lines(path: Path, samples: int) -> None:
+    """Cut off records past `samples`: what a resumed run will write again."""
+    if path.exists():
+        kept = [record for record in _lines(path) if record["samples"] <= samples]
+        write_text_safely(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text_safely(path, json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_text_safely(path: Path, text: str) -> None:
+    """Replace a file in one move: a reader, or a kill, sees the old content or the new, never half."""
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def strict(value: Any) -> Any:
+    """Strict JSON has no NaN or infinity: such a number becomes null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value

@@ -1,0 +1,263 @@
+"""Oracles 7 and 8, restarts, state, and the corners: NeuCLIP against autograd, torch.optim and central differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neuclip import NeuCLIP
+from neuclip.objectives.formulas.normalizer import log_normalizer
+from neuclip.objectives.normalizers.inner_loop import adagrad_step, prototype_gradient
+from neuclip.objectives.normalizers.prototypes import Refill
+from tests.references import contrastive
+
+CASES = [(seed, tau, eps) for seed in (0, 1, 2) for tau in (0.07, 0.5) for eps in (1e-14, 1e-6, 1e-2)]
+B, D, M = 10, 6, 7
+
+
+def unit(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    return bool((a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item()))
+
+
+def targets_and_positive(image: Tensor, text: Tensor, tau: Tensor, eps: float):
+    s = image @ text.T
+    mask = torch.eye(len(s), dtype=torch.bool)
+    return [log_normalizer(x, s.diagonal(), tau=tau, eps=eps, excluded=mask) for x in (s, s.T)], s.diagonal()
+
+
+@pytest.mark.parametrize(("seed", "tau", "eps"), CASES)
+def test_prototype_gradient_equals_autograd_and_is_orthogonal_to_its_prototype(seed, tau, eps):
+    image, text = unit(B, D, seed=seed), unit(B, D, seed=seed + 1)
+    rows = (5 * torch.randn(M, D, dtype=torch.float64)).requires_grad_()
+    other = torch.randn(M, D, dtype=torch.float64)
+    tau = torch.tensor(tau, dtype=torch.float64)
+    (want,) = torch.autograd.grad(
+        contrastive.unified_objective(image, text, rows, other, tau, rho=6.5, eps=eps), [rows]
+    )
+    (target, _), positive = targets_and_positive(image, text, tau, eps)
+    got = prototype_gradient(rows.detach(), image, positive, target, tau=tau, eps=eps)
+    assert close(got, want, 1e-11)
+    assert (got * rows).sum(1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_five_inner_steps_follow_torchs_adagrad(weight_decay):
+    image, text = unit(B, D, seed=3), unit(B, D, seed=4)
+    tau, eps = torch.tensor(0.07, dtype=torch.float64), 1e-6
+    (target, _), positive = targets_and_positive(image, text, tau, eps)
+    rows, sums = unit(M, D, seed=5), torch.zeros(M, D, dtype=torch.float64)
+    parameter = torch.nn.Parameter(rows.clone())
+    optimizer = torch.optim.Adagrad([parameter], lr=0.3, weight_decay=weight_decay)
+    for _ in range(5):
+        gradient = prototype_gradient(rows, image, positive, target, tau=tau, eps=eps)
+        adagrad_step(rows, sums, gradient, learning_rate=0.3, weight_decay=weight_decay)
+        optimizer.zero_grad()
+        contrastive.unified_objective(image, text, parameter, rows, tau, rho=6.5, eps=eps).backward()
+        optimizer.step()
+    assert close(rows, parameter.detach(), 1e-8)
+
+
+@pytest.mark.parametrize(("seed", "tau", "eps"), CASES)
+@pytest.mark.parametrize("alpha_gradient", ["full", "detached"])
+def test_tower_and_temperature_gradients_equal_autograd_of_the_paper_objective(seed, tau, eps, alpha_gradient):
+    objective = NeuCLIP(D, num_prototypes=M, inner_steps=3, eps=eps, network_lr=0.1, alpha_gradient=alpha_gradient)
+    warm_up = unit(B, D, seed=seed + 7), unit(B, D, seed=seed + 8)
+    objective(*warm_up, torch.tensor(1 / tau, dtype=torch.float64))
+    image, text = (unit(B, D, seed=seed + k).requires_grad_() for k in (0, 1))
+    scale = torch.tensor(1 / tau, dtype=torch.float64, requires_grad=True)
+    got = objective(image, text, scale)
+    rows = objective.prototypes_for_image.rows.clone(), objective.prototypes_for_text.rows.clone()
+    want = contrastive.unified_objective(
+        image, text, *rows, 1 / scale, rho=6.5, eps=eps, detach_alpha=alpha_gradient == "detached"
+    )
+    assert close(got, want, 1e-11)
+    inputs = [image, text, scale]
+    for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs), strict=True):
+        assert close(a, b, 1e-11)
+
+
+def test_gradients_agree_with_central_differences():
+    objective = NeuCLIP(D, num_prototypes=M, inner_steps=2, network_lr=0.1)
+    objective(unit(B, D, seed=20), unit(B, D, seed=21), torch.tensor(10.0, dtype=torch.float64))
+    objective.eval()  # the prototypes stand still
+    image, text = (unit(B, D, seed=k).requires_grad_() for k in (0, 1))
+    scale = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
+    gradients = torch.autograd.grad(objective(image, text, scale), [image, text, scale])
+    step = 1e-6
+    picks = [(0, (1, 2)), (0, (7, 5)), (1, (3, 0)), (1, (9, 4)), (2, ())]
+    for which, where in picks:
+        values = []
+        for sign in (1, -1):
+            moved = [x.detach().clone() for x in (image, text, scale)]
+            moved[which][where] += sign * step
+            values.append(objective(*moved).item())
+        assert abs((values[0] - values[1]) / (2 * step) - gradients[which][where].item()) < 1e-6
+
+
+@pytest.mark.parametrize(("num_prototypes", "expected"), [(4, [0, 2, 5, 7]), (10, list(range(10)))])
+def test_a_restart_takes_evenly_spaced_rows_of_the_other_modality(num_prototypes, expected):
+    objective = NeuCLIP(D, num_prototypes=num_prototypes, inner_steps=0)
+    image, text = unit(B, D, seed=0), unit(B, D, seed=1)
+    objective(image, text, torch.tensor(10.0))
+    assert torch.equal(objective.prototypes_for_image.rows, text[expected])
+    assert torch.equal(objective.prototypes_for_text.rows, image[expected])
+
+
+def test_more_prototypes_than_pairs_fill_over_several_steps_and_count_only_what_is_there():
+    objective = NeuCLIP(D, num_prototypes=25, inner_steps=0, restart_every=0)
+    batches = [(unit(B, D, seed=k), unit(B, D, seed=50 + k)) for k in range(4)]
+    actives = []
+    for image, text in batches:
+        objective(image, text, torch.tensor(10.0))
+        actives.append(objective.refill.active)
+    assert actives == [10, 20, 25, 25]
+    last = batches[2][1][[0, 2, 4, 6, 8]]  # five slots were left for ten rows: every second one
+    assert torch.equal(objective.prototypes_for_image.rows, torch.cat([batches[0][1], batches[1][1], last]))
+
+
+def test_a_restart_that_falls_due_during_a_fill_waits_for_its_end():
+    refill = Refill(num_prototypes=25, restart_every=2)
+    written = [(None if (renewal := refill.advance(10)) is None else renewal[0].tolist()) for _ in range(6)]
+    fill = [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+    assert written == fill + fill
+
+
+def test_restart_keeps_adagrad_sums_unless_told_to_reset_them():
+    for reset in (False, True):
+        objective = NeuCLIP(D, num_prototypes=4, inner_steps=1, restart_every=1, reset_optimizer_at_restart=reset)
+        first = unit(B, D, seed=0), unit(B, D, seed=1)
+        objective(*first, torch.tensor(10.0))
+        kept = objective.prototypes_for_image.sums.clone()
+        objective(unit(B, D, seed=2), unit(B, D, seed=3), torch.tensor(10.0))
+        grew = (objective.prototypes_for_image.sums >= kept).all()
+        assert bool(grew) is not reset
+
+
+def test_eval_mode_writes_nothing_and_without_prototypes_uses_the_batch():
+    objective = NeuCLIP(D, num_prototypes=4).eval()
+    before = {name: x.clone() for name, x in objective.state_dict().items() if isinstance(x, Tensor)}
+    image, text = unit(B, D, seed=0), unit(B, D, seed=1)
+    tau = torch.tensor(0.1, dtype=torch.float64)
+    loss = objective(image, text, 1 / tau)
+    targets, _ = targets_and_positive(image, text, tau, objective.eps)
+    assert torch.allclose(loss, tau * (targets[0].mean() + targets[1].mean() + 2 * objective.rho))
+    assert all(torch.equal(x, objective.state_dict()[name]) for name, x in before.items())
+    assert objective.refill.step == 0
+    with pytest.raises(RuntimeError, match="train mode"):
+        objective.log_normalizers(image, text, 1 / tau)
+
+
+def test_saved_in_the_middle_of_a_fill_it_continues_to_the_bit():
+    def steps(objective: NeuCLIP, which: range) -> list[float]:
+        return [
+            objective(unit(B, D, seed=k).float(), unit(B, D, seed=90 + k).float(), torch.tensor(14.0)).item()
+            for k in which
+        ]
+
+    settings = {"num_prototypes": 25, "inner_steps": 2, "restart_every": 4}
+    whole = NeuCLIP(D, **settings)
+    want = steps(whole, range(9))
+    first = NeuCLIP(D, **settings)
+    got = steps(first, range(2))
+    second = NeuCLIP(D, **settings)
+    second.load_state_dict(first.state_dict())
+    assert got + steps(second, range(2, 9)) == want
+
+
+def test_no_outer_optimizer_can_find_the_prototypes():
+    assert list(NeuCLIP(D).parameters()) == []
+
+
+def test_metrics_tell_calibration_before_the_prototypes_saw_the_batch():
+    objective = NeuCLIP(D, num_prototypes=M, inner_steps=3)
+    objective(unit(B, D, seed=0), unit(B, D, seed=1), torch.tensor(10.0))
+    assert objective.metrics["calibration"] is None  # nothing was stored yet
+    image, text = unit(B, D, seed=2), unit(B, D, seed=3)
+    scale = torch.tensor(10.0, dtype=torch.float64)
+    predicted = objective.log_normalizers(image, text, scale)
+    targets, _ = targets_and_positive(image, text, 1 / scale, objective.eps)
+    objective(image, text, scale)
+    want = sum(torch.exp(t - a).mean() for t, a in zip(targets, predicted, strict=True)) / 2
+    assert objective.metrics["calibration"] == pytest.approx(want.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.005, 0.01, 0.07, 1.0])
+@pytest.mark.parametrize("kind", ["random", "identical", "one-hot", "opposite", "foreign"])
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_loss_and_gradients_are_finite_for_every_temperature_and_any_unit_features(tau, kind, size):
+    objective = NeuCLIP(8, num_prototypes=5, inner_steps=3, restart_every=2)
+    hot = torch.eye(8)[:size]
+    pairs = {
+        "random": (unit(size, 8, seed=0).float(), unit(size, 8, seed=1).float()),
+        "identical": (hot[:1].expand(size, 8), hot[:1].expand(size, 8)),
+        "one-hot": (hot, hot),
+        "opposite": (hot, -hot),
+        "foreign": (unit(size, 8, seed=0).float(), -unit(size, 8, seed=0).float()),
+    }[kind]
+    if kind == "foreign":  # prototypes from quite other features, as after a change of data
+        objective(hot, hot, torch.tensor(1 / tau))
+    for _ in range(3):
+        image, text = (x.clone().requires_grad_() for x in pairs)
+        scale = torch.tensor(1 / tau, requires_grad=True)
+        loss = objective(image, text, scale)
+        loss.backward()
+        assert all(torch.isfinite(x).all() for x in (loss, image.grad, text.grad, scale.grad))
+        assert all(torch.isfinite(x).all() for x in objective.buffers())
+
+
+def test_a_hard_row_at_the_lowest_temperature_is_finite():
+    # s_ii = -0.2 and s_ij = 0.95: the normalizer is exp(115), beyond float32.
+    image = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    text = torch.tensor([[-0.2, 0.9798], [0.95, 0.31225]]).requires_grad_()
+    scale = torch.tensor(100.0, requires_grad=True)
+    loss = NeuCLIP(2, num_prototypes=2)(F.normalize(image, dim=1), F.normalize(text, dim=1), scale)
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(text.grad).all() and torch.isfinite(scale.grad)
+
+
+def test_what_is_capped_is_counted():
+    objective = NeuCLIP(3, num_prototypes=2, inner_steps=0, restart_every=0, eps=0.0)
+    hot = torch.eye(3)
+    objective(hot[[0, 1]], hot[[0, 1]], torch.tensor(100.0))  # prototypes: axes 0 and 1
+    image, text = hot[[2, 2]], torch.stack([hot[0], hot[2]])  # image 0 finds text 1 at once, no prototype is near
+    loss = objective(image, text, torch.tensor(100.0))
+    assert torch.isfinite(loss) and objective.metrics["capped"] > 0
+
+
+def test_under_bf16_autocast_the_objective_computes_in_float32():
+    image, text = unit(B, D, seed=0).float(), unit(B, D, seed=1).float()
+    plain = NeuCLIP(D, num_prototypes=4)(image, text, torch.tensor(100.0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        autocast = NeuCLIP(D, num_prototypes=4)(image, text, torch.tensor(100.0))
+    assert autocast.dtype == torch.float32 and torch.equal(plain, autocast)
+
+
+def test_between_restarts_the_order_of_the_batch_does_not_matter():
+    def run(permutation: Tensor) -> float:
+        objective = NeuCLIP(D, num_prototypes=5, inner_steps=3, restart_every=0)
+        objective(unit(B, D, seed=0), unit(B, D, seed=1), torch.tensor(10.0))
+        image, text = unit(B, D, seed=2)[permutation], unit(B, D, seed=3)[permutation]
+        return objective(image, text, torch.tensor(10.0)).item()
+
+    assert run(torch.arange(B)) == pytest.approx(run(torch.randperm(B)), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("image", "text", "message"),
+    [
+        (torch.ones(4, D), torch.ones(4, D), "not unit rows"),
+        (unit(4, D, seed=0), unit(3, D, seed=0), "one shape"),
+        (unit(4, D + 1, seed=0), unit(4, D + 1, seed=0), "embed_dim=6"),
+        (unit(4, D, seed=0) * torch.nan, unit(4, D, seed=0), "not unit rows"),
+    ],
+)
+def test_features_that_cannot_be_right_are_refused(image, text, message):
+    with pytest.raises(ValueError, match=message):
+        NeuCLIP(D)(image, text, torch.tensor(10.0))
