@@ -24,6 +24,10 @@ class RunSettings:
     )
     threads: int = described(0, "CPU threads; 0 leaves PyTorch's choice")
 
+    def __post_init__(self) -> None:
+        check_at_least("run.threads", self.threads, 0, "0 leaves PyTorch's choice")
+        check_at_least("run.seed", self.seed, 0, "any whole number from 0 on")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
@@ -41,6 +45,8 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         check_at_least("data.workers", self.workers, 0, "0 reads in the training process")
+        if not 0 <= self.max_bad_share <= 1:
+            raise AskedWrongly(f"data.max_bad_share is {self.max_bad_share}; give a share from 0 to 1")
         low, high = self.crop_scale
         if not 0 < low <= high <= 1:
             raise AskedWrongly(f"data.crop_scale is {low}, {high}; give two shares with 0 < first <= second <= 1")
@@ -57,6 +63,9 @@ class ModelSettings:
     image_size: int = described(0, "pixels per side; 0: the model's own")
     gradient_checkpointing: bool = described(False, "recompute activations in backward: less memory, more time")
 
+    def __post_init__(self) -> None:
+        check_at_least("model.image_size", self.image_size, 0, "0 takes the model's own")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
@@ -72,6 +81,7 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         check_positive("optimizer.learning_rate", self.learning_rate, "1e-3 suits small models")
+        check_positive("optimizer.eps", self.eps, "1e-6 for transformers, 1e-8 for ResNets")
         check_at_least("optimizer.weight_decay", self.weight_decay, 0, "0 for none")
         check_at_least("optimizer.warmup", self.warmup, 0, "0 for none")
         check_at_least("optimizer.clip_gradient_norm", self.clip_gradient_norm, 0, "0 for none")

@@ -1,0 +1,43 @@
+"""CLIP training with normalizers over the whole data set: NeuCLIP and the methods it was compared with.
+
+>>> from neuclip import NeuCLIP
+>>> objective = NeuCLIP(embed_dim=512)
+>>> loss = objective(image_features, text_features, logit_scale)  # doctest: +SKIP
+>>> loss.backward()  # doctest: +SKIP
+
+Features are unit rows (batch, embed_dim), `logit_scale` is 1 / temperature. PyTorch is imported when one of the names
+below is first touched, not before.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neuclip.api import evaluate, load, train
+    from neuclip.objectives.clip import CLIP
+    from neuclip.objectives.neuclip import NeuCLIP
+
+__version__ = "0.1.0"
+__all__ = ["CLIP", "NeuCLIP", "__version__", "evaluate", "load", "train"]
+
+HOMES = {
+    "CLIP": "neuclip.objectives.clip",
+    "NeuCLIP": "neuclip.objectives.neuclip",
+    "evaluate": "neuclip.api",
+    "load": "neuclip.api",
+    "train": "neuclip.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'neuclip' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(HOMES[name]), name)
+    globals()[name] = value  # the next touch does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

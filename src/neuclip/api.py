@@ -1,0 +1,277 @@
+"""What the commands do, as functions: train, evaluate, load, normalizer_error. Here training meets evaluation and report."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuclip.data.builtin import builtin_names, held_out
+from neuclip.errors import AskedWrongly
+from neuclip.evaluation.embedding import embed_pairs
+from neuclip.evaluation.gallery import gallery
+from neuclip.evaluation.normalizer_error import normalizer_error as measure_normalizer_error
+from neuclip.evaluation.runner import HeldOutSets, evaluate_towers
+from neuclip.models.export import export_model
+from neuclip.models.towers import BuiltModel, Tokenize, Transform, build_model
+from neuclip.objectives.objective import Objective
+from neuclip.objectives.registry import build_objective
+from neuclip.records import RunFolder, append_line, keep_lines, read_lines, write_json
+from neuclip.report.page import write_report
+from neuclip.settings.keys import changed_fields
+from neuclip.settings.reading import read_settings
+from neuclip.settings.sections import Settings
+from neuclip.settings.writing import write_settings
+from neuclip.summary import summary_text
+from neuclip.training.checkpoint import checkpoints_in, latest_checkpoint, load_checkpoint
+from neuclip.training.environment import environment, peak_memory_bytes
+from neuclip.training.loop import train as train_loop
+from neuclip.training.precision import choose_device
+from neuclip.training.run import Run, build_run, build_towers, open_training_source
+
+# What may differ between a run and its continuation: where and how it runs, never what it computes.
+MAY_CHANGE_AT_RESUME = ("run.device", "run.threads", "data.workers", "evaluation.", "checkpoint.", "log.")
+MATCHES_SHOWN = 5  # per query of the gallery
+
+
+def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:
+    """Train as `settings` say (default: recipe tiny), or continue the run `resume`. Answers the run's folder.
+
+    >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
+    """
+    settings = with_held_out_sets(settings or read_settings())
+    sets = HeldOutSets.open(settings.evaluation.retrieval, settings.evaluation.zero_shot)
+    run = start_run(settings) if resume is None else continue_run(settings, RunFolder(resume))
+    train_loop(run, lambda run: record_evaluation(run, sets))
+    finish(run, sets)
+    return run.folder.path
+
+
+def evaluate(
+    target: str,
+    *,
+    retrieval: tuple[str, ...] | None = None,
+    zero_shot: tuple[str, ...] | None = None,
+    batch_size: int | None = None,
+) -> dict[str, float]:
+    """Held-out figures of a run, a checkpoint or a model, by flat keys. What is not said comes from the run."""
+    built, settings = open_target(target)
+    asked = settings.evaluation
+    sets = HeldOutSets.open(
+        asked.retrieval if retrieval is None else retrieval, asked.zero_shot if zero_shot is None else zero_shot
+    )
+    if not (sets.retrieval or sets.zero_shot):
+        raise AskedWrongly(f"nothing to evaluate {target} on; give --retrieval DATA or --zero-shot FOLDER")
+    return evaluate_towers(built, sets, batch_size=batch_size or asked.batch_size, workers=settings.data.workers)
+
+
+def load(target: str) -> tuple[torch.nn.Module, Transform, Tokenize]:
+    """The open_clip model of a run, a checkpoint or a model name, with its transform and tokenizer.
+
+    >>> model, transform, tokenizer = load("runs/first")        # doctest: +SKIP
+    """
+    built, _ = open_target(target)
+    return built.towers.model.eval(), built.transform, built.tokenize
+
+
+def normalizer_error(run: Path, *, anchors: int, seed: int, checkpoint: str = "") -> dict[str, Any]:
+    """How far the run's normalizers, and a mini-batch's, are from the exact ones over its training data."""
+    folder = RunFolder(run)
+    settings = read_settings(folder.settings, [])
+    path = find_checkpoint(folder, checkpoint)
+    built = build_towers(settings, choose_device(settings.run.device))
+    objective = build_objective(settings.objective_name, settings.objective, embed_dim=built.embed_dim)
+    state = load_checkpoint(path)
+    built.towers.model.load_state_dict(state["model"])
+    objective.load_state_dict(state["objective"])
+    return _measure_error(settings, built, objective.eval(), anchors=anchors, seed=seed) | {"checkpoint": path.name}
+
+
+def with_held_out_sets(settings: Settings) -> Settings:
+    """`auto` becomes the test parts that a built-in data set brings; one's own data brings none."""
+    name = settings.data.train
+    brought = held_out(name) if name in builtin_names() else None
+    asked = settings.evaluation
+    retrieval = asked.retrieval if asked.retrieval != ("auto",) else brought.retrieval if brought else ()
+    zero_shot = asked.zero_shot if asked.zero_shot != ("auto",) else brought.zero_shot if brought else ()
+    return replace(settings, evaluation=replace(asked, retrieval=retrieval, zero_shot=zero_shot))
+
+
+def start_run(settings: Settings) -> Run:
+    folder = RunFolder(new_folder(settings))
+    run = build_run(settings, folder)
+    folder.path.mkdir(parents=True)
+    write_settings(settings, folder.settings)
+    write_json(folder.environment, environment(run.device, run.precision, run.fingerprint))
+    run.save()  # a disk that cannot hold a checkpoint says so now, not after an hour
+    _announce(run)
+    return run
+
+
+def new_folder(settings: Settings) -> Path:
+    """A run never overwrites another: a name that is taken is an error, a default name gets a number."""
+    parent = Path(settings.run.folder)
+    if settings.run.name:
+        folder = parent / settings.run.name
+        if folder.exists():
+            raise AskedWrongly(
+                f"{folder} exists; give another --run.name, or continue it: neuclip train --resume {folder}"
+            )
+        return folder
+    model = settings.model.name.removeprefix("local-dir:").rstrip("/").rpartition("/")[2].removesuffix(".json")
+    stem = f"{datetime.now(tz=UTC).date().isoformat()}-{settings.objective_name}-{model}"
+    names = [stem] + [f"{stem}-{number}" for number in range(2, 10_000)]
+    return next(parent / name for name in names if not (parent / name).exists())
+
+
+def continue_run(settings: Settings, folder: RunFolder) -> Run:
+    stored = read_settings(folder.settings, [])
+    changed = [key for key in changed_fields(stored, settings) if not key.startswith(MAY_CHANGE_AT_RESUME)]
+    if changed:
+        raise AskedWrongly(
+            f"{folder.path} cannot be continued with another {', '.join(changed)}; "
+            "leave the flag out, or start a new run with it"
+        )
+    run = build_run(settings, folder)
+    run.load(load_checkpoint(find_checkpoint(folder)))
+    for path in (folder.records, folder.evaluation):
+        keep_lines(path, run.samples)
+    _announce(run)
+    return run
+
+
+def find_checkpoint(folder: RunFolder, name: str = "") -> Path:
+    if name:
+        path = folder.checkpoints / name
+        if not path.is_file():
+            known = ", ".join(other.name for other in checkpoints_in(folder.checkpoints)) or "none"
+            raise AskedWrongly(f"{folder.path} has no checkpoint {name}; it has {known}")
+        return path
+    latest = latest_checkpoint(folder.checkpoints)
+    if latest is None:
+        raise AskedWrongly(f"{folder.path} has no checkpoint; start the run again under another name")
+    return latest
+
+
+def open_target(target: str) -> tuple[BuiltModel, Settings]:
+    """A run's folder, a checkpoint inside one, or a model that open_clip can build."""
+    path = Path(target)
+    is_checkpoint = path.suffix == ".pt" and path.is_file()
+    folder = RunFolder(path.parent.parent if is_checkpoint else path)
+    if not folder.settings.is_file():
+        return build_model(target), with_held_out_sets(Settings())
+    settings = read_settings(folder.settings, [])
+    built = build_towers(settings, choose_device(settings.run.device))
+    state = load_checkpoint(path if is_checkpoint else find_checkpoint(folder))
+    built.towers.model.load_state_dict(state["model"])
+    return built, settings
+
+
+def record_evaluation(run: Run, sets: HeldOutSets) -> dict[str, float]:
+    """Measure, and write it down."""
+    settings = run.settings
+    figures = evaluate_towers(run.built, sets, batch_size=settings.evaluation.batch_size, workers=settings.data.workers)
+    if figures:
+        append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
+    return figures
+
+
+def finish(run: Run, sets: HeldOutSets) -> None:
+    """Held-out figures, normalizer error, gallery, model folder, summary and report of a finished run."""
+    figures = record_evaluation(run, sets)
+    summary = summarise(run, figures)
+    run.objective.eval()
+    asked = run.settings.evaluation
+    if asked.error_anchors:
+        summary["normalizer_error"] = _measure_error(
+            run.settings, run.built, run.objective, anchors=asked.error_anchors, seed=run.settings.run.seed
+        )
+    if sets.retrieval and asked.gallery:
+        write_json(run.folder.gallery, _gallery(run, sets))
+    export_model(run.built, run.folder.model)
+    write_json(run.folder.summary, summary)
+    page = write_report(run.folder)
+    print(summary_text(summary, batch_size=run.settings.train.batch_size))
+    print(f"Report: {page}")
+
+
+def summarise(run: Run, figures: dict[str, float]) -> dict[str, Any]:
+    records = read_lines(run.folder.records)
+    recent = [record["calibration"] for record in records[-10:] if record.get("calibration") is not None]
+    return {
+        "samples_seen": run.samples,
+        "loss": records[-1]["loss"] if records else None,
+        "temperature": run.temperature,
+        "calibration": sum(recent) / len(recent) if recent else None,  # of the last ten records
+        "seconds": run.seconds,
+        "samples_per_second": run.samples / run.seconds,
+        "peak_memory_bytes": peak_memory_bytes(run.device),
+        "skipped": dict(run.fault_log().counts),
+        "evaluation": figures,
+    }
+
+
+def _measure_error(
+    settings: Settings, built: BuiltModel, objective: Objective, *, anchors: int, seed: int
+) -> dict[str, Any]:
+    embedded = embed_pairs(
+        built.towers,
+        open_training_source(settings),
+        transform=built.transform,
+        tokenize=built.tokenize,
+        batch_size=settings.evaluation.batch_size,
+        workers=settings.data.workers,
+        what="embedding the training data",
+    )
+    return measure_normalizer_error(
+        embedded.image_features,
+        embedded.text_features[embedded.caption_of],
+        logit_scale=built.towers.logit_scale.detach(),
+        eps=settings.objective.eps,
+        objective=objective,
+        batch_size=settings.train.batch_size,
+        anchors=anchors,
+        seed=seed,
+        caption_of=embedded.caption_of,
+        sample_ids=embedded.ids,
+    )
+
+
+def _gallery(run: Run, sets: HeldOutSets) -> dict[str, Any]:
+    name, source = next(iter(sets.retrieval.items()))
+    embedded = embed_pairs(
+        run.built.towers,
+        source,
+        transform=run.built.transform,
+        tokenize=run.built.tokenize,
+        batch_size=run.settings.evaluation.batch_size,
+        workers=run.settings.data.workers,
+        what="choosing pictures for the report",
+    )
+    shown = gallery(
+        embedded.image_features,
+        embedded.text_features,
+        embedded.captions,
+        embedded.caption_of,
+        source,
+        count=run.settings.evaluation.gallery,
+        top=MATCHES_SHOWN,
+        seed=run.settings.run.seed,
+    )
+    return shown | {"dataset": name}
+
+
+def _announce(run: Run) -> None:
+    settings, batch = run.settings, run.settings.train.batch_size
+    parameters = sum(p.numel() for p in run.built.towers.parameters())
+    print(
+        f"{run.folder.path}: {settings.objective_name} on {len(run.source):,} pairs of {settings.data.train}, "
+        f"model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {run.device}), "
+        f"{run.total_steps - run.step:,} steps of {batch} to {run.total_steps * batch:,} samples "
+        f"({run.total_steps * batch / len(run.source):.1f} epochs)",
+        file=sys.stderr,
+    )

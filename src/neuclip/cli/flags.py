@@ -1,0 +1,90 @@
+"""What a command takes, declared once: its help, its flags and its two examples come from the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neuclip.errors import AskedWrongly
+from neuclip.settings.flags import split_flags
+from neuclip.settings.help import flag_lines, takes
+from neuclip.settings.nearest import nearest
+from neuclip.settings.values import Given, convert
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of a command that is not a setting of a run. A bool is a switch: bare means true."""
+
+    name: str
+    declared: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as its user meets it: `usage` without the word neuclip, `about` in two sentences."""
+
+    usage: str
+    about: str
+    flags: tuple[Flag, ...]
+    examples: tuple[str, str]
+    fewest: int = 1  # arguments that are not flags
+    most: int = 1
+
+    def parse(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Arguments that are not flags, and the flags that were given: (['runs/x'], {'batch_size': 64})."""
+        operands, values, others = self.split(arguments)
+        if others:
+            raise AskedWrongly(unknown_flag(others[0], [flag.name for flag in self.flags]))
+        return operands, values
+
+    def split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any], list[str]]:
+        """As `parse`, and the flags that are not this command's own, as they can be given to `read_settings`."""
+        own = {flag.name.replace("-", "_"): flag for flag in self.flags}
+        switches = [name for name, flag in own.items() if flag.declared is bool]
+        operands: list[str] = []
+        values: dict[str, Any] = {}
+        others: list[str] = []
+        for name, value in split_flags(arguments, switches):
+            if name is None:
+                operands.append(value or "")
+            elif name in own:
+                values[name] = convert(Given(own[name].name, value), own[name].declared)
+            else:
+                others.append(f"--{name}" if value is None else f"--{name}={value}")
+        self.check_operands(operands)
+        return operands, values, others
+
+    def check_operands(self, operands: list[str]) -> None:
+        for operand in operands:
+            if operand.startswith("-"):
+                raise AskedWrongly(f"no flag {operand!r}; flags begin with two dashes: neuclip {self.usage}")
+        if len(operands) < self.fewest:
+            raise AskedWrongly(f"something is missing; give neuclip {self.usage}")
+        if len(operands) > self.most:
+            raise AskedWrongly(f"unexpected {operands[self.most]!r}; give neuclip {self.usage}")
+
+    def help(self, more: str = "") -> str:
+        rows = [
+            (f"--{flag.name}" if flag.declared is bool else f"--{flag.name} {takes(flag.declared)}", flag.help)
+            for flag in self.flags
+        ]
+        examples = "".join(f"  {example}\n" for example in self.examples)
+        parts = [f"usage: neuclip {self.usage}\n", f"{self.about}\n", flag_lines(rows), more, f"examples:\n{examples}"]
+        return "\n".join(part for part in parts if part)
+
+
+def unknown_flag(flag: str, known: Sequence[str]) -> str:
+    name = flag.partition("=")[0]
+    near = nearest(name.removeprefix("--"), known)
+    remedy = f"did you mean --{near}?" if near else f"the flags are {', '.join(f'--{other}' for other in known)}"
+    return f"no flag {name}; {remedy}"
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    return "--help" in arguments or "-h" in arguments
+
+
+JSON = Flag("json", bool, "print the result as JSON on stdout, for programs")

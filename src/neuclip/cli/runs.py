@@ -1,0 +1,32 @@
+"""Finds the run folder a user named, or the one that was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from neuclip.errors import AskedWrongly
+from neuclip.records import RunFolder
+from neuclip.settings.nearest import nearest
+from neuclip.settings.sections import RunSettings
+
+
+def find_run(name: str) -> RunFolder:
+    """The run at this path; when there is none, an error that names the nearest run beside it."""
+    path = Path(name)
+    if RunFolder(path).settings.is_file():
+        return RunFolder(path)
+    if path.exists():
+        raise AskedWrongly(f"{path} is not a run: it has no settings.yaml; {runs_beside(path)}")
+    raise AskedWrongly(f"no run at {path}; {runs_beside(path)}")
+
+
+def runs_beside(path: Path) -> str:
+    """What to type instead: the run most like `path` among its neighbours and in the usual folder."""
+    for folder in dict.fromkeys([path.parent, Path(RunSettings.folder)]):
+        runs = {run.parent.name: run.parent for run in sorted(folder.glob("*/settings.yaml"))}
+        near = nearest(path.name, runs)
+        if near:
+            return f"did you mean {runs[near]}?"
+        if runs:
+            return f"{folder} holds {', '.join(runs)}"
+    return "start one with: neuclip train"

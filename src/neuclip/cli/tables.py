@@ -1,0 +1,80 @@
+"""Results for a person's eyes: aligned columns on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neuclip.records import strict
+from neuclip.report.wording import format_number, format_percent
+
+SHARES = ("top", "mean_per_class", "accuracy", "chance")  # metrics that read better as percent
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(strict(value), indent=2, allow_nan=False))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell: the first to the left, the others to the right."""
+    columns = max((len(row) for row in rows), default=0)
+    padded = [[*row, *[""] * (columns - len(row))] for row in rows]
+    widths = [max(len(row[column]) for row in padded) for column in range(columns)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in padded
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def figures_table(figures: Mapping[str, Any]) -> str:
+    """An evaluation's flat keys, `DATASET.METRIC`, by data set; what guessing would give stands beside each figure."""
+    rows: list[list[str]] = []
+    dataset = None
+    for key, value in figures.items():
+        name, _, metric = key.rpartition(".")
+        if "chance" in metric:
+            continue
+        if name != dataset:
+            rows.append([name])
+            dataset = name
+        chance = chance_of(name, metric, figures)
+        rows.append(
+            [
+                f"  {metric.replace('_', ' ')}",
+                as_figure(metric, value),
+                f"chance {as_figure('chance', chance)}" if chance is not None else "",
+            ]
+        )
+    return aligned(rows)
+
+
+def chance_of(dataset: str, metric: str, figures: Mapping[str, Any]) -> Any:
+    """Retrieval has a chance of its own for each k, classification one for all its accuracies."""
+    if "recall" in metric:
+        return figures.get(f"{dataset}.{metric.replace('recall', 'chance')}")
+    return figures.get(f"{dataset}.chance") if metric in ("top1", "mean_per_class") else None
+
+
+def nested_table(values: Mapping[str, Any]) -> str:
+    """Rows of numbers under common headings, then the numbers that stand alone."""
+    groups = {name: group for name, group in values.items() if isinstance(group, Mapping)}
+    headings = list(dict.fromkeys(heading for group in groups.values() for heading in group))
+    rows = [["", *headings]] if groups else []
+    rows += [
+        [name, *[as_figure(heading, group.get(heading)) for heading in headings]] for name, group in groups.items()
+    ]
+    alone = [[name.replace("_", " "), as_figure(name, value)] for name, value in values.items() if name not in groups]
+    return "\n".join(table for table in (aligned(rows), aligned(alone)) if table)
+
+
+def as_figure(metric: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    if isinstance(value, float) and ("recall" in metric or metric.startswith(SHARES)):
+        return format_percent(value)
+    return f"{value:,}" if isinstance(value, int) else format_number(value)

@@ -1,0 +1,35 @@
+"""Writing tar shards in the webdataset layout, the same bytes every time."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+SHARD_SAMPLES = 4000
+
+Member = tuple[str, bytes]  # extension and content
+Entry = Sequence[Member]  # the members of one sample
+
+
+def write_shards(folder: Path, samples: Iterable[Entry], shard_samples: int = SHARD_SAMPLES) -> int:
+    """Write folder/00000.tar, 00001.tar ...: sample i has the key i in eight digits. Returns the number of shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbered = enumerate(samples)
+    shards = 0
+    while shard := list(islice(numbered, shard_samples)):
+        write_tar(folder / f"{shards:05d}.tar", shard)
+        shards += 1
+    return shards
+
+
+def write_tar(path: Path, samples: Iterable[tuple[int, Entry]]) -> None:
+    """One tar. TarInfo's own defaults are what is wanted: time 0, user and group 0 without names, mode 0644."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, members in samples:
+            for extension, content in members:
+                member = tarfile.TarInfo(f"{number:08d}.{extension}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))

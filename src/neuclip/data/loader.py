@@ -1,0 +1,192 @@
+"""From the order to batches: worker processes read, decode, transform and tokenize; the main process only receives."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from neuclip.data.faults import TRIES, stand_ins
+from neuclip.data.order import Order, SourceOrder, augmentation_seeds
+from neuclip.data.sample import BadSample, Batch, Fault, Sample
+from neuclip.data.source import Source
+from neuclip.data.transforms import decode
+from neuclip.errors import AskedWrongly, RunFailed
+
+Transform = Callable[[Image.Image], Tensor]
+Tokenize = Callable[[list[str]], Tensor]
+PREFETCH = 2  # batches that each worker has ready
+
+
+class Positions(Protocol):
+    """Order or SourceOrder."""
+
+    def ids(self, start: int, count: int) -> np.ndarray: ...
+    def epochs(self, start: int, count: int) -> np.ndarray: ...
+
+
+class Batches:
+    """The training batches of one process, the same to the bit for any number of workers.
+
+    `transform` and `tokenize` must be picklable: no lambdas, no local functions.
+
+    >>> batches = Batches(source, Order(len(source), seed=0), batch_size=1024, transform=transform, tokenize=tokenize,
+    ...                   seed=0, workers=4)
+    >>> for batch in batches.steps(first_sample=0, count=100): ...
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        order: Order,
+        *,
+        batch_size: int,
+        transform: Transform,
+        tokenize: Tokenize,
+        seed: int,
+        workers: int,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
+        if batch_size % ranks:
+            below = batch_size // ranks * ranks
+            choices = f"{below} or {below + ranks}" if below else f"{ranks}"
+            raise AskedWrongly(
+                f"train.batch_size {batch_size} does not divide over {ranks} processes; "
+                f"give --train.batch_size {choices}"
+            )
+        self.batch_size = batch_size
+        self.local_batch = batch_size // ranks
+        self.rank = rank
+        self.workers = workers
+        self.windows = Windows(source, order, self.local_batch, transform, tokenize, seed)
+
+    def steps(self, first_sample: int, count: int) -> Iterator[Batch]:
+        """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
+        first = first_sample + self.rank * self.local_batch
+        starts = range(first, first + count * self.batch_size, self.batch_size)
+        return _load(self.windows, starts, min(self.workers, count))
+
+
+def sequential(
+    source: Source, *, transform: Transform, tokenize: Tokenize, batch_size: int, workers: int
+) -> Iterator[Batch]:
+    """Every id once, in order, with its first caption; the last batch is what is left."""
+    starts = range(0, len(source), batch_size)
+    windows = Windows(source, SourceOrder(len(source)), batch_size, transform, tokenize, seed=None)
+    return _load(windows, starts, min(workers, len(starts)))
+
+
+class Windows(Dataset):
+    """Map-style: the start of a window of positions -> its batch. What worker processes receive."""
+
+    def __init__(
+        self, source: Source, order: Positions, size: int, transform: Transform, tokenize: Tokenize, seed: int | None
+    ):
+        self.source = source
+        self.order = order
+        self.size = size
+        self.transform = transform
+        self.tokenize = tokenize
+        self.seed = seed  # None: nothing is drawn, always the first caption
+
+    def __getitem__(self, start: int) -> Batch | RunFailed:
+        ids = self.order.ids(start, self.size)
+        seeds = augmentation_seeds(self.seed or 0, self.order.epochs(start, self.size), ids)
+        torch_state, python_state = torch.get_rng_state(), random.getstate()
+        try:
+            return self._batch(ids, seeds)
+        except RunFailed as failure:
+            return failure  # raised in a worker, it would reach the user as a traceback in a traceback
+        finally:
+            torch.set_rng_state(torch_state)
+            random.setstate(python_state)
+
+    def _batch(self, ids: np.ndarray, seeds: np.ndarray) -> Batch:
+        images, captions, faults = [], [], []
+        for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
+            try:
+                image, caption = self._pair(id, seed)
+            except BadSample as bad:
+                faults.append(Fault(id, bad.reason, bad.where))
+                image, caption = self._stand_in(id, seed, bad)
+            images.append(image)
+            captions.append(caption)
+        return Batch(default_collate(images), self.tokenize(captions), torch.from_numpy(ids), tuple(faults))
+
+    def _pair(self, id: int, seed: int) -> tuple[Tensor, str]:
+        """Picture and caption; every draw in it depends on (seed, epoch, id) alone."""
+        if self.seed is not None:
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+        sample = self.source[id]
+        caption = self._caption(id, sample)
+        try:
+            image = decode(sample.image)
+        except BadSample as bad:
+            raise BadSample(bad.reason, self.source.where(id)) from bad
+        try:
+            return self.transform(image), caption
+        except (ValueError, OSError, ZeroDivisionError) as error:  # a picture one pixel wide, for example
+            raise BadSample("picture cannot be transformed", f"{self.source.where(id)} ({error})") from error
+
+    def _caption(self, id: int, sample: Sample) -> str:
+        if self.seed is None:
+            return sample.captions[0] if sample.captions else ""
+        if not sample.captions:
+            raise BadSample("caption is missing", self.source.where(id))
+        return random.choice(sample.captions) if len(sample.captions) > 1 else sample.captions[0]
+
+    def _stand_in(self, id: int, seed: int, first: BadSample) -> tuple[Tensor, str]:
+        for other in stand_ins(id, len(self.source)):
+            try:
+                return self._pair(other, seed)
+            except BadSample:
+                continue
+        raise RunFailed(
+            f"sample {id} is bad ({first.reason}, {first.where}) and so are the {min(TRIES, len(self.source) - 1)} "
+            "after it; nothing can stand in; check the data with neuclip doctor"
+        )
+
+
+def _load(windows: Windows, starts: range, workers: int) -> Iterator[Batch]:
+    parallel: dict[str, Any] = {"prefetch_factor": PREFETCH, "worker_init_fn": _start_worker} if workers else {}
+    loader = DataLoader(
+        windows,
+        batch_size=None,  # a window already is a batch
+        sampler=starts,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        generator=torch.Generator(),  # else the loader draws from the main process's generator
+        **parallel,
+    )
+    try:
+        for batch in loader:
+            if isinstance(batch, RunFailed):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error) or "Original Traceback" in str(error):
+            raise  # a bug of ours keeps its traceback
+        raise RunFailed(
+            f"a data worker was ended from outside ({str(error).splitlines()[0]}), most often for want of memory; "
+            f"give fewer than --data.workers {workers}, or more memory (/dev/shm in a container)"
+        ) from error
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(number: int) -> None:
+    """Ctrl-C reaches every process of the terminal; only the main one decides what it means and ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would have inherited the trainer's handler
+    torch.set_num_threads(1)

@@ -1,0 +1,124 @@
+"""The row of figures at the top: what the run reached and what it cost, each with the words to judge it by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from neuclip.progress import format_duration
+from neuclip.report.contents import RunContents, number, section
+from neuclip.report.curves import CALIBRATION_MEANING
+from neuclip.report.evaluations import Evaluation
+from neuclip.report.wording import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_number,
+    format_percent,
+    format_samples,
+    plural,
+    times_chance,
+)
+
+AT_THE_END = "known when the run has finished"
+
+
+@dataclass(frozen=True)
+class Headline:
+    label: str
+    value: str
+    notes: tuple[str, ...]
+
+
+def headlines(run: RunContents, last: Evaluation | None) -> list[Headline]:
+    """What a person wants to know first. `last` is the newest evaluation, if there was one."""
+    return [
+        recall_headline(last, "image_to_text", "Image to text, recall at 1"),
+        recall_headline(last, "text_to_image", "Text to image, recall at 1"),
+        zero_shot_headline(last),
+        normalizer_headline(run),
+        time_headline(run),
+        speed_headline(run),
+        memory_headline(run),
+    ]
+
+
+def headline_row(found: list[Headline]) -> str:
+    tiles = "".join(
+        f"<div><dt>{escape(one.label)}</dt><dd><strong>{escape(one.value)}</strong>"
+        + "".join(f"<span>{escape(note)}</span>" for note in one.notes if note)
+        + "</dd></div>"
+        for one in found
+    )
+    return f'<dl class="headlines">{tiles}</dl>'
+
+
+def recall_headline(last: Evaluation | None, direction: str, label: str) -> Headline:
+    if last is None or not last.retrieval:
+        return Headline(label, UNKNOWN, ("no held-out retrieval evaluated so far",))
+    first = last.retrieval[0]
+    recall, chance = first.recall.get((direction, 1)), first.chance.get((direction, 1))
+    pictures = plural(first.images, "picture") if first.images is not None else ""
+    return Headline(label, format_percent(recall), (times_chance(recall, chance), first.dataset, pictures))
+
+
+def zero_shot_headline(last: Evaluation | None) -> Headline:
+    label = "Zero-shot, top 1"
+    if last is None or not last.zero_shot:
+        return Headline(label, UNKNOWN, ("no zero-shot task evaluated so far",))
+    first = last.zero_shot[0]
+    classes = f"{format_count(first['classes'])} classes" if first["classes"] is not None else ""
+    notes = (times_chance(first["top1"], first["chance"]), first.dataset, classes)
+    return Headline(label, format_percent(first["top1"]), notes)
+
+
+def normalizer_headline(run: RunContents) -> Headline:
+    """The error against the exact normalizers where it was measured, else the calibration of the last record."""
+    estimators = section(section(run.summary.get("normalizer_error")).get("estimators"))
+    method = number(section(estimators.get("method")).get("mean"))
+    batch = number(section(estimators.get("minibatch")).get("mean"))
+    of_size = f"a mini-batch of {format_count(run.batch_size)}" if run.batch_size else "a mini-batch"
+    if method is not None:
+        against = f"{of_size} gives {format_number(batch)}" if batch is not None else ""
+        return Headline("Normalizer error", format_number(method), ("squared error of the log-normalizer", against))
+    if batch is not None:
+        note = f"squared error of the log-normalizer that {of_size} gives"
+        return Headline("Normalizer error", format_number(batch), (note,))
+    calibration = last_value(run, "calibration")
+    if calibration is not None:
+        note = CALIBRATION_MEANING[0].lower() + CALIBRATION_MEANING[1:].rstrip(".")
+        return Headline("Calibration", format_number(calibration), (note,))
+    return Headline("Normalizer", UNKNOWN, ("neither calibration nor normalizer error was recorded",))
+
+
+def time_headline(run: RunContents) -> Headline:
+    seconds = number(run.summary.get("seconds"))
+    if seconds is None:
+        return Headline("Time", UNKNOWN, (AT_THE_END,))
+    return Headline("Time", format_duration(seconds), (f"for {format_samples(run.samples_seen)} samples",))
+
+
+def speed_headline(run: RunContents) -> Headline:
+    device = str(run.environment.get("device") or "")
+    threads = number(run.environment.get("threads"))
+    where = f"on {device}" if device else ""
+    if device == "cpu" and threads is not None:
+        where += f", {plural(threads, 'thread')}"
+    speed = number(run.summary.get("samples_per_second"))
+    if speed is not None:
+        return Headline("Samples per second", format_number(speed), (where,))
+    speed = last_value(run, "samples_per_second")
+    when = "at the last record" if speed is not None else AT_THE_END
+    return Headline("Samples per second", format_number(speed), (where, when))
+
+
+def memory_headline(run: RunContents) -> Headline:
+    peak = number(run.summary.get("peak_memory_bytes"))
+    if peak is None:
+        return Headline("Memory", UNKNOWN, ("not measured" if run.summary else AT_THE_END,))
+    return Headline("Memory", format_bytes(peak), ("at its peak",))
+
+
+def last_value(run: RunContents, key: str) -> float | None:
+    """The newest record's value that is not null."""
+    return next((value for record in reversed(run.records) if (value := number(record.get(key))) is not None), None)

@@ -1,0 +1,1 @@
+"""The loop and what it needs. The only place where objectives, models and data meet."""

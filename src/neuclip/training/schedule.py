@@ -1,0 +1,21 @@
+"""Rates as functions of the step."""
+
+from __future__ import annotations
+
+import math
+
+
+def warmup_steps(warmup: float, total_steps: int) -> int:
+    """`warmup` below 1 is a share of the run, from 1 on a number of steps."""
+    return round(warmup * total_steps) if warmup < 1 else int(warmup)
+
+
+def warmup_then_cosine(step: int, *, peak: float, warmup: int, total: int) -> float:
+    """Linear from 0 to `peak` over `warmup` steps, then a half cosine to 0 at step `total`.
+
+    >>> [round(warmup_then_cosine(step, peak=1.0, warmup=2, total=6), 2) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+    """
+    if step < warmup:  # steps count from 0, so the first update already moves
+        return peak * (step + 1) / warmup
+    return 0.5 * peak * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))

@@ -1,0 +1,162 @@
+"""The shell around the commands: dispatch, exit codes, one line for a user's mistake, a light help."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import neuclip
+from neuclip.cli.main import COMMANDS, guarded, main
+from neuclip.errors import AskedWrongly, RunFailed
+
+SOURCE = Path(neuclip.__file__).parents[1]
+HEAVY = ("torch", "numpy", "PIL", "open_clip")
+
+
+def neuclip_process(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "neuclip"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+def raising(error: BaseException):
+    def action() -> int:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("trian", "no command 'trian'; did you mean train?"),
+        ("zzz", "no command 'zzz'; choose train, eval, error, report or data"),
+        ("--zzz", "no flag '--zzz'"),
+        ("train --train.batchsize 8", "did you mean --train.batch_size?"),
+        ("train --trian.batch_size 8", "did you mean --train.batch_size?"),
+        ("train --jsno", "no flag --jsno; did you mean --json?"),
+        ("train --train.samples many", "--train.samples is 'many'; give a whole number"),
+        ("train --optimizer.learning_rate -1", "--optimizer.learning_rate is -1.0; give a number above 0"),
+        ("train --objective.num_prototypes 0", "--objective.num_prototypes is 0; give 1 or more"),
+        ("train --objective clip --objective.rho 1", "objective.rho belongs to objective neuclip"),
+        ("train tinny.yaml", "no recipe tinny.yaml"),
+        ("train tiny tiny", "unexpected 'tiny'"),
+        ("train tiny --resume x", "leave out the recipe 'tiny'"),
+        ("train -x", "no flag '-x'"),
+        ("eval", "give neuclip eval RUN|CHECKPOINT|MODEL"),
+        ("eval runs/nowhere", "no run or checkpoint at runs/nowhere"),
+        ("eval x --bath-size 3", "did you mean --batch-size?"),
+        ("eval x --batch-size 1.5", "--batch-size is '1.5'; give a whole number"),
+        ("error runs/nowhere", "no run at runs/nowhere"),
+        ("error x --zzz", "the flags are --anchors, --seed, --checkpoint, --json"),
+        ("report", "give neuclip report RUN..."),
+        ("data lst", "did you mean list?"),
+        ("data prepare", "takes the name of a data set"),
+    ],
+)
+def test_asked_wrongly_is_one_line_and_exit_code_2(arguments, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("neuclip: ") and err.count("\n") == 1
+    assert told in err
+
+
+def test_a_real_process_says_the_same_and_exits_with_2():
+    done = neuclip_process("train", "--train.batchsize", "8")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "neuclip: --train.batchsize is not a setting; did you mean --train.batch_size?\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (AskedWrongly("a\nb"), 2, "neuclip: a b\n"),
+        (RunFailed("loss is not a number at step 3"), 1, "neuclip: loss is not a number at step 3\n"),
+        (KeyboardInterrupt(), 130, "neuclip: interrupted\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x/records.jsonl"), 1, "neuclip: the disk is full"),
+    ],
+)
+def test_expected_failures_are_one_line(error, code, line, capsys):
+    assert guarded(raising(error)) == code
+    err = capsys.readouterr().err
+    assert err.startswith(line) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), OSError(errno.EACCES, "Permission denied"), BrokenPipeError(), ValueError()]
+)
+def test_a_bug_keeps_its_traceback(error, capsys):
+    assert guarded(raising(error)) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debugging_shows_the_traceback_of_a_users_mistake_too(capsys, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_DEBUG", "1")
+    assert main(["trian"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_every_command(arguments, capsys):
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {command} " in out for command in COMMANDS)
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"neuclip {neuclip.__version__}\n"
+
+
+def test_help_imports_nothing_heavy():
+    code = f"""
+import sys
+from neuclip.cli.main import COMMANDS, main
+for arguments in [[], ["--help"], ["--version"], ["zzz"], *[[command, "--help"] for command in COMMANDS]]:
+    main(arguments)
+sys.exit(str([name for name in {HEAVY} if name in sys.modules] or ""))
+"""
+    done = neuclip_process(code=code)
+    assert done.stderr.strip().splitlines()[1:] == [], done.stderr  # the first line is the answer to zzz
+    assert "usage: neuclip train" in done.stdout
+
+
+def test_a_command_imports_no_other_command():
+    code = """
+import sys
+from neuclip.cli.main import main
+main(["report", "--help"])
+print("neuclip.cli.train" in sys.modules)
+"""
+    assert neuclip_process(code=code).stdout.endswith("False\n")
+
+
+def test_a_reader_that_stops_early_is_met_with_silence():
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "neuclip", "train", "--help"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_itself_with_two_examples(command, capsys):
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: neuclip {command}")
+    assert out.partition("examples:\n")[2].count(f"  neuclip {command} ") == 2
+    assert all(f"--{flag.name}" in out for flag in import_module(f"neuclip.cli.{command}").COMMAND.flags)

@@ -1,0 +1,168 @@
+"""The index of a shard: found by our own walk, stored, and found again when the shard changes."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_sources import pair, picture, write_tar
+
+from neuclip.data.index import CutOffError, NotTarError, build_index, index_of, members
+from neuclip.data.source import open_source
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+
+
+def reasons(shard) -> dict[str, int]:
+    return {reason: count for reason, _, count in build_index(shard).notes}
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_the_walk_finds_what_tarfile_finds(tmp_path, form):
+    names = ["a.png", "folder/b.txt", "d" * 90 + "/" + "e" * 60 + ".jpg", "s" * 98 + ".x", "f" * 100]
+    if form != tarfile.USTAR_FORMAT:
+        names += ["long/" * 60 + "c.png", "größe.txt"]
+    shard = write_tar(tmp_path / "0.tar", [(name, name.encode() * 7) for name in names], form)
+    data = shard.read_bytes()
+    with tarfile.open(shard) as tar:
+        expected = [(member.name.encode(), member.offset_data, member.size) for member in tar]
+    assert list(members(data)) == expected
+
+
+def test_folders_and_links_are_passed_over(tmp_path):
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE):
+            information = tarfile.TarInfo("a.png")
+            information.type, information.linkname = kind, "b.png"
+            tar.addfile(information)
+    assert list(members((tmp_path / "0.tar").read_bytes())) == []
+
+
+def test_the_stored_index_is_what_was_built(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0) + pair(1) + [("lonely.txt", b"no picture")])
+    built, stored = index_of(shard), index_of(shard)
+    assert (tmp_path / "0.tar.index.npz").exists()
+    assert np.array_equal(built.rows, stored.rows) and built.notes == stored.notes
+    assert built.captions.strings() == stored.captions.strings() == ["picture 0", "picture 1"]
+
+
+def test_a_stored_index_is_used_and_a_changed_shard_is_noticed(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0))
+    assert open_source(str(shard)).captions() == ["picture 0"]
+    first = (tmp_path / "0.tar.index.npz").stat().st_mtime_ns
+    assert open_source(str(shard)).captions() == ["picture 0"]
+    assert (tmp_path / "0.tar.index.npz").stat().st_mtime_ns == first
+    write_tar(shard, pair(3))  # the same size to the byte, another time
+    os.utime(shard, ns=(1, 1))
+    assert open_source(str(shard)).captions() == ["picture 3"]
+
+
+def test_a_broken_index_file_is_built_again(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0))
+    index_of(shard)
+    place = tmp_path / "0.tar.index.npz"
+    for broken in (b"", b"not a zip", place.read_bytes()[:300]):
+        place.write_bytes(broken)
+        assert len(index_of(shard).rows) == 1
+
+
+def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path):
+    shard = write_tar(tmp_path / "shards" / "0.tar", pair(0))
+    shard.parent.chmod(0o555)
+    try:
+        assert len(open_source(str(shard.parent))) == 1
+        assert [path.name for path in shard.parent.iterdir()] == ["0.tar"]
+        assert len(list((tmp_path / "cache" / "indexes").glob("*-0.tar.index.npz"))) == 1
+        assert open_source(str(shard.parent)).captions() == ["picture 0"]
+    finally:
+        shard.parent.chmod(0o755)
+
+
+def test_members_that_do_not_lie_together_are_one_sample(tmp_path):
+    (a, a_text), (b, b_text) = pair(0), pair(1)
+    source = open_source(str(write_tar(tmp_path / "0.tar", [a, b, b_text, a_text])))
+    assert source.captions() == ["picture 0", "picture 1"]
+    assert source[0].image == a[1] and source[1].image == b[1]
+
+
+def test_what_has_no_picture_is_no_sample_but_is_counted(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", [("x.txt", b"1"), *pair(0), ("y.json", b"{}"), ("z.mp3", b"")])
+    source = open_source(str(shard))
+    assert len(source) == 1 and reasons(shard) == {"no picture": 3}
+    assert source.faults[0].reason == "no picture" and "x and 2 more" in source.faults[0].where
+
+
+def test_a_second_picture_of_the_same_name_is_counted_and_the_first_stays(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", [*pair(0), ("00000.jpg", picture(9, "jpg"))])
+    assert open_source(str(shard))[0].image == picture(0, "png") and reasons(shard) == {"name occurs twice": 1}
+
+
+def test_hidden_files_are_not_samples(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", [("._a.png", b"x"), ("d/.b.png", b"x"), *pair(0)])
+    assert len(build_index(shard).rows) == 1 and not reasons(shard)
+
+
+def test_a_cut_off_shard_keeps_its_whole_samples_wherever_the_cut_is(tmp_path):
+    whole = [m for number in range(4) for m in pair(number)]
+    shard = write_tar(tmp_path / "0.tar", whole)
+    data = shard.read_bytes()
+    ends = [offset + size for _, offset, size in members(data)][1::2]  # where each sample's caption ends
+    for cut in [*range(100, ends[-1], 397), *ends, *(end - 1 for end in ends)]:
+        shard.write_bytes(data[:cut])
+        index = build_index(shard)
+        assert index.captions.strings() == [f"picture {k}" for k, end in enumerate(ends) if end <= cut], cut
+        if cut >= 512:
+            assert [reason for reason, _, _ in index.notes if reason == "shard is cut off"]
+
+
+def test_a_damaged_header_keeps_the_samples_before_it(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0) + pair(1) + pair(2))
+    data = bytearray(shard.read_bytes())
+    third = [offset for _, offset, _ in members(bytes(data))][2] - 512
+    data[third : third + 512] = b"\xff" * 512
+    shard.write_bytes(data)
+    assert build_index(shard).captions.strings() == ["picture 0"]
+    assert reasons(shard) == {"shard is damaged": 1}
+
+
+def test_a_negative_size_ends_the_walk(tmp_path):
+    data = bytearray(write_tar(tmp_path / "0.tar", pair(0)).read_bytes())
+    data[124:136] = b"-0000001000\0"  # int() would take it, and the walk would go round in a ring
+    with pytest.raises(NotTarError):
+        list(members(bytes(data)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_bytes_make_the_walk_hang_or_reach_outside_the_file(tmp_path_factory, data):
+    content = bytearray(SHARD)
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.sampled_from(b"\0 -+_07x\x80\xffLKg5"))
+    cut = data.draw(st.integers(0, len(content)))
+    found = []
+    try:
+        for count, (_, offset, size) in enumerate(members(bytes(content[:cut]))):
+            found.append((offset, size))
+            assert count < 100
+    except (CutOffError, NotTarError):
+        pass
+    assert all(size >= 0 and offset + size <= cut for offset, size in found)
+
+
+def _shard_bytes() -> bytes:
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        long = [("long/" * 40 + "c.png", b"x" * 600), ("größe.txt", b"y")]
+        return write_tar(Path(folder) / "0.tar", pair(0) + long, tarfile.PAX_FORMAT).read_bytes()
+
+
+SHARD = _shard_bytes()

@@ -1,0 +1,215 @@
+"""Batches are the same to the bit however many workers or ranks make them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from test_sources import pair, picture, write_shards, write_tar
+
+from neuclip.data.loader import Batches, sequential
+from neuclip.data.order import Order
+from neuclip.data.source import open_source
+from neuclip.errors import AskedWrongly, RunFailed
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+
+
+def plain(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB").resize((4, 4)))).permute(2, 0, 1)
+
+
+def noisy(image: Image.Image) -> torch.Tensor:
+    """Draws from both generators that transforms use."""
+    return plain(image).float() + torch.rand(1) + random.random()
+
+
+def failing(image: Image.Image) -> torch.Tensor:
+    raise ZeroDivisionError("no width")
+
+
+def tokenize(captions: list[str]) -> torch.Tensor:
+    """The number that the caption ends with."""
+    return torch.tensor([[int((caption.split() or ["-1"])[-1])] for caption in captions])
+
+
+def batches_of(source, *, batch_size=6, transform=plain, seed=0, workers=0, rank=0, ranks=1) -> Batches:
+    order = Order(len(source), seed)
+    return Batches(
+        source, order, batch_size=batch_size, transform=transform, tokenize=tokenize, seed=seed, workers=workers,
+        rank=rank, ranks=ranks,
+    )  # fmt: skip
+
+
+def ids_of(batches) -> list[int]:
+    return [id for batch in batches for id in batch.ids.tolist()]
+
+
+def same(first, second) -> bool:
+    return all(
+        torch.equal(a.images, b.images) and torch.equal(a.tokens, b.tokens) and torch.equal(a.ids, b.ids)
+        and a.faults == b.faults
+        for a, b in zip(first, second, strict=True)
+    )  # fmt: skip
+
+
+@pytest.fixture
+def source(tmp_path):
+    return open_source(str(write_shards(tmp_path / "shards", [5, 1, 9])))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
+def test_every_sample_comes_exactly_once_per_epoch_on_any_cut_into_shards(sizes, ranks, local_batch, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        source = open_source(str(write_shards(Path(folder), sizes)))
+        batch_size = ranks * local_batch
+        steps = -(-2 * len(source) // batch_size)
+        shares = [
+            list(batches_of(source, batch_size=batch_size, seed=seed, rank=rank, ranks=ranks).steps(0, steps))
+            for rank in range(ranks)
+        ]
+        ids = [id for step in zip(*shares, strict=True) for batch in step for id in batch.ids.tolist()]
+        tokens = [
+            token for step in zip(*shares, strict=True) for batch in step for token in batch.tokens[:, 0].tolist()
+        ]
+        count = len(source)
+        assert sorted(ids[:count]) == sorted(ids[count : 2 * count]) == list(range(count))
+        assert ids == Order(count, seed).ids(0, len(ids)).tolist()
+        assert tokens == ids  # pair k was written as the k-th, so the shards' cut changes nothing
+
+
+def test_batches_are_equal_to_the_bit_for_any_number_of_workers(source):
+    expected = list(batches_of(source, transform=noisy).steps(4, 7))
+    for workers in (1, 2):
+        assert same(expected, list(batches_of(source, transform=noisy, workers=workers).steps(4, 7)))
+
+
+@pytest.mark.slow
+def test_spawned_workers_give_the_same_batches(source):
+    expected = list(batches_of(source, transform=noisy).steps(0, 3))
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        assert same(expected, list(batches_of(source, transform=noisy, workers=1).steps(0, 3)))
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+def test_the_rows_of_all_ranks_are_the_global_batch(source):
+    whole = list(batches_of(source, batch_size=8, transform=noisy).steps(3, 4))
+    shares = [list(batches_of(source, batch_size=8, transform=noisy, rank=r, ranks=4).steps(3, 4)) for r in range(4)]
+    for step, batch in enumerate(whole):
+        assert torch.equal(batch.images, torch.cat([share[step].images for share in shares]))
+        assert torch.equal(batch.ids, torch.cat([share[step].ids for share in shares]))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 7), st.integers(0, 5), st.integers(0, 5))
+def test_a_resumed_run_continues_the_same_batches(first_sample, batch_size, done, left):
+    with tempfile.TemporaryDirectory() as folder:
+        source = open_source(str(write_shards(Path(folder), [3, 4])))
+        batches = batches_of(source, batch_size=batch_size, transform=noisy)
+        whole = list(batches.steps(first_sample, done + left))
+        resumed = batches_of(source, batch_size=batch_size, transform=noisy)
+        assert same(whole[done:], list(resumed.steps(first_sample + done * batch_size, left)))
+
+
+def test_augmentation_differs_between_epochs_and_seeds(source):
+    count = len(source)
+
+    def picture_of_zero(seed, epoch):
+        batch = next(batches_of(source, batch_size=count, transform=noisy, seed=seed).steps(epoch * count, 1))
+        return batch.images[batch.ids == 0]
+
+    assert not torch.equal(picture_of_zero(0, 0), picture_of_zero(0, 1))
+    assert not torch.equal(picture_of_zero(0, 0), picture_of_zero(1, 0))
+    assert torch.equal(picture_of_zero(1, 2), picture_of_zero(1, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_leaves_the_main_process_random_state_alone(source, workers):
+    torch.manual_seed(7)
+    random.seed(7)
+    expected = torch.get_rng_state(), random.getstate()
+    list(batches_of(source, transform=noisy, workers=workers).steps(0, 2))
+    assert torch.equal(torch.get_rng_state(), expected[0]) and random.getstate() == expected[1]
+
+
+def test_one_of_several_captions_is_chosen_by_epoch_and_evaluation_takes_the_first(tmp_path):
+    members = [("a.png", picture(0)), ("a.json", b'{"caption": ["is 1", "is 2", "is 3"]}')]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    chosen = [batch.tokens.item() for batch in batches_of(source, batch_size=1).steps(0, 40)]
+    assert set(chosen) == {1, 2, 3}
+    (batch,) = sequential(source, transform=plain, tokenize=tokenize, batch_size=4, workers=0)
+    assert batch.tokens.item() == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_sees_every_id_once_in_order(source, workers):
+    batches = list(sequential(source, transform=plain, tokenize=tokenize, batch_size=4, workers=workers))
+    assert ids_of(batches) == list(range(15))
+    assert [len(batch.ids) for batch in batches] == [4, 4, 4, 3]
+    assert [token for batch in batches for token in batch.tokens[:, 0].tolist()] == list(range(15))
+
+
+def test_evaluation_takes_labelled_pictures_without_captions_and_training_does_not(tmp_path):
+    members = [m for k in range(3) for m in ((f"{k}.png", picture(k)), (f"{k}.cls", str(k).encode()))]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    (batch,) = sequential(source, transform=plain, tokenize=tokenize, batch_size=4, workers=0)
+    assert len(batch.images) == 3 and not batch.faults
+    with pytest.raises(RunFailed, match="caption is missing"):
+        next(batches_of(source, batch_size=1).steps(0, 1))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_sample_keeps_its_place_and_the_next_readable_one_stands_in(tmp_path, workers):
+    broken = {1: b"", 2: b"not a picture", 4: picture(4)[:60]}  # 5 is the last, so 0 stands in for 4 and 5
+    members = [
+        m for k in range(5) for m in ((f"{k}.png", broken.get(k, picture(k))), (f"{k}.txt", f"pair {k}".encode()))
+    ]
+    members += [("5.png", picture(5)), ("5.txt", b"\xff")]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    batch = next(batches_of(source, batch_size=6, workers=workers).steps(0, 1))
+    shown = dict(zip(batch.ids.tolist(), batch.tokens[:, 0].tolist(), strict=True))
+    assert shown == {0: 0, 1: 3, 2: 3, 3: 3, 4: 0, 5: 0}
+    found = {fault.id: (fault.reason, Path(fault.where).name) for fault in batch.faults}
+    assert found == {
+        1: ("picture is empty", "0.tar: 1.png"),
+        2: ("picture does not decode", "0.tar: 2.png"),
+        4: ("picture is cut off", "0.tar: 4.png"),
+        5: ("caption is not UTF-8", "0.tar: 5.txt"),
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_without_one_readable_sample_ends_in_one_line(source, workers):
+    with pytest.raises(RunFailed) as caught:
+        next(batches_of(source, transform=failing, workers=workers).steps(0, 1))
+    assert "picture cannot be transformed" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(source):
+    with pytest.raises(AskedWrongly, match="batch_size 6 or 9"):
+        batches_of(source, batch_size=8, ranks=3)
+
+
+def test_a_single_sample_fills_a_batch_of_many_epochs(tmp_path):
+    source = open_source(str(write_tar(tmp_path / "0.tar", pair(0))))
+    assert ids_of(batches_of(source, batch_size=5).steps(2, 2)) == [0] * 10

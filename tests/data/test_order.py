@@ -1,0 +1,98 @@
+"""The order is a pure function: every id once per epoch, any window at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuclip.data.order import Order, SourceOrder, augmentation_seeds
+
+
+def is_permutation(ids: np.ndarray, size: int) -> bool:
+    return np.array_equal(np.sort(ids), np.arange(size))
+
+
+def test_every_epoch_of_every_small_size_is_a_permutation():
+    for size in range(1, 301):
+        ids = Order(size, seed=3).ids(0, 2 * size)
+        assert is_permutation(ids[:size], size) and is_permutation(ids[size:], size), size
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 4097, 100_003])
+def test_an_epoch_of_a_large_size_is_a_permutation(size):
+    assert is_permutation(Order(size, seed=1).ids(7 * size, size), size)
+
+
+def test_epochs_differ_and_seeds_differ():
+    first = Order(1000, seed=0)
+    assert not np.array_equal(first.ids(0, 1000), first.ids(1000, 1000))
+    assert not np.array_equal(first.ids(0, 1000), Order(1000, seed=1).ids(0, 1000))
+
+
+def test_equal_seeds_give_equal_order():
+    assert np.array_equal(Order(1000, seed=5).ids(123, 4000), Order(1000, seed=5).ids(123, 4000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 500), st.integers(0, 2**63), st.integers(0, 3000), st.integers(0, 300), st.integers(0, 300))
+def test_windows_joined_equal_the_whole(size, seed, start, first, second):
+    order = Order(size, seed)
+    joined = np.concatenate([order.ids(start, first), order.ids(start + first, second)])
+    assert np.array_equal(joined, order.ids(start, first + second))
+
+
+def is_uniform(places: np.ndarray, size: int) -> bool:
+    expected = len(places) / size
+    chi_square = ((np.bincount(places, minlength=size) - expected) ** 2 / expected).sum()
+    return chi_square < (size - 1) + 5 * np.sqrt(2 * (size - 1))  # five standard deviations; nothing is drawn anew
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 10, 37, 64])
+def test_over_epochs_the_first_id_lands_everywhere_equally_often(size):
+    epochs = Order(size, seed=0).ids(0, 5000 * size).reshape(5000, size)
+    assert is_uniform(np.argmin(epochs, axis=1), size)
+
+
+@pytest.mark.parametrize("size", [5, 37])
+def test_over_seeds_the_first_id_lands_everywhere_equally_often(size):
+    assert is_uniform(np.array([np.argmin(Order(size, seed).ids(0, size)) for seed in range(800)]), size)
+
+
+def test_all_six_orders_of_three_samples_occur_equally_often():
+    orders = [tuple(epoch) for epoch in Order(3, seed=0).ids(0, 9000).reshape(3000, 3).tolist()]
+    counts = np.array([orders.count(order) for order in sorted(set(orders))])
+    assert len(counts) == 6
+    assert ((counts - 500) ** 2 / 500).sum() < 5 + 5 * np.sqrt(10)
+
+
+def test_neighbours_do_not_stay_together():
+    ids = Order(100_000, seed=0).ids(0, 100_000)
+    steps = np.abs(np.diff(ids))
+    assert (steps == 1).sum() < 20  # a random order has 2 on average
+    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
+
+
+def test_a_window_of_a_billion_samples_is_had_at_once():
+    order = Order(10**9, seed=0)
+    ids = order.ids(3 * 10**9 - 500, 1000)
+    assert ids.min() >= 0 and ids.max() < 10**9
+    assert len(set(ids[:500].tolist())) == len(set(ids[500:].tolist())) == 500
+    assert order.epochs(3 * 10**9 - 500, 1000).tolist() == [2] * 500 + [3] * 500
+
+
+def test_the_order_of_evaluation_is_the_sources_and_ends():
+    order = SourceOrder(10)
+    assert order.ids(8, 4).tolist() == [8, 9]
+    assert order.epochs(8, 4).tolist() == [0, 0]
+
+
+def test_augmentation_seeds_differ_by_seed_epoch_and_id():
+    ids, epochs = np.arange(1000), np.zeros(1000, dtype=np.int64)
+    seeds = [
+        augmentation_seeds(0, epochs, ids),
+        augmentation_seeds(0, epochs + 1, ids),
+        augmentation_seeds(1, epochs, ids),
+    ]
+    assert len(np.unique(np.concatenate(seeds))) == 3000

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from neuclip.errors import AskedWrongly
+from neuclip.evaluation.normalizer_error import (
+    both_log_normalizers,
+    exact_log_normalizers,
+    minibatch_log_normalizers,
+    normalizer_error,
+    squared_errors,
+    windows,
+)
+from neuclip.objectives.clip import CLIP
+
+
+def unit(rows: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return F.normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=1)
+
+
+def reference(anchor_side, candidate_side, i, tau, eps):
+    """Eq. 9 with math.exp; only candidate i itself is left out."""
+    scores = [sum(a * b for a, b in zip(anchor_side[i], row, strict=True)) for row in candidate_side]
+    others = [math.exp((s - scores[i]) / tau) for j, s in enumerate(scores) if j != i]
+    return math.log(eps + sum(others) / len(others))
+
+
+def both_references(image, text, index, tau, eps):
+    image, text = image.tolist(), text.tolist()
+    return (
+        torch.tensor([reference(image, text, i, tau, eps) for i in index.tolist()], dtype=torch.float64),
+        torch.tensor([reference(text, image, i, tau, eps) for i in index.tolist()], dtype=torch.float64),
+    )
+
+
+class Knows:
+    """An objective that answers what it was told, by sample id."""
+
+    def __init__(self, image, text):
+        self.image, self.text = image, text
+
+    def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None):
+        return self.image[sample_ids], self.text[sample_ids]
+
+
+class CannotSay:
+    def log_normalizers(self, *_, **__):
+        raise NotImplementedError("SigLIP has no normalizer")
+
+
+def measure(image, text, objective, *, captions=None, **changes):
+    asked = {"logit_scale": 20.0, "eps": 1e-6, "batch_size": 16, "anchors": 30, "seed": 3} | changes
+    captions = torch.arange(len(image)) if captions is None else captions
+    return normalizer_error(image, text, objective=objective, caption_of=captions, **asked)
+
+
+@pytest.mark.parametrize("tau", [0.005, 0.07, 1.0])
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("chunks", [(1, 1), (7, 5), (512, 2048)])
+def test_exact_normalizers_match_the_double_loop_for_any_chunks(tau, eps, chunks):
+    image, text = unit(60, 5, 1), unit(60, 5, 2)
+    index = torch.tensor([3, 59, 0, 17])
+    positives = (image * text).sum(dim=1)[index]
+    rows, columns = chunks
+    got = exact_log_normalizers(
+        image[index], positives, text, index, tau=tau, eps=eps, chunk_rows=rows, chunk_columns=columns
+    )
+    assert torch.allclose(got, both_references(image, text, index, tau, eps)[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("tau", [0.005, 0.01, 0.03, 1.0])
+def test_float32_is_close_to_float64(tau):
+    image, text, index = unit(500, 16, 1), unit(500, 16, 2), torch.arange(500)
+    exact = torch.cat(both_log_normalizers(image, text, index, tau=tau, eps=1e-6))
+    single = torch.cat(both_log_normalizers(image.float(), text.float(), index, tau=tau, eps=1e-6))
+    assert single.dtype == torch.float32
+    assert (single.double() - exact).abs().max() < 2e-6 / tau + 1e-6
+
+
+@pytest.mark.parametrize("columns", [1, 7, 2048])
+def test_the_running_maximum_gives_the_same_sums_for_any_chunks(monkeypatch, columns):
+    image, text, index = unit(90, 5, 1), unit(90, 5, 2), torch.arange(90)
+    positives = (image * text).sum(dim=1)
+    monkeypatch.setattr("neuclip.evaluation.normalizer_error._fits_without_maximum", lambda *_: False)
+    got = exact_log_normalizers(image, positives, text, index, tau=0.05, eps=0.0, chunk_rows=16, chunk_columns=columns)
+    assert torch.allclose(got, both_references(image, text, index, 0.05, 0.0)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_opposite_features_at_the_smallest_temperature_stay_finite():
+    image = torch.tensor([[1.0], [1.0], [-1.0]])
+    got = torch.cat(both_log_normalizers(image, -image, torch.arange(3), tau=0.005, eps=0.0))
+    want = torch.cat(both_references(image.double(), -image.double(), torch.arange(3), 0.005, 0.0))
+    assert torch.allclose(got.double(), want, atol=1e-3)
+
+
+def test_a_duplicate_elsewhere_stays_in_the_sum():
+    image, text = unit(50, 16, 1), unit(50, 16, 2)
+    text[31] = text[8]
+    image[31] = image[8]
+    got = both_log_normalizers(image, text, torch.tensor([8]), tau=0.01, eps=0.0)
+    assert torch.allclose(torch.cat(got), torch.cat(both_references(image, text, torch.tensor([8]), 0.01, 0.0)))
+    assert (torch.cat(got) > math.log(1 / 49) - 1e-9).all()  # the twin alone gives exp(0) / (n - 1)
+
+
+def test_permuting_the_data_set_changes_nothing():
+    image, text, order = unit(80, 6, 1), unit(80, 6, 2), torch.randperm(80, generator=torch.Generator().manual_seed(9))
+    plain = both_log_normalizers(image, text, order, tau=0.05, eps=1e-6)
+    moved = both_log_normalizers(image[order], text[order], torch.arange(80), tau=0.05, eps=1e-6)
+    assert torch.allclose(torch.cat(plain), torch.cat(moved), rtol=1e-12, atol=1e-12)
+
+
+def test_an_estimator_fed_the_truth_has_no_error():
+    image, text = unit(40, 6, 1), unit(40, 6, 2)
+    truth = both_references(image, text, torch.arange(40), 1 / 20, 1e-6)
+    method = measure(image, text, Knows(*truth))["estimators"]["method"]
+    assert method["mean"] < 1e-20 and method["without_estimate"] == 0
+
+
+def test_a_batch_of_the_whole_data_set_has_no_error():
+    image, text = unit(40, 6, 1), unit(40, 6, 2)
+    assert measure(image, text, CannotSay(), batch_size=40)["estimators"]["minibatch"]["mean"] < 1e-20
+    assert measure(image, text, CannotSay(), batch_size=1000)["estimators"]["minibatch"]["mean"] < 1e-20
+    assert measure(image, text, CannotSay(), batch_size=8)["estimators"]["minibatch"]["mean"] > 0.01
+
+
+def test_prototypes_that_are_all_other_texts_have_no_error():
+    image, text = unit(30, 6, 1), unit(30, 6, 2)
+
+    class AllOthers:
+        def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None):
+            def side(anchors, partners, data):
+                estimates = []
+                for anchor, partner, id in zip(anchors, partners, sample_ids.tolist(), strict=True):
+                    prototypes = torch.cat([data[:id], data[id + 1 :]])
+                    gap = (prototypes @ anchor - partner @ anchor) * logit_scale
+                    estimates.append((1e-6 + gap.exp().mean()).log())
+                return torch.stack(estimates)
+
+            return side(image_features, text_features, text), side(text_features, image_features, image)
+
+    assert measure(image, text, AllOthers())["estimators"]["method"]["mean"] < 1e-20
+
+
+def test_the_clip_objective_is_the_minibatch_estimator():
+    image, text = unit(50, 6, 1), unit(50, 6, 2)
+    estimators = measure(image, text, CLIP(eps=1e-6), anchors=50)["estimators"]
+    assert estimators["method"]["mean"] == pytest.approx(estimators["minibatch"]["mean"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("size", "anchors", "batch"), [(50, 50, 16), (50, 7, 16), (16, 16, 16), (50, 33, 16)])
+def test_every_anchor_is_in_exactly_one_full_batch_of_different_pairs(size, anchors, batch):
+    drawn = torch.randperm(size)
+    seen = []
+    for rows, own in windows(drawn, anchors=anchors, batch_size=batch):
+        assert len(rows) == batch == len(set(rows.tolist()))
+        seen += rows[own].tolist()
+    assert seen == drawn[:anchors].tolist()
+
+
+def test_minibatch_normalizers_are_exact_within_their_batch():
+    image, text, drawn = unit(20, 6, 1), unit(20, 6, 2), torch.arange(20)
+    got = minibatch_log_normalizers(image, text, drawn, anchors=20, batch_size=10, tau=0.05, eps=1e-6)
+    first = both_references(image[:10], text[:10], torch.arange(10), 0.05, 1e-6)
+    second = both_references(image[10:], text[10:], torch.arange(10), 0.05, 1e-6)
+    assert torch.allclose(got[0], torch.cat([first[0], second[0]]))
+    assert torch.allclose(got[1], torch.cat([first[1], second[1]]))
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_seed_others():
+    image, text = unit(60, 6, 1), unit(60, 6, 2)
+    assert measure(image, text, CannotSay()) == measure(image, text, CannotSay())
+    assert measure(image, text, CannotSay()) != measure(image, text, CannotSay(), seed=4)
+
+
+def test_an_objective_without_a_normalizer_is_named_not_scored():
+    result = measure(unit(40, 6, 1), unit(40, 6, 2), CannotSay())
+    assert "method" not in result["estimators"] and result["method_note"] == "SigLIP has no normalizer"
+
+
+def test_anchors_without_an_estimate_are_left_out_and_counted():
+    truth = (torch.zeros(4), torch.zeros(4))
+    estimate = (torch.tensor([1.0, math.nan, 1.0, 3.0]), torch.tensor([2.0, math.nan, 2.0, 4.0]))
+    errors = squared_errors(estimate, truth, torch.tensor([False, False, False, True]))
+    assert errors["without_estimate"] == 1
+    assert (errors["image"], errors["text"]) == pytest.approx((11 / 3, 24 / 3))
+    assert errors["mean_without_duplicates"] == pytest.approx(2.5)
+
+
+def test_repeated_captions_among_the_anchors_are_counted():
+    captions = torch.arange(40)
+    captions[5] = captions[6] = captions[7]
+    captions[20] = captions[30]
+    result = measure(unit(40, 6, 1), unit(40, 6, 2), CannotSay(), captions=captions, anchors=40)
+    assert result["duplicates"] == 5
+
+
+def test_the_share_at_the_floor_grows_with_eps():
+    image, text = unit(40, 6, 1), unit(40, 6, 2)
+    shares = [measure(image, text, CannotSay(), eps=eps)["share_at_floor"] for eps in (0.0, 1e-12, 1e30)]
+    assert shares[0] == 0 and shares[1] < shares[2] == 1
+
+
+def test_one_pair_has_no_normalizer():
+    with pytest.raises(AskedWrongly, match="two or more pairs"):
+        measure(unit(1, 6), unit(1, 6), CannotSay())

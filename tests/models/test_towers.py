@@ -1,0 +1,89 @@
+"""Models: any open_clip name, shipped configs, own configs; one real NeuCLIP step for each of the paper's encoders."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from neuclip import NeuCLIP
+from neuclip.errors import AskedWrongly
+from neuclip.models import open_clip_module
+from neuclip.models.export import export_model
+from neuclip.models.torchvision_guard import guard_torchvision
+from neuclip.models.towers import SHIPPED, build_model
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_a_shipped_model_gives_unit_rows_of_its_embedding_width(name):
+    built = build_model(name)
+    images = torch.stack([built.transform(Image.new("RGB", (70, 50), "red"))] * 2)
+    image, text = built.towers(images, built.tokenize(["a red thing", "a very long caption " * 40]))
+    assert image.shape == text.shape == (2, built.embed_dim)
+    assert torch.allclose(torch.cat([image, text]).norm(dim=1), torch.ones(4), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["RN50", "ViT-B-32", "ViT-B-16"])
+def test_the_papers_encoders_take_a_neuclip_step(name):
+    built = build_model(name, image_size=64)
+    objective = NeuCLIP(built.embed_dim, num_prototypes=8, inner_steps=2)
+    images = torch.randn(4, 3, 64, 64)
+    image, text = built.towers(images, built.tokenize(["a cat", "a dog", "a bird", "a fish"]))
+    loss = objective(image, text, built.towers.logit_scale)
+    loss.backward()
+    missing = [n for n, p in built.towers.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+    assert torch.isfinite(loss) and missing == []
+
+
+def test_the_model_folder_loads_with_open_clip_and_gives_the_same_features(tmp_path):
+    built = build_model("tiny")
+    export_model(built, tmp_path / "model")
+    model, _, transform = open_clip_module().create_model_and_transforms(f"local-dir:{tmp_path / 'model'}")
+    picture = Image.effect_noise((60, 40), 80)
+    assert torch.equal(transform(picture), built.transform(picture))
+    images = transform(picture)[None]
+    with torch.no_grad():
+        want = built.towers.eval().encode_image(images)
+        got = model.eval().encode_image(images, normalize=True)
+    assert torch.allclose(got, want, atol=1e-6)
+    again = build_model(f"local-dir:{tmp_path / 'model'}")
+    assert again.embed_dim == built.embed_dim and again.image_size == built.image_size
+
+
+def test_a_model_config_of_ones_own_is_built_from_its_path(tmp_path):
+    config = json.loads((SHIPPED / "tiny.json").read_text()) | {"embed_dim": 40}
+    (tmp_path / "mine.json").write_text(json.dumps(config))
+    assert build_model(str(tmp_path / "mine.json")).embed_dim == 40
+
+
+def test_pretrained_weights_are_loaded_from_a_file(tmp_path):
+    trained = build_model("tiny")
+    torch.save({"state_dict": trained.towers.model.state_dict()}, tmp_path / "weights.pt")
+    built = build_model("tiny", pretrained=str(tmp_path / "weights.pt"))
+    for name, tensor in trained.towers.model.state_dict().items():
+        assert torch.equal(tensor, built.towers.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ViT-B32", "ViT-B-32"),
+        ("tinny", "tiny"),
+        ("local-dir:nowhere", "open_clip_config.json"),
+        ("nowhere.json", "no such file"),
+    ],
+)
+def test_an_unknown_model_names_what_was_probably_meant(name, message):
+    with pytest.raises(AskedWrongly, match=message):
+        build_model(name)
+
+
+def test_the_guard_is_harmless_when_called_again():
+    first = guard_torchvision()
+    assert guard_torchvision() == first
+    import torchvision
+
+    assert torchvision.__version__

@@ -1,0 +1,37 @@
+"""What `import neuclip` offers, and what it must not import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import neuclip
+
+
+def test_importing_the_package_imports_no_torch():
+    environment = {**os.environ, "PYTHONPATH": str(Path(neuclip.__file__).parents[1])}
+    code = "import sys, neuclip; dir(neuclip); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_objectives_are_reached_by_their_names():
+    from neuclip.objectives.clip import CLIP
+    from neuclip.objectives.neuclip import NeuCLIP
+
+    assert (neuclip.CLIP, neuclip.NeuCLIP) == (CLIP, NeuCLIP)
+
+
+def test_every_public_name_is_there_and_listed():
+    for name in neuclip.__all__:
+        assert getattr(neuclip, name) is not None
+        assert name in dir(neuclip)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = neuclip.nothing

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neuclip.models.towers import build_model
+from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
+from neuclip.training.optimizer import NotFinite, TowerOptimizer, parameter_groups
+
+
+@pytest.fixture
+def towers():
+    torch.manual_seed(0)
+    return build_model("tiny").towers
+
+
+def optimizer(towers, temperature=None, **settings) -> TowerOptimizer:
+    return TowerOptimizer(
+        towers,
+        OptimizerSettings(warmup=0, **settings),
+        temperature or TemperatureSettings(),
+        total_steps=10,
+        precision=torch.float32,
+    )
+
+
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(towers):
+    groups = parameter_groups(towers, weight_decay=0.1)
+    assert sorted(id(p) for g in groups for p in g["params"]) == sorted(id(p) for p in towers.parameters())
+    for group in groups:
+        assert all((p.ndim >= 2) == (group["weight_decay"] > 0) for p in group["params"])
+    assert [g["params"] for g in groups if g["name"] == "temperature"] == [[towers.model.logit_scale]]
+
+
+def test_the_temperature_has_its_own_rate_and_stays_in_its_range(towers):
+    towers.set_temperature(0.0101)
+    update = optimizer(towers, TemperatureSettings(learning_rate=0.1, minimum=0.01))
+    update.update(
+        -towers.logit_scale + 0 * sum(p.sum() for p in towers.parameters()), step=0
+    )  # drives tau down by 10 %
+    assert 1 / towers.logit_scale.item() == pytest.approx(0.01)
+
+
+def test_a_constant_temperature_does_not_move(towers):
+    before = towers.logit_scale.item()
+    update = optimizer(towers, TemperatureSettings(learning_rate=0))
+    update.update(-towers.logit_scale + 0 * sum(p.sum() for p in towers.parameters()), step=0)
+    assert towers.logit_scale.item() == before
+
+
+def test_clipping_bounds_what_reaches_adamw_but_the_true_norm_is_reported(towers):
+    update = optimizer(towers, clip_gradient_norm=0.5)
+    norm = update.update(100 * sum(p.sum() for p in towers.parameters()), step=0)
+    assert norm > 100
+    moments = [state["exp_avg"] for state in update.adamw.state.values()]
+    assert torch.stack([m.norm() for m in moments]).norm() == pytest.approx(0.1 * 0.5, rel=0.02)  # 1 - beta1 of it
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_loss_that_is_not_a_number_stops_before_anything_changes(towers, bad):
+    before = {name: p.clone() for name, p in towers.named_parameters()}
+    with pytest.raises(NotFinite):
+        optimizer(towers).update(bad * towers.logit_scale, step=0)
+    assert all(torch.equal(p, before[name]) for name, p in towers.named_parameters())
+
+
+def test_a_gradient_that_is_not_a_number_stops_before_anything_changes(towers):
+    before = towers.logit_scale.item()
+    loss = (towers.model.logit_scale - towers.model.logit_scale.detach()).sqrt()  # value 0, slope infinite
+    with pytest.raises(NotFinite, match="gradient norm inf"):
+        optimizer(towers).update(loss, step=0)
+    assert towers.logit_scale.item() == before
