@@ -1,4 +1,4 @@
-"""What the commands do, as functions: train, evaluate, load, normalizer_error. Here training meets evaluation and report."""
+"""What the commands do, as functions. Here, and only here, training meets evaluation and report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neuclip.errors import AskedWrongly
 from neuclip.evaluation.embedding import embed_pairs
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.normalizer_error import normalizer_error as measure_normalizer_error
-from neuclip.evaluation.runner import HeldOutSets, evaluate_towers
+from neuclip.evaluation.runner import Evaluation, HeldOutSets, evaluate_towers
 from neuclip.models.export import export_model
 from neuclip.models.towers import BuiltModel, Tokenize, Transform, build_model
 from neuclip.objectives.objective import Objective
@@ -66,7 +66,8 @@ def evaluate(
     )
     if not (sets.retrieval or sets.zero_shot):
         raise AskedWrongly(f"nothing to evaluate {target} on; give --retrieval DATA or --zero-shot FOLDER")
-    return evaluate_towers(built, sets, batch_size=batch_size or asked.batch_size, workers=settings.data.workers)
+    batch_size = batch_size or asked.batch_size
+    return evaluate_towers(built, sets, batch_size=batch_size, workers=settings.data.workers).figures
 
 
 def load(target: str) -> tuple[torch.nn.Module, Transform, Tokenize]:
@@ -75,7 +76,7 @@ def load(target: str) -> tuple[torch.nn.Module, Transform, Tokenize]:
     >>> model, transform, tokenizer = load("runs/first")        # doctest: +SKIP
     """
     built, _ = open_target(target)
-    return built.towers.model.eval(), built.transform, built.tokenize
+    return built.towers.model.eval(), built.float_transform, built.tokenize
 
 
 def normalizer_error(run: Path, *, anchors: int, seed: int, checkpoint: str = "") -> dict[str, Any]:
@@ -171,19 +172,21 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
     return built, settings
 
 
-def record_evaluation(run: Run, sets: HeldOutSets) -> dict[str, float]:
+def record_evaluation(run: Run, sets: HeldOutSets) -> Evaluation:
     """Measure, and write it down."""
     settings = run.settings
-    figures = evaluate_towers(run.built, sets, batch_size=settings.evaluation.batch_size, workers=settings.data.workers)
-    if figures:
-        append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
-    return figures
+    measured = evaluate_towers(
+        run.built, sets, batch_size=settings.evaluation.batch_size, workers=settings.data.workers
+    )
+    if measured.figures:
+        append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **measured.figures})
+    return measured
 
 
 def finish(run: Run, sets: HeldOutSets) -> None:
     """Held-out figures, normalizer error, gallery, model folder, summary and report of a finished run."""
-    figures = record_evaluation(run, sets)
-    summary = summarise(run, figures)
+    measured = record_evaluation(run, sets)
+    summary = summarise(run, measured.figures)
     run.objective.eval()
     asked = run.settings.evaluation
     if asked.error_anchors:
@@ -191,7 +194,7 @@ def finish(run: Run, sets: HeldOutSets) -> None:
             run.settings, run.built, run.objective, anchors=asked.error_anchors, seed=run.settings.run.seed
         )
     if sets.retrieval and asked.gallery:
-        write_json(run.folder.gallery, _gallery(run, sets))
+        write_json(run.folder.gallery, _gallery(run, sets, measured))
     export_model(run.built, run.folder.model)
     write_json(run.folder.summary, summary)
     page = write_report(run.folder)
@@ -241,23 +244,17 @@ def _measure_error(
     )
 
 
-def _gallery(run: Run, sets: HeldOutSets) -> dict[str, Any]:
+def _gallery(run: Run, sets: HeldOutSets, measured: Evaluation) -> dict[str, Any]:
+    """Queries of the first retrieval set, for the report."""
     name, source = next(iter(sets.retrieval.items()))
-    embedded = embed_pairs(
-        run.built.towers,
-        source,
-        transform=run.built.transform,
-        tokenize=run.built.tokenize,
-        batch_size=run.settings.evaluation.batch_size,
-        workers=run.settings.data.workers,
-        what="choosing pictures for the report",
-    )
+    embedded = measured.embedded[name]
     shown = gallery(
         embedded.image_features,
         embedded.text_features,
         embedded.captions,
         embedded.caption_of,
         source,
+        ids=embedded.ids,
         count=run.settings.evaluation.gallery,
         top=MATCHES_SHOWN,
         seed=run.settings.run.seed,

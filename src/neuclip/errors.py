@@ -1,4 +1,4 @@
-"""The two ways things go wrong that are not our bug. The command line prints them as one line; bugs keep their traceback."""
+"""The ways things go wrong that are not our bug. The command line prints them as one line; bugs keep a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RunFailed(RuntimeError):
 
 
 class Stopped(RuntimeError):
-    """The run was asked to stop (Ctrl-C, SIGTERM), saved itself and can be resumed. The command exits with `exit_code`."""
+    """The run was asked to stop (Ctrl-C, SIGTERM) and saved itself. The command exits with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)

@@ -43,8 +43,8 @@ def _against_chance(figures: dict[str, float], name: str, direction: str) -> str
 def _zero_shot_lines(figures: dict[str, float]) -> list[str]:
     names = [key.removesuffix(".top1") for key in figures if key.endswith(".top1")]
     return [
-        f"  {name}: {figures[f'{name}.top1']:.1%} of {figures[f'{name}.images']:,.0f} pictures put into the right one of "
-        f"{figures[f'{name}.classes']:.0f} classes (chance {figures[f'{name}.chance']:.1%})"
+        f"  {name}: {figures[f'{name}.top1']:.1%} of {figures[f'{name}.images']:,.0f} pictures put into the right one "
+        f"of {figures[f'{name}.classes']:.0f} classes (chance {figures[f'{name}.chance']:.1%})"
         for name in names
     ]
 

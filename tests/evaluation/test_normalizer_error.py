@@ -16,6 +16,7 @@ from neuclip.evaluation.normalizer_error import (
     windows,
 )
 from neuclip.objectives.clip import CLIP
+from neuclip.objectives.objective import NoEstimate
 
 
 def unit(rows: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -49,7 +50,7 @@ class Knows:
 
 class CannotSay:
     def log_normalizers(self, *_, **__):
-        raise NotImplementedError("SigLIP has no normalizer")
+        raise NoEstimate("SigLIP has no normalizer")
 
 
 def measure(image, text, objective, *, captions=None, **changes):

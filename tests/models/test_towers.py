@@ -12,6 +12,7 @@ from neuclip import NeuCLIP
 from neuclip.errors import AskedWrongly
 from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
+from neuclip.models.pixels import normalised
 from neuclip.models.torchvision_guard import guard_torchvision
 from neuclip.models.towers import SHIPPED, build_model
 
@@ -20,6 +21,7 @@ from neuclip.models.towers import SHIPPED, build_model
 def test_a_shipped_model_gives_unit_rows_of_its_embedding_width(name):
     built = build_model(name)
     images = torch.stack([built.transform(Image.new("RGB", (70, 50), "red"))] * 2)
+    assert images.dtype == torch.uint8
     image, text = built.towers(images, built.tokenize(["a red thing", "a very long caption " * 40]))
     assert image.shape == text.shape == (2, built.embed_dim)
     assert torch.allclose(torch.cat([image, text]).norm(dim=1), torch.ones(4), atol=1e-5)
@@ -43,14 +45,28 @@ def test_the_model_folder_loads_with_open_clip_and_gives_the_same_features(tmp_p
     export_model(built, tmp_path / "model")
     model, _, transform = open_clip_module().create_model_and_transforms(f"local-dir:{tmp_path / 'model'}")
     picture = Image.effect_noise((60, 40), 80)
-    assert torch.equal(transform(picture), built.transform(picture))
-    images = transform(picture)[None]
+    assert torch.equal(transform(picture), built.float_transform(picture))
     with torch.no_grad():
-        want = built.towers.eval().encode_image(images)
-        got = model.eval().encode_image(images, normalize=True)
+        want = built.towers.eval().encode_image(built.transform(picture)[None])
+        got = model.eval().encode_image(transform(picture)[None], normalize=True)
     assert torch.allclose(got, want, atol=1e-6)
     again = build_model(f"local-dir:{tmp_path / 'model'}")
     assert again.embed_dim == built.embed_dim and again.image_size == built.image_size
+
+
+@pytest.mark.parametrize("name", ["tiny", "RN50"])
+def test_bytes_normalised_as_a_batch_are_open_clips_floats_to_the_bit(name):
+    """Also for the training transform, whose crop is drawn from torch's generator."""
+    open_clip = open_clip_module()
+    built = build_model(name, crop_scale=(0.5, 1.0))
+    pictures = [Image.effect_noise(size, 90) for size in ((64, 64), (50, 90))]
+    train_transform = open_clip.image_transform(built.image_size, is_train=True, aug_cfg={"scale": (0.5, 1.0)})
+    for ours, theirs in ((built.transform, built.float_transform), (built.train_transform, train_transform)):
+        torch.manual_seed(3)
+        want = torch.stack([theirs(picture) for picture in pictures])
+        torch.manual_seed(3)
+        images = torch.stack([ours(picture) for picture in pictures])
+        assert torch.equal(normalised(images, built.towers.mean, built.towers.std), want)
 
 
 def test_a_model_config_of_ones_own_is_built_from_its_path(tmp_path):

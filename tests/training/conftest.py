@@ -21,9 +21,10 @@ def small_settings(shards):
     """Settings of a run of seconds: a real model on 40 drawings, 12 steps of 8 (more than two epochs)."""
 
     def make(folder: Path, *flags: str) -> Settings:
-        fixed = f"""--run.folder {folder} --run.threads 1 --data.workers 0 --model.image_size 32 --train.batch_size {BATCH}
-            --train.samples {STEPS * BATCH} --evaluation.every 0 --evaluation.error_anchors 0 --log.every 1
-            --checkpoint.every_minutes 0 --checkpoint.every_samples {3 * BATCH}""".split()
+        fixed = f"""--run.folder {folder} --run.threads 1 --data.workers 0 --model.image_size 32
+            --train.batch_size {BATCH} --train.samples {STEPS * BATCH} --evaluation.every 0
+            --evaluation.error_anchors 0 --log.every 1 --checkpoint.every_minutes 0
+            --checkpoint.every_samples {3 * BATCH}""".split()
         small = [] if "clip" in flags else ["--objective.num_prototypes", "20", "--objective.restart_every", "5"]
         return read_settings(None, [*fixed, "--data.train", str(shards), *small, *flags])
 

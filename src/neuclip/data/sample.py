@@ -24,7 +24,7 @@ class Fault(NamedTuple):
     where: str  # shard and member, or file and row
 
 
-class BadSample(Exception):  # noqa: N818 - what is bad is the sample
+class BadSample(Exception):
     """Raised by a source, or by decoding, for a sample that cannot be had: `BadSample("caption is empty", where)`."""
 
     def __init__(self, reason: str, where: str):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.evaluation.embedding import check_finite
+from neuclip.objectives.objective import NoEstimate
 
 Both = tuple[Tensor, Tensor]  # image side, text side
 
@@ -67,7 +68,7 @@ def normalizer_error(
             objective, image_features, text_features, logit_scale, sample_ids, drawn, len(index), batch_size
         )
         result["estimators"] = {"method": squared_errors(estimate, truth, repeated), **result["estimators"]}
-    except (RuntimeError, AskedWrongly) as reason:  # no normalizer at all, or nothing stored yet
+    except NoEstimate as reason:  # no normalizer at all, or nothing stored yet
         result["method_note"] = str(reason)
     return result
 

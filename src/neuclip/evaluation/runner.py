@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neuclip.data.source import Source, open_source
-from neuclip.evaluation.embedding import embed_pairs
+from neuclip.evaluation.embedding import Embedded, embed_pairs
 from neuclip.evaluation.retrieval import recall
 from neuclip.evaluation.zero_shot import ZeroShotTask, evaluate_task
 from neuclip.models.towers import BuiltModel
@@ -26,9 +26,18 @@ class HeldOutSets:
         )
 
 
-def evaluate_towers(built: BuiltModel, sets: HeldOutSets, *, batch_size: int, workers: int) -> dict[str, float]:
-    """`{"icons-30k/new-drawings.image_to_text_recall_at_1": 0.2, ..., "icons-30k/zero-shot/groups.top1": 0.4, ...}`"""
+@dataclass(frozen=True)
+class Evaluation:
+    """`figures` under flat keys ("icons-30k/new-drawings.image_to_text_recall_at_1": 0.2), and the features of each
+    retrieval set, so that nobody has to compute them again."""
+
+    figures: dict[str, float]
+    embedded: dict[str, Embedded]
+
+
+def evaluate_towers(built: BuiltModel, sets: HeldOutSets, *, batch_size: int, workers: int) -> Evaluation:
     figures: dict[str, float] = {}
+    features: dict[str, Embedded] = {}
     for name, source in sets.retrieval.items():
         embedded = embed_pairs(
             built.towers,
@@ -39,6 +48,7 @@ def evaluate_towers(built: BuiltModel, sets: HeldOutSets, *, batch_size: int, wo
             workers=workers,
             what=f"evaluating on {name}",
         )
+        features[name] = embedded
         found = recall(embedded.image_features, embedded.text_features, embedded.caption_of)
         figures |= {f"{name}.{key}": value for key, value in found.items()}
     for name, task in sets.zero_shot.items():
@@ -51,4 +61,4 @@ def evaluate_towers(built: BuiltModel, sets: HeldOutSets, *, batch_size: int, wo
             workers=workers,
         )
         figures |= {f"{name}.{key}": value for key, value in found.items()}
-    return figures
+    return Evaluation(figures, features)

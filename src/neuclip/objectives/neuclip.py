@@ -1,4 +1,4 @@
-"""NeuCLIP: log-normalizers over the whole data set, predicted by prototypes that are trained in step with the towers."""
+"""NeuCLIP: log-normalizers over the whole data set, predicted by prototypes trained in step with the towers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neuclip.distributed import gather_values
 from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio, unified_objective
 from neuclip.objectives.normalizers.inner_loop import adagrad_step, prototype_gradient
 from neuclip.objectives.normalizers.prototypes import Prototypes, Refill
-from neuclip.objectives.objective import Objective
+from neuclip.objectives.objective import NoEstimate, Objective
 from neuclip.objectives.pairs import Pairs, batch_log_normalizers
 from neuclip.settings.objectives import NeuCLIPSettings
 
@@ -79,7 +79,7 @@ class NeuCLIP(Objective):
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
         if not self.refill.active:
-            raise RuntimeError("NeuCLIP has no prototypes yet: call it once in train mode, or load its state")
+            raise NoEstimate("NeuCLIP has no prototypes yet: call it once in train mode, or load its state")
         return self._alpha(pairs, tau)
 
     def _alpha(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:  # (b,), (b,)

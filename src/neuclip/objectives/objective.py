@@ -9,6 +9,10 @@ from neuclip.objectives.metrics import Metrics
 from neuclip.objectives.pairs import Pairs, check_features, check_unit_rows, full_precision, gather_pairs
 
 
+class NoEstimate(RuntimeError):
+    """The objective has no normalizer, or has not stored anything yet."""
+
+
 class Objective(nn.Module):
     """A contrastive loss with whatever state its method needs, called as `objective(image, text, logit_scale)`.
 
@@ -65,7 +69,7 @@ class Objective(nn.Module):
             return self.estimates(pairs, self._tau(logit_scale, pairs))
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError(f"{type(self).__name__} has no normalizer to estimate")
+        raise NoEstimate(f"{type(self).__name__} has no normalizer")
 
     def _pairs(self, image: Tensor, text: Tensor, sample_ids: Tensor | None) -> Pairs:
         check_features(image, text, self.embed_dim)

@@ -68,7 +68,7 @@ def check_features(image: Tensor, text: Tensor, embed_dim: int | None = None) ->
 
 
 def check_unit_rows(image: Tensor, text: Tensor) -> None:
-    """Lengths, at the first call only: it makes a device wait, and who forgets to normalise forgets it from the start."""
+    """Lengths, at the first call only: it makes a device wait, and who forgets to normalise does so from the start."""
     for name, features in (("image", image), ("text", text)):
         off = (features.detach().float().norm(dim=1) - 1).abs().max().item()
         if not off < 0.02:  # bf16 rows of unit length are off by up to 0.004

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,6 +15,7 @@ PACKAGES = ("neuclip", "torch", "torchvision", "open_clip_torch", "timm", "numpy
 
 def environment(device: torch.device, precision: torch.dtype, data: dict[str, Any]) -> dict[str, Any]:
     return {
+        "started": datetime.now(tz=UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -23,6 +23,7 @@ def train(run: Run, evaluate: Callable[[Run], object]) -> None:
     """Train to the end of the budget, from wherever the run stands. `evaluate` measures and writes it down."""
     observer = Observer(run)
     faults = run.fault_log()
+    faults.note_source(run.source)
     towers, objective = run.built.towers, run.objective
     save_due, evaluation_due = Due.for_checkpoints(run), Due(every_samples=run.settings.evaluation.every)
     towers.train()

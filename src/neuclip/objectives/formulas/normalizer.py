@@ -1,4 +1,4 @@
-"""Log-normalizers, always as logarithms: at tau = 0.01 the normalizer itself can reach exp(200), float32 ends at exp(88)."""
+"""Normalizers, always as logarithms: at tau = 0.01 one can reach exp(200), where float32 ends at exp(88)."""
 
 from __future__ import annotations
 

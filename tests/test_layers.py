@@ -1,0 +1,86 @@
+"""Who may import whom (docs/decisions.md): down the list only, and neighbours do not know each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import neuclip
+
+PACKAGE = Path(neuclip.__file__).parent
+FLOOR = {"errors", "progress", "settings", "records"}
+MIDDLE = FLOOR | {"distributed"}
+PARTS = MIDDLE | {"objectives", "models", "data"}
+MAY_IMPORT = {
+    "errors": set(),
+    "progress": set(),
+    "settings": {"errors"},
+    "records": {"errors", "settings"},
+    "summary": FLOOR,
+    "distributed": FLOOR,
+    "objectives": {"errors", "settings", "distributed"},
+    "models": MIDDLE,
+    "data": MIDDLE,
+    "training": PARTS,
+    "evaluation": PARTS,
+    "report": FLOOR,
+    "api": PARTS | {"training", "evaluation", "report", "summary"},
+    "cli": FLOOR | {"api", "data", "report", "summary"},
+}
+NO_TORCH = ("errors", "progress", "settings", "records", "summary", "report", "cli")
+
+
+def imports(file: Path, *, lazy: bool) -> list[str]:
+    """Modules that a file imports; without `lazy`, only what importing the file itself imports."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    nodes = ast.walk(tree) if lazy else iter(tree.body)
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return found
+
+
+def layer(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def files() -> list[Path]:
+    return [file for file in PACKAGE.rglob("*.py") if not layer(file).startswith("__")]
+
+
+def test_imports_go_down_only():
+    wrong = []
+    for file in files():
+        for module in imports(file, lazy=True):
+            other = module.split(".")[1] if module.startswith("neuclip.") else layer(file)
+            known = other in MAY_IMPORT  # else a public name of the package itself, such as __version__
+            if known and other != layer(file) and other not in MAY_IMPORT[layer(file)]:
+                wrong.append(f"{file.relative_to(PACKAGE)} must not import {module}")
+    assert wrong == []
+
+
+def test_formulas_know_torch_alone():
+    for file in (PACKAGE / "objectives" / "formulas").glob("*.py"):
+        ours = [module for module in imports(file, lazy=True) if module.startswith("neuclip.")]
+        assert all(module.startswith("neuclip.objectives.formulas") for module in ours), file
+
+
+def test_the_floor_the_report_and_the_command_line_import_no_torch_of_their_own():
+    heavy = ("torch", "numpy", "open_clip", "PIL")
+    for file in files():
+        if layer(file) in NO_TORCH:
+            found = [module for module in imports(file, lazy=False) if module.split(".")[0] in heavy]
+            assert found == [], file
+
+
+def test_only_models_touches_open_clip():
+    for file in files():
+        if layer(file) != "models":
+            assert not any(module.split(".")[0] == "open_clip" for module in imports(file, lazy=True)), file
+
+
+def test_every_part_of_the_package_has_its_place_in_the_list():
+    assert {layer(file) for file in files()} == set(MAY_IMPORT)

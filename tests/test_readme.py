@@ -1,0 +1,69 @@
+"""What the README and docs/extending.md show really runs: every command (with a tiny budget) and every block of Python."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from neuclip.cli.main import main
+from tests.pictures import write_shard
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = ("README.md", "docs/extending.md")
+
+TINY_BUDGET = shlex.split(
+    "--train.samples 64 --train.batch_size 32 --model.name tiny --run.name NAME --evaluation.every 0 "
+    "--evaluation.error_anchors 64 --data.workers 0 --run.threads 2"
+)
+
+
+def blocks(document: str, language: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("neuclip ")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_of_python_runs_as_it_stands(document):
+    found = blocks(document, "python")
+    assert found
+    for block in found:
+        exec(compile(block, document, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
+    """In their order, in one folder: later ones work on what earlier ones left in runs/NAME."""
+    monkeypatch.chdir(tmp_path)
+    for shard in range(20):
+        write_shard(tmp_path / "shards" / f"{shard:05d}.tar", range(shard * 4, shard * 4 + 4))
+    shown = commands()
+    assert {command[0] for command in shown} == {"train", "eval", "error", "report"}
+    for number, command in enumerate(shown):
+        if command[0] == "train" and "--resume" not in command:
+            name = "NAME" if number == 0 else f"run{number}"
+            command = [*command, *TINY_BUDGET, "--run.name", name]
+        assert main(command) == 0, command
+    assert (tmp_path / "runs" / "NAME" / "report.html").is_file()
+
+
+def test_the_readme_shows_the_two_commands_and_its_picture():
+    assert "make demo" in README and "make test" in README
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", README):
+        assert (ROOT / picture).is_file(), picture
+
+
+def test_links_inside_the_project_lead_somewhere():
+    for document in ["README.md", "CONTRIBUTING.md", *[f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")]]:
+        text = (ROOT / document).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+            if "://" not in target:
+                assert ((ROOT / document).parent / target).exists(), f"{document}: {target}"
