@@ -1,4 +1,4 @@
-"""What the README and docs/extending.md show really runs: every command (with a tiny budget) and every block of Python."""
+"""What README and docs/extending.md show really runs: commands (with a tiny budget) and blocks of Python."""
 
 from __future__ import annotations
 

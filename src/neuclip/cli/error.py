@@ -44,5 +44,5 @@ def run(arguments: Sequence[str]) -> int:
     if as_json:
         print_json(errors)
     else:
-        print(nested_table(errors), end="")
+        print(nested_table(errors.pop("estimators") | errors), end="")
     return 0

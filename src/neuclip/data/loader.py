@@ -152,7 +152,7 @@ class Windows(Dataset):
                 continue
         raise RunFailed(
             f"sample {id} is bad ({first.reason}, {first.where}) and so are the {min(TRIES, len(self.source) - 1)} "
-            "after it; nothing can stand in; check the data with neuclip doctor"
+            "after it; nothing can stand in; repair or leave out that part of the data"
         )
 
 

@@ -37,12 +37,12 @@ class TrainingProgress:
 
 def training_line(record: dict[str, Any], *, total: int, seconds_left: float) -> str:
     """Most wanted first: a narrow terminal cuts off the end."""
-    calibration = record.get("calibration")
+    calibration, accuracy = record.get("calibration"), record.get("accuracy")
     parts = [
         f"{record['samples'] / total:4.0%}",
         f"{format_duration(seconds_left)} left",
         f"loss {record['loss']:.3f}",
-        f"in-batch {record['accuracy']:.0%}",
+        "" if accuracy is None else f"in-batch {accuracy:.0%}",
         f"tau {record['temperature']:.4f}",
         "" if calibration is None else f"calibration {calibration:.2f}",
         f"{record['samples_per_second']:.0f}/s",
