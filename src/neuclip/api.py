@@ -26,7 +26,7 @@ from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import write_settings
-from neuclip.summary import summary_text
+from neuclip.summary import headline_text, summary_text
 from neuclip.training.checkpoint import checkpoints_in, latest_checkpoint, load_checkpoint
 from neuclip.training.environment import environment, peak_memory_bytes
 from neuclip.training.loop import train as train_loop
@@ -180,13 +180,15 @@ def record_evaluation(run: Run, sets: HeldOutSets) -> Evaluation:
     )
     if measured.figures:
         append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **measured.figures})
+        print(f"at {run.samples:,} samples: {headline_text(measured.figures)}", file=sys.stderr)
     return measured
 
 
 def finish(run: Run, sets: HeldOutSets) -> None:
     """Held-out figures, normalizer error, gallery, model folder, summary and report of a finished run."""
+    seconds = run.seconds
     measured = record_evaluation(run, sets)
-    summary = summarise(run, measured.figures)
+    summary = summarise(run, measured.figures, seconds)
     run.objective.eval()
     asked = run.settings.evaluation
     if asked.error_anchors:
@@ -202,7 +204,7 @@ def finish(run: Run, sets: HeldOutSets) -> None:
     print(f"Report: {page}")
 
 
-def summarise(run: Run, figures: dict[str, float]) -> dict[str, Any]:
+def summarise(run: Run, figures: dict[str, float], seconds: float) -> dict[str, Any]:
     records = read_lines(run.folder.records)
     recent = [record["calibration"] for record in records[-10:] if record.get("calibration") is not None]
     return {
@@ -210,8 +212,8 @@ def summarise(run: Run, figures: dict[str, float]) -> dict[str, Any]:
         "loss": records[-1]["loss"] if records else None,
         "temperature": run.temperature,
         "calibration": sum(recent) / len(recent) if recent else None,  # of the last ten records
-        "seconds": run.seconds,
-        "samples_per_second": run.samples / run.seconds,
+        "seconds": seconds,  # of training, with the evaluations in between and without the last one
+        "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
         "skipped": dict(run.fault_log().counts),
         "evaluation": figures,
@@ -266,9 +268,10 @@ def _announce(run: Run) -> None:
     settings, batch = run.settings, run.settings.train.batch_size
     parameters = sum(p.numel() for p in run.built.towers.parameters())
     print(
-        f"{run.folder.path}: {settings.objective_name} on {len(run.source):,} pairs of {settings.data.train}, "
-        f"model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {run.device}), "
-        f"{run.total_steps - run.step:,} steps of {batch} to {run.total_steps * batch:,} samples "
+        f"{run.folder.path}\n"
+        f"  {settings.objective_name} on {len(run.source):,} pairs of {settings.data.train}\n"
+        f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {run.device})\n"
+        f"  {run.total_steps - run.step:,} steps of {batch}, to {run.total_steps * batch:,} samples "
         f"({run.total_steps * batch / len(run.source):.1f} epochs)",
         file=sys.stderr,
     )

@@ -44,8 +44,9 @@ class StatusLine:
         self.stream.flush()
 
     def close(self) -> None:
+        """Leave a clean line behind: what was done is told by what comes next."""
         if self.live and self.shown:
-            self.stream.write("\n")
+            self.stream.write("\r\x1b[2K")
             self.stream.flush()
 
 
@@ -57,7 +58,7 @@ def track(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator
         if status.due():
             status.show(progress_text(what, count, total, time.monotonic() - start, unit))
         yield item
-    if status.shown:
+    if status.shown and not status.live:
         status.show(f"{what}  {total:,} {unit}".rstrip() + f"  in {format_duration(time.monotonic() - start)}")
     status.close()
 

@@ -23,6 +23,17 @@ def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
     return "\n".join(lines)
 
 
+def headline_text(figures: dict[str, float]) -> str:
+    """One figure per held-out set: recall@1 from picture to caption, or top-1 accuracy."""
+    heads = {".image_to_text_recall_at_1": "recall@1", ".top1": "top-1"}
+    return ", ".join(
+        f"{key.removesuffix(ending)} {what} {value:.1%}"
+        for key, value in figures.items()
+        for ending, what in heads.items()
+        if key.endswith(ending)
+    )
+
+
 def _retrieval_lines(figures: dict[str, float]) -> list[str]:
     names = [
         key.removesuffix(".image_to_text_recall_at_1") for key in figures if key.endswith(".image_to_text_recall_at_1")
@@ -44,7 +55,7 @@ def _zero_shot_lines(figures: dict[str, float]) -> list[str]:
     names = [key.removesuffix(".top1") for key in figures if key.endswith(".top1")]
     return [
         f"  {name}: {figures[f'{name}.top1']:.1%} of {figures[f'{name}.images']:,.0f} pictures put into the right one "
-        f"of {figures[f'{name}.classes']:.0f} classes (chance {figures[f'{name}.chance']:.1%})"
+        f"of {figures[f'{name}.classes']:.0f} classes (chance {100 * figures[f'{name}.chance']:.2g}%)"
         for name in names
     ]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+
+from torch import Tensor
 
 from neuclip.data.sample import Batch
 from neuclip.errors import RunFailed, Stopped
-from neuclip.records import append_line
 from neuclip.training.due import Due
+from neuclip.training.observer import Observer
 from neuclip.training.optimizer import NotFinite
-from neuclip.training.phases import Phases
 from neuclip.training.precision import autocast
-from neuclip.training.progress import TrainingProgress
 from neuclip.training.run import Run
-from neuclip.training.sinks import open_sinks
 from neuclip.training.stopping import StopRequest
 
 
@@ -44,13 +41,15 @@ def train(run: Run, evaluate: Callable[[Run], object]) -> None:
             if evaluation_due(run) and run.step < run.total_steps:
                 evaluate(run)
                 towers.train()
+                observer.restart_clock()
             if save_due(run):
                 run.save()
+                observer.restart_clock()
     observer.close()
     run.save()
 
 
-def updated(run: Run, loss: Any, batch: Batch) -> Any:
+def updated(run: Run, loss: Tensor, batch: Batch) -> Tensor:
     try:
         return run.optimizer.update(loss, run.step)
     except NotFinite as error:
@@ -69,61 +68,3 @@ def stop_here(run: Run, stop: StopRequest, observer: Observer) -> None:
         f"continue with: neuclip train --resume {run.folder.path}",
         stop.exit_code,
     )
-
-
-class Observer:
-    """Sees each step, and on logging steps writes one record and shows it."""
-
-    def __init__(self, run: Run):
-        self.run = run
-        self.phases = Phases(run.device)
-        self.phase = self.phases.phase
-        self.sinks = open_sinks(run.settings.log, run.folder)
-        self.progress = TrainingProgress(
-            total_samples=run.total_steps * run.settings.train.batch_size, first_sample=run.samples
-        )
-        self.last_time, self.last_samples = time.perf_counter(), run.samples
-
-    def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, with the time that the loop waits for them on the clock."""
-        while True:
-            self.phases.watching = self._logs_at(self.run.step + 1)
-            with self.phase("data"):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
-
-    def _logs_at(self, step: int) -> bool:
-        return step % self.run.settings.log.every == 0 or step in (1, self.run.total_steps)
-
-    def note(self, loss: Any, gradient_norm: Any) -> None:
-        if not self._logs_at(self.run.step):
-            return
-        record = self._record(loss.item(), gradient_norm.item())
-        append_line(self.run.folder.records, record)
-        for sink in self.sinks:
-            sink.write(record)
-        self.progress.show(record)
-
-    def _record(self, loss: float, gradient_norm: float) -> dict[str, Any]:
-        run, now = self.run, time.perf_counter()
-        rate = (run.samples - self.last_samples) / (now - self.last_time)
-        self.last_time, self.last_samples = now, run.samples
-        return {
-            "samples": run.samples,
-            "step": run.step,
-            "epoch": run.samples / len(run.source),
-            "loss": loss,
-            "temperature": run.temperature,
-            "learning_rate": run.optimizer.learning_rate(run.step - 1),
-            "gradient_norm": gradient_norm,
-            "samples_per_second": rate,
-            **self.phases.shares(),
-            **run.objective.metrics,
-        }
-
-    def close(self) -> None:
-        self.progress.close()
-        for sink in self.sinks:
-            sink.close()

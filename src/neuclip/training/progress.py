@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from typing import Any
 
@@ -20,12 +21,10 @@ class TrainingProgress:
 
     def show(self, record: dict[str, Any]) -> None:
         if self.status.due() or record["samples"] >= self.total:
-            text = training_line(record, total=self.total, seconds_left=self._seconds_left(record["samples"]))
-            width = shutil.get_terminal_size().columns - 1
-            self.status.show(text[:width] if self.status.live else text)
-
-    def say(self, text: str) -> None:
-        self.status.say(text)
+            parts = training_parts(record, total=self.total, seconds_left=self._seconds_left(record["samples"]))
+            # A line that wraps cannot be rewritten in place.
+            width = shutil.get_terminal_size().columns - 1 if self.status.live else sys.maxsize
+            self.status.show(fitting(parts, width))
 
     def close(self) -> None:
         self.status.close()
@@ -35,8 +34,8 @@ class TrainingProgress:
         return (time.monotonic() - self.start) / done * (self.total - samples) if done else 0.0
 
 
-def training_line(record: dict[str, Any], *, total: int, seconds_left: float) -> str:
-    """Most wanted first: a narrow terminal cuts off the end."""
+def training_parts(record: dict[str, Any], *, total: int, seconds_left: float) -> list[str]:
+    """Most wanted first: a narrow terminal shows only the first ones."""
     calibration, accuracy = record.get("calibration"), record.get("accuracy")
     parts = [
         f"{record['samples'] / total:4.0%}",
@@ -49,4 +48,15 @@ def training_line(record: dict[str, Any], *, total: int, seconds_left: float) ->
         f"data {record['data_share']:.0%} towers {record['towers_share']:.0%} "
         f"normalizer {record['normalizer_share']:.0%}",
     ]
-    return "  ".join(part for part in parts if part)
+    return [part for part in parts if part]
+
+
+def fitting(parts: list[str], width: int) -> str:
+    """As many of the parts as fit, whole ones only.
+
+    >>> fitting(["50%", "3 s left", "loss 0.12"], 14)
+    '50%  3 s left'
+    """
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts = parts[:-1]
+    return "  ".join(parts)
