@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from test_sources import pair, picture, write_shards, write_tar
+from tests.data.test_sources import pair, picture, write_shards, write_tar
 
 from neuclip.data.loader import Batches, sequential
 from neuclip.data.order import Order

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from PIL import Image
-from test_sources import picture
+from tests.data.test_sources import picture
 
 from neuclip.data.sample import BadSample
 from neuclip.data.transforms import decode

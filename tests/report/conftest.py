@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sample_run import write_sample_run
 
 from neuclip.records import RunFolder
+from tests.report.sample_run import write_sample_run
 
 
 @pytest.fixture(scope="session")

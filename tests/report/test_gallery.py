@@ -3,11 +3,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sample_run import gallery
-
 from neuclip.records import RunFolder, write_json
 from neuclip.report.contents import read_contents
 from neuclip.report.gallery import gallery_section, how_many_right
+from tests.report.sample_run import gallery
 
 
 def shown(run: RunFolder) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from sample_run import SETTINGS, write_lines
 
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.records import RunFolder, read_lines, write_json
 from neuclip.report.page import write_report
+from tests.report.sample_run import SETTINGS, write_lines
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 DRAWN = {"path", "rect", "circle"}  # SVG elements that close themselves

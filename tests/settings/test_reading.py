@@ -161,7 +161,7 @@ def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, told):
     [
         (["--optimizer.learning_rate", "-1"], "--optimizer.learning_rate is -1.0; give a number above 0"),
         (["--objective.num_prototypes", "0"], "--objective.num_prototypes is 0; give 1 or more"),
-        (["--train.batch_size", "1M"], "--train.batch_size: train.samples 110000 is below train.batch_size 1000000"),
+        (["--train.batch_size", "1M"], "--train.batch_size: train.samples 96000 is below train.batch_size 1000000"),
         (["--temperature.initial", "3"], "--temperature.initial: temperature.minimum, initial, maximum are"),
     ],
 )

@@ -17,7 +17,7 @@ def test_the_rate_rises_evenly_to_its_peak_and_falls_along_a_half_cosine():
     assert got[:4] == [0.5, 1.0, 1.5, 2.0]
     assert got[4] == 2.0
     assert got[12] == pytest.approx(1 + math.cos(math.pi / 2))
-    assert all(a > b for a, b in itertools.pairwise(got))
+    assert all(a > b for a, b in itertools.pairwise(got[4:]))
     assert 0 < got[-1] < 0.05
 
 

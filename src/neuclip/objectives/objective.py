@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ class NoEstimate(RuntimeError):
     """The objective has no normalizer, or has not stored anything yet."""
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """A contrastive loss with whatever state its method needs, called as `objective(image, text, logit_scale)`.
 
     A method subclasses it and says `loss(pairs, tau)`. State is buffers, never parameters: `list(parameters()) == []`,
@@ -56,8 +58,9 @@ class Objective(nn.Module):
             loss = self.loss(pairs, self._tau(logit_scale, pairs))
         return {"contrastive_loss": loss} if output_dict else loss
 
+    @abstractmethod
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must say its loss")
+        """The method's scalar for this process's anchors; in train mode it may renew the method's state first."""
 
     @torch.no_grad()
     def log_normalizers(

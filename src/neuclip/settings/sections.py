@@ -26,7 +26,6 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_at_least("run.threads", self.threads, 0, "0 leaves PyTorch's choice")
-        check_at_least("run.seed", self.seed, 0, "any whole number from 0 on")
 
 
 @dataclass(frozen=True, kw_only=True)
