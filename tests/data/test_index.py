@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.test_sources import pair, picture, write_tar
 
 from neuclip.data.index import CutOffError, NotTarError, build_index, index_of, members
 from neuclip.data.source import open_source
+from tests.data.test_sources import pair, picture, write_tar
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.data.test_sources import pair, picture, write_shards, write_tar
 
 from neuclip.data.loader import Batches, sequential
 from neuclip.data.order import Order
 from neuclip.data.source import open_source
 from neuclip.errors import AskedWrongly, RunFailed
+from tests.data.test_sources import pair, picture, write_shards, write_tar
 
 
 @pytest.fixture(autouse=True)

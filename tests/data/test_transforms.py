@@ -8,10 +8,10 @@ import warnings
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.test_sources import picture
 
 from neuclip.data.sample import BadSample
 from neuclip.data.transforms import decode
+from tests.data.test_sources import picture
 
 
 def encoded(image: Image.Image, form: str = "PNG") -> bytes:

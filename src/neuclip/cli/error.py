@@ -44,5 +44,6 @@ def run(arguments: Sequence[str]) -> int:
     if as_json:
         print_json(errors)
     else:
+        print("mean squared error of the log-normalizers (0 is exact): this run's method, and a batch of its size")
         print(nested_table(errors.pop("estimators") | errors), end="")
     return 0
