@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -206,12 +207,14 @@ def finish(run: Run, sets: HeldOutSets) -> None:
 
 def summarise(run: Run, figures: dict[str, float], seconds: float) -> dict[str, Any]:
     records = read_lines(run.folder.records)
-    recent = [record["calibration"] for record in records[-10:] if record.get("calibration") is not None]
+    last_quarter = records[-max(1, len(records) // 4) :]
+    calibration = [record["calibration"] for record in last_quarter if record.get("calibration") is not None]
     return {
         "samples_seen": run.samples,
         "loss": records[-1]["loss"] if records else None,
         "temperature": run.temperature,
-        "calibration": sum(recent) / len(recent) if recent else None,  # of the last ten records
+        # Of the last quarter; the median, because a rare equal caption in a batch sends a single record far up.
+        "calibration": median(calibration) if calibration else None,
         "seconds": seconds,  # of training, with the evaluations in between and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),

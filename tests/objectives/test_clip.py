@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from neuclip import CLIP
+from neuclip import CLIP, NeuCLIP
 from neuclip.models import open_clip_module
 
 
@@ -37,6 +37,26 @@ def test_clip_is_the_mini_batch_form_at_eps_one_over_the_others(seed):
     log_normalizers = CLIP(eps=1 / others).log_normalizers(image, text, scale)
     mini_batch = sum(side.mean() for side in log_normalizers) / 2 + math.log(others)
     assert torch.allclose(CLIP()(image, text, scale), mini_batch, rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_mini_batch_form_is_two_tau_clip_at_eps_one_over_the_others(seed):
+    inputs = [*features(seed), torch.tensor(1 / 0.07, dtype=torch.float64)]
+    others = len(inputs[0]) - 1
+    got = CLIP(form="minibatch", rho=0.0, eps=1 / others)(*inputs)
+    want = 2 * 0.07 * (CLIP()(*inputs) - math.log(others))
+    assert torch.allclose(got, want, rtol=1e-12)
+    for a, b in zip(torch.autograd.grad(got, inputs[:2]), torch.autograd.grad(want, inputs[:2]), strict=True):
+        assert torch.allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+def test_the_mini_batch_form_is_what_neuclip_minimises_where_its_prediction_is_the_batch():
+    inputs = [*features(4), torch.tensor(1 / 0.07, dtype=torch.float64, requires_grad=True)]
+    got = CLIP(form="minibatch", rho=3.0)(*inputs)
+    want = NeuCLIP(6, rho=3.0).eval()(*inputs)  # without prototypes it takes the batch's own normalizers
+    assert torch.allclose(got, want, rtol=1e-12)
+    for a, b in zip(torch.autograd.grad(got, inputs[:2]), torch.autograd.grad(want, inputs[:2]), strict=True):
+        assert torch.allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
 def test_open_clips_trainer_gets_its_dict():

@@ -95,9 +95,9 @@ def test_another_objective_by_flag_leaves_the_recipes_fields_aside(recipe, flag)
 
 
 def test_a_field_of_another_objective_is_named_with_its_owner(recipe):
-    told = "objective.rho belongs to objective neuclip, but the objective is clip"
-    assert complaint(None, "--objective", "clip", "--objective.rho", "5").startswith(f"--{told}")
-    assert complaint(recipe("objective:\n  name: clip\n  rho: 5\n")).startswith(f"r.yaml line 3: {told}")
+    told = "objective.inner_steps belongs to objective neuclip, but the objective is clip"
+    assert complaint(None, "--objective", "clip", "--objective.inner_steps", "5").startswith(f"--{told}")
+    assert complaint(recipe("objective:\n  name: clip\n  inner_steps: 5\n")).startswith(f"r.yaml line 3: {told}")
 
 
 @pytest.mark.parametrize(

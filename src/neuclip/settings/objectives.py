@@ -14,9 +14,13 @@ from neuclip.settings.fields import check_at_least, check_positive, described
 
 @dataclass(frozen=True, kw_only=True)
 class CLIPSettings:
-    """Softmax over the batch, as in open_clip."""
+    """The batch is its own normalizer: softmax as in open_clip, or the paper's mini-batch form."""
 
-    eps: float = described(1e-6, "added to each normalizer where its logarithm is reported; the loss has none")
+    form: Literal["openclip", "minibatch"] = described(
+        "openclip", "open_clip's cross-entropy; minibatch: the robust loss (Eq. 1) with the batch as the data set"
+    )
+    rho: float = described(6.5, "minibatch: the robust loss's constant; above log(batch - 1) tau only falls")
+    eps: float = described(1e-6, "minibatch: added to each normalizer; openclip: only where normalizers are reported")
 
     def __post_init__(self) -> None:
         check_at_least("objective.eps", self.eps, 0, "the default is 1e-6")
