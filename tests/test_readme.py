@@ -17,7 +17,7 @@ DOCUMENTS = ("README.md", "docs/extending.md")
 
 TINY_BUDGET = shlex.split(
     "--train.samples 64 --train.batch_size 32 --model.name tiny --run.name NAME --evaluation.every 0 "
-    "--evaluation.error_anchors 64 --data.workers 0 --run.threads 2"
+    "--evaluation.error_anchors 0 --evaluation.zero_shot none --data.workers 0 --run.threads 2"
 )
 
 
