@@ -47,7 +47,7 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
     settings = with_held_out_sets(settings or read_settings())
     sets = HeldOutSets.open(settings.evaluation.retrieval, settings.evaluation.zero_shot)
     run = start_run(settings) if resume is None else continue_run(settings, RunFolder(resume))
-    train_loop(run, lambda run: record_evaluation(run, sets))
+    train_loop(run, lambda run: evaluate_on_the_way(run, sets))
     finish(run, sets)
     return run.folder.path
 
@@ -181,8 +181,13 @@ def record_evaluation(run: Run, sets: HeldOutSets) -> Evaluation:
     )
     if measured.figures:
         append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **measured.figures})
-        print(f"at {run.samples:,} samples: {headline_text(measured.figures)}", file=sys.stderr)
     return measured
+
+
+def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
+    measured = record_evaluation(run, sets)
+    if measured.figures:
+        print(f"at {run.samples:,} samples: {headline_text(measured.figures)}", file=sys.stderr)
 
 
 def finish(run: Run, sets: HeldOutSets) -> None:

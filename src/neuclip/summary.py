@@ -13,8 +13,7 @@ def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
     lines = [
         f"Trained on {summary['samples_seen']:,} pairs in {format_duration(summary['seconds'])} "
         f"({summary['samples_per_second']:.0f} a second, {summary['peak_memory_bytes'] / 1e9:.1f} GB of memory).",
-        *_retrieval_lines(summary["evaluation"]),
-        *_zero_shot_lines(summary["evaluation"]),
+        *_held_out_lines(summary["evaluation"]),
         *_normalizer_lines(summary, batch_size),
     ]
     if summary["skipped"]:
@@ -24,50 +23,52 @@ def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
 
 
 def headline_text(figures: dict[str, float]) -> str:
-    """One figure per held-out set: recall@1 from picture to caption, or top-1 accuracy."""
-    heads = {".image_to_text_recall_at_1": "recall@1", ".top1": "top-1"}
-    return ", ".join(
-        f"{key.removesuffix(ending)} {what} {value:.1%}"
-        for key, value in figures.items()
-        for ending, what in heads.items()
-        if key.endswith(ending)
-    )
+    """One line for the way: recall@1 from picture to caption, or top-1 accuracy where there is no retrieval."""
+    for ending, what in ((".image_to_text_recall_at_1", "recall@1"), (".top1", "top-1")):
+        shown = [f"{key.removesuffix(ending)} {value:.1%}" for key, value in figures.items() if key.endswith(ending)]
+        if shown:
+            return f"{what} {', '.join(shown)}"
+    return ""
 
 
-def _retrieval_lines(figures: dict[str, float]) -> list[str]:
-    names = [
-        key.removesuffix(".image_to_text_recall_at_1") for key in figures if key.endswith(".image_to_text_recall_at_1")
-    ]
-    return [
-        f"  {name}: right caption first of {figures[f'{name}.captions']:,.0f} for "
-        f"{_against_chance(figures, name, 'image_to_text')}; right picture first for "
-        f"{_against_chance(figures, name, 'text_to_image')}"
+def _held_out_lines(figures: dict[str, float]) -> list[str]:
+    """One line per held-out set: how often the right answer came first, against chance."""
+    rows = {**_retrieval_rows(figures), **_zero_shot_rows(figures)}
+    width = max((len(name) for name in rows), default=0)
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
+    return ["Right answer first, on held-out pictures:", *lines] if lines else []
+
+
+def _retrieval_rows(figures: dict[str, float]) -> dict[str, str]:
+    def against_chance(name: str, direction: str) -> str:
+        got, chance = figures[f"{name}.{direction}_recall_at_1"], figures[f"{name}.{direction}_chance_at_1"]
+        return f"{got:.1%} ({got / chance:.0f} x chance)"
+
+    ending = ".image_to_text_recall_at_1"
+    names = [key.removesuffix(ending) for key in figures if key.endswith(ending)]
+    return {
+        name: f"caption {against_chance(name, 'image_to_text')}, picture {against_chance(name, 'text_to_image')}"
         for name in names
-    ]
+    }
 
 
-def _against_chance(figures: dict[str, float], name: str, direction: str) -> str:
-    got, chance = figures[f"{name}.{direction}_recall_at_1"], figures[f"{name}.{direction}_chance_at_1"]
-    return f"{got:.1%} ({got / chance:.0f} times chance)"
-
-
-def _zero_shot_lines(figures: dict[str, float]) -> list[str]:
+def _zero_shot_rows(figures: dict[str, float]) -> dict[str, str]:
     names = [key.removesuffix(".top1") for key in figures if key.endswith(".top1")]
-    return [
-        f"  {name}: {figures[f'{name}.top1']:.1%} of {figures[f'{name}.images']:,.0f} pictures put into the right one "
-        f"of {figures[f'{name}.classes']:.0f} classes (chance {100 * figures[f'{name}.chance']:.2g}%)"
+    return {
+        name: f"{figures[f'{name}.top1']:.1%} of {figures[f'{name}.classes']:,.0f} classes "
+        f"(chance {100 * figures[f'{name}.chance']:.2g}%)"
         for name in names
-    ]
+    }
 
 
 def _normalizer_lines(summary: dict[str, Any], batch_size: int) -> list[str]:
     lines = []
-    if summary.get("calibration") is not None:
-        lines.append(f"  calibration {summary['calibration']:.2f} ({CALIBRATION})")
     estimators = summary.get("normalizer_error", {}).get("estimators", {})
     if "method" in estimators:
         lines.append(
-            f"  normalizer: squared error of its logarithm over the training set {estimators['method']['mean']:.2f}; "
-            f"a batch of {batch_size} alone gives {estimators['minibatch']['mean']:.2f}"
+            f"  squared error of its logarithm, over the training set: {estimators['method']['mean']:.2f} "
+            f"(a batch of {batch_size} alone: {estimators['minibatch']['mean']:.2f})"
         )
-    return lines
+    if summary.get("calibration") is not None:
+        lines.append(f"  calibration {summary['calibration']:.2f} ({CALIBRATION})")
+    return ["Normalizer:", *lines] if lines else []

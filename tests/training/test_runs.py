@@ -99,7 +99,7 @@ from neuclip.training import checkpoint
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "between":      # in the middle of a run, some steps after the last checkpoint
-    api.record_evaluation = die
+    api.evaluate_on_the_way = die
 else:                             # while the checkpoint is being written
     writes = iter([os.fsync, os.fsync, os.fsync, die, die, die, die])
     checkpoint.os.fsync, keep = (lambda file: next(writes)(file)), os.fsync
@@ -125,7 +125,7 @@ def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path, monkeypatch, number, code):
     settings = small_settings(tmp_path, "--run.name", "stopped", "--evaluation.every", str(4 * BATCH))
-    monkeypatch.setattr(api, "record_evaluation", lambda run, sets: signal.raise_signal(number))
+    monkeypatch.setattr(api, "evaluate_on_the_way", lambda run, sets: signal.raise_signal(number))
     with pytest.raises(Stopped, match="--resume") as stopped:
         api.train(settings)
     monkeypatch.undo()
@@ -251,7 +251,7 @@ def test_a_child_of_the_command_line_is_told_apart_from_a_failure(small_settings
     write_settings(settings, tmp_path / "settings.yaml")
     script = (
         "import os, signal, sys; from neuclip import api; from neuclip.cli.main import main\n"
-        "api.record_evaluation = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "api.evaluate_on_the_way = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.exit(main(['train', sys.argv[1]]))"
     )
     child = subprocess.run(
