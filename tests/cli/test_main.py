@@ -44,7 +44,7 @@ def raising(error: BaseException):
         ("train --train.samples many", "--train.samples is 'many'; give a whole number"),
         ("train --optimizer.learning_rate -1", "--optimizer.learning_rate is -1.0; give a number above 0"),
         ("train --objective.num_prototypes 0", "--objective.num_prototypes is 0; give 1 or more"),
-        ("train --objective clip --objective.rho 1", "objective.rho belongs to objective neuclip"),
+        ("train --objective clip --objective.inner_steps 1", "objective.inner_steps belongs to objective neuclip"),
         ("train tinny.yaml", "no recipe tinny.yaml"),
         ("train tiny tiny", "unexpected 'tiny'"),
         ("train tiny --resume x", "leave out the recipe 'tiny'"),
