@@ -42,7 +42,8 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Multiples of 1, 2, 2.5 or 5 times a power of ten: `linear_ticks(0, 1)` is 0, 0.2, 0.4, 0.6, 0.8, 1."""
     step = round_step((high - low) / about)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
+    # A tick at the very end may round to a hair outside of it.
+    return [min(high, max(low, index * step)) for index in range(first, last + 1)]
 
 
 def round_step(rough: float) -> float:
