@@ -59,7 +59,7 @@ def evaluate(
     zero_shot: tuple[str, ...] | None = None,
     batch_size: int | None = None,
 ) -> dict[str, float]:
-    """Held-out figures of a run, a checkpoint or a model, by flat keys. What is not said comes from the run."""
+    """Held-out figures of a run, a checkpoint or `local-dir:FOLDER`. What is not said comes from the run."""
     built, settings = open_target(target)
     asked = settings.evaluation
     sets = HeldOutSets.open(
@@ -72,7 +72,7 @@ def evaluate(
 
 
 def load(target: str) -> tuple[torch.nn.Module, Transform, Tokenize]:
-    """The open_clip model of a run, a checkpoint or a model name, with its transform and tokenizer.
+    """The open_clip model of a run, a checkpoint or `local-dir:FOLDER`, with its transform and tokenizer.
 
     >>> model, transform, tokenizer = load("runs/first")        # doctest: +SKIP
     """
@@ -160,12 +160,15 @@ def find_checkpoint(folder: RunFolder, name: str = "") -> Path:
 
 
 def open_target(target: str) -> tuple[BuiltModel, Settings]:
-    """A run's folder, a checkpoint inside one, or a model that open_clip can build."""
+    """A run's folder, a checkpoint inside one, or the folder of a saved open_clip model."""
     path = Path(target)
     is_checkpoint = path.suffix == ".pt" and path.is_file()
     folder = RunFolder(path.parent.parent if is_checkpoint else path)
     if not folder.settings.is_file():
-        return build_model(target), with_held_out_sets(Settings())
+        built = build_model(target)
+        if not target.startswith("local-dir:"):
+            raise AskedWrongly(f"{target} names a model without weights; give a run, a checkpoint or local-dir:FOLDER")
+        return built, with_held_out_sets(Settings())
     settings = read_settings(folder.settings, [])
     built = build_towers(settings, choose_device(settings.run.device))
     state = load_checkpoint(path if is_checkpoint else find_checkpoint(folder))

@@ -74,6 +74,18 @@ def test_the_exported_model_is_the_trained_one(finished):
     assert torch.equal(transform(noise), own_transform(noise))
 
 
+def test_a_model_without_weights_is_not_evaluated(finished):
+    with pytest.raises(AskedWrongly, match="without weights"):
+        api.evaluate("tiny", retrieval=(), zero_shot=())
+
+
+def test_the_model_folder_scores_as_the_run_it_came_from(finished, shards):
+    asked = {"retrieval": (str(shards),), "zero_shot": ()}
+    want = json.loads(finished.summary.read_text())["evaluation"]
+    assert api.evaluate(str(finished.path), **asked) == want
+    assert api.evaluate(f"local-dir:{finished.model}", **asked, batch_size=256) == pytest.approx(want)
+
+
 def test_stored_settings_repeat_the_run_to_the_bit(finished, tmp_path):
     again = read_settings(finished.settings, ["--run.folder", str(tmp_path), "--evaluation.every", "0"])
     assert losses(api.train(again)) == losses(finished.path)

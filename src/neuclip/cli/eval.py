@@ -17,7 +17,7 @@ from neuclip.settings.sections import RunSettings
 COMMAND = Command(
     usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...]",
     about="""Measures retrieval (recall at k, both ways) and zero-shot classification, with chance beside each figure.
-It takes the folder of a run, one of its checkpoints, or any model that open_clip can load.""",
+It takes the folder of a run, one of its checkpoints, or a saved open_clip model (local-dir:FOLDER).""",
     flags=(
         Flag("retrieval", tuple[str, ...], "held-out pairs, or none [default: those of the run's settings]"),
         Flag("zero-shot", tuple[str, ...], "classification sets, or none [default: those of the run's settings]"),

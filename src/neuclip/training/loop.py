@@ -53,10 +53,10 @@ def updated(run: Run, loss: Tensor, batch: Batch) -> Tensor:
     try:
         return run.optimizer.update(loss, run.step)
     except NotFinite as error:
-        good = "resume from the last checkpoint with a lower --optimizer.learning_rate in a new run"
         ids = ", ".join(str(i) for i in batch.ids[:8].tolist())
         raise RunFailed(
-            f"not a number at step {run.step} ({error}; sample ids {ids}, ...); stopped before the update; {good}"
+            f"not a number at step {run.step} ({error}; sample ids {ids}, ...); stopped before the update, the last "
+            "checkpoint is intact; start a new run with a lower --optimizer.learning_rate, or look at those samples"
         ) from error
 
 
