@@ -16,15 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neuclip.api import evaluate, load, train
+    from neuclip.objectives.amorlip import AmorLIP
     from neuclip.objectives.clip import CLIP
+    from neuclip.objectives.fastclip import FastCLIP
     from neuclip.objectives.neuclip import NeuCLIP
+    from neuclip.objectives.siglip import SigLIP
 
 __version__ = "0.1.0"
-__all__ = ["CLIP", "NeuCLIP", "__version__", "evaluate", "load", "train"]
+__all__ = ["CLIP", "AmorLIP", "FastCLIP", "NeuCLIP", "SigLIP", "__version__", "evaluate", "load", "train"]
 
 HOMES = {
+    "AmorLIP": "neuclip.objectives.amorlip",
     "CLIP": "neuclip.objectives.clip",
+    "FastCLIP": "neuclip.objectives.fastclip",
     "NeuCLIP": "neuclip.objectives.neuclip",
+    "SigLIP": "neuclip.objectives.siglip",
     "evaluate": "neuclip.api",
     "load": "neuclip.api",
     "train": "neuclip.api",

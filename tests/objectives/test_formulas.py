@@ -1,4 +1,4 @@
-"""Oracles 1 and 6 of the objective: log-normalizers, and the conjugate form at and away from its minimum."""
+"""Oracle 1 of the objective: log-normalizers of batch and prototypes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip.objectives.formulas.conjugate import calibration_ratio, unified_objective
-from neuclip.objectives.formulas.normalizer import log_normalizer, prototype_log_normalizer
+from neuclip.objectives.formulas.conjugate import calibration_ratio
+from neuclip.objectives.formulas.normalizer import log_normalizer
+from neuclip.objectives.normalizers.inner_loop import Anchors, scores
 from tests.references import contrastive
 
 SEEDS = (0, 1, 2)
@@ -35,11 +36,12 @@ def test_log_normalizer_equals_the_double_loop(seed, tau, eps):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("tau", "eps"), CASES)
-def test_prototype_log_normalizer_equals_the_double_loop(seed, tau, eps):
+def test_the_prototypes_prediction_equals_the_double_loop(seed, tau, eps):
     anchors, rows = unit(6, 5, seed=seed), 3 * torch.randn(7, 5, dtype=torch.float64)
     positive = unit(6, 5, seed=seed + 1).mul(anchors).sum(1)
-    cosine = anchors @ F.normalize(rows, dim=1).T
-    got = prototype_log_normalizer(cosine, positive, tau=torch.tensor(tau, dtype=torch.float64), eps=eps)
+    seen = Anchors(anchors, positive, torch.tensor(7.0, dtype=torch.float64).log(), masked=None)
+    buffer = torch.empty(6, 7, dtype=torch.float64)
+    got = scores(F.normalize(rows, dim=1), seen, torch.tensor(tau, dtype=torch.float64), buffer).alpha(eps)
     want = [
         contrastive.alpha(anchors[i].tolist(), positive[i].item(), rows.tolist(), tau, eps) for i in range(len(anchors))
     ]
@@ -67,27 +69,6 @@ def test_float32_stays_finite_where_the_normalizer_itself_overflows():
     value.sum().backward()
     assert torch.allclose(value, torch.tensor(190.0))
     assert torch.isfinite(s.grad).all()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_conjugate_form_equals_the_robust_loss_exactly_at_its_minimum(seed):
-    tau, rho = torch.tensor(0.07, dtype=torch.float64), 6.5
-    targets = (10 * unit(9, seed=seed), 10 * unit(9, seed=seed + 1))
-    at_minimum = unified_objective(targets, targets, tau=tau, rho=rho)
-    assert torch.allclose(at_minimum, tau * (targets[0].mean() + targets[1].mean() + 2 * rho), atol=1e-12, rtol=1e-12)
-    for shift in (-1.0, -0.1, 0.1, 1.0):
-        assert unified_objective(targets, (targets[0] + shift, targets[1]), tau=tau, rho=rho) > at_minimum
-
-
-def test_full_detached_and_mini_batch_gradients_agree_at_the_minimum():
-    targets = [torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    tau = torch.tensor(0.1, dtype=torch.float64)
-    full = torch.autograd.grad(unified_objective(tuple(targets), tuple(targets), tau=tau, rho=1.0), targets)
-    detached = tuple(t.detach() for t in targets)
-    stopped = torch.autograd.grad(unified_objective(tuple(targets), detached, tau=tau, rho=1.0), targets)
-    plain = torch.autograd.grad(tau * sum(t.mean() for t in targets), targets)
-    for a, b, c in zip(full, stopped, plain, strict=True):
-        assert torch.allclose(a, c, atol=1e-14) and torch.allclose(b, c, atol=1e-14)
 
 
 def test_a_capped_ratio_keeps_its_pull():

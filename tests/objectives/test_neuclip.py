@@ -9,8 +9,9 @@ from torch import Tensor
 
 from neuclip import NeuCLIP
 from neuclip.objectives.formulas.normalizer import log_normalizer
-from neuclip.objectives.normalizers.inner_loop import adagrad_step, prototype_gradient
-from neuclip.objectives.normalizers.prototypes import Refill
+from neuclip.objectives.normalizers.inner_loop import Anchors, Workspace, prototype_gradient
+from neuclip.objectives.normalizers.prototypes import Prototypes
+from neuclip.objectives.normalizers.refill import Refill
 from tests.references import contrastive
 
 CASES = [(seed, tau, eps) for seed in (0, 1, 2) for tau in (0.07, 0.5) for eps in (1e-14, 1e-6, 1e-2)]
@@ -32,36 +33,51 @@ def targets_and_positive(image: Tensor, text: Tensor, tau: Tensor, eps: float):
     return [log_normalizer(x, s.diagonal(), tau=tau, eps=eps, excluded=mask) for x in (s, s.T)], s.diagonal()
 
 
+def side(image: Tensor, text: Tensor, prototypes: int) -> Anchors:
+    return Anchors(image, (image * text).sum(1), torch.tensor(prototypes, dtype=torch.float64).log(), masked=None)
+
+
 @pytest.mark.parametrize(("seed", "tau", "eps"), CASES)
-def test_prototype_gradient_equals_autograd_and_is_orthogonal_to_its_prototype(seed, tau, eps):
+@pytest.mark.parametrize("fit", ["unified", "separate"])
+def test_prototype_gradient_equals_autograd_and_is_orthogonal_to_its_prototype(seed, tau, eps, fit):
     image, text = unit(B, D, seed=seed), unit(B, D, seed=seed + 1)
     rows = (5 * torch.randn(M, D, dtype=torch.float64)).requires_grad_()
     other = torch.randn(M, D, dtype=torch.float64)
     tau = torch.tensor(tau, dtype=torch.float64)
-    (want,) = torch.autograd.grad(
-        contrastive.unified_objective(image, text, rows, other, tau, rho=6.5, eps=eps), [rows]
+    reference = contrastive.unified_objective if fit == "unified" else contrastive.separate_objective
+    (want,) = torch.autograd.grad(reference(image, text, rows, other, tau, rho=6.5, eps=eps), [rows])
+    (target, _), _ = targets_and_positive(image, text, tau, eps)
+    got = prototype_gradient(
+        rows.detach(), side(image, text, M), target, tau=tau, eps=eps, fit=fit, workspace=Workspace(B, rows.detach())
     )
-    (target, _), positive = targets_and_positive(image, text, tau, eps)
-    got = prototype_gradient(rows.detach(), image, positive, target, tau=tau, eps=eps)
     assert close(got, want, 1e-11)
     assert (got * rows).sum(1).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("fit", ["unified", "separate"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_five_inner_steps_follow_torchs_adagrad(weight_decay):
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "sgd"])
+def test_five_inner_steps_follow_torchs_optimizers(optimizer, weight_decay, fit):
     image, text = unit(B, D, seed=3), unit(B, D, seed=4)
     tau, eps = torch.tensor(0.07, dtype=torch.float64), 1e-6
-    (target, _), positive = targets_and_positive(image, text, tau, eps)
-    rows, sums = unit(M, D, seed=5), torch.zeros(M, D, dtype=torch.float64)
-    parameter = torch.nn.Parameter(rows.clone())
-    optimizer = torch.optim.Adagrad([parameter], lr=0.3, weight_decay=weight_decay)
+    (target, _), _ = targets_and_positive(image, text, tau, eps)
+    prototypes = Prototypes(
+        M, D, optimizer=optimizer, learning_rate=0.3, weight_decay=weight_decay, initial_accumulator=0.1
+    ).double()
+    prototypes.rows.copy_(unit(M, D, seed=5))
+    parameter = torch.nn.Parameter(prototypes.rows.clone())
+    torchs = {
+        "adagrad": lambda p: torch.optim.Adagrad(p, 0.3, weight_decay=weight_decay, initial_accumulator_value=0.1),
+        "adam": lambda p: torch.optim.AdamW(p, 0.3, weight_decay=weight_decay),  # decoupled, as Algorithm 3 has it
+        "sgd": lambda p: torch.optim.SGD(p, 0.3, weight_decay=weight_decay),
+    }[optimizer]([parameter])
+    prototypes.learn(side(image, text, M), target, steps=5, active=M, tau=tau, eps=eps, fit=fit)
+    reference = contrastive.unified_objective if fit == "unified" else contrastive.separate_objective
     for _ in range(5):
-        gradient = prototype_gradient(rows, image, positive, target, tau=tau, eps=eps)
-        adagrad_step(rows, sums, gradient, learning_rate=0.3, weight_decay=weight_decay)
-        optimizer.zero_grad()
-        contrastive.unified_objective(image, text, parameter, rows, tau, rho=6.5, eps=eps).backward()
-        optimizer.step()
-    assert close(rows, parameter.detach(), 1e-8)
+        torchs.zero_grad()
+        reference(image, text, parameter, prototypes.rows, tau, rho=6.5, eps=eps).backward()
+        torchs.step()
+    assert close(prototypes.rows, parameter.detach(), 1e-8)
 
 
 @pytest.mark.parametrize(("seed", "tau", "eps"), CASES)
@@ -73,7 +89,7 @@ def test_tower_and_temperature_gradients_equal_autograd_of_the_paper_objective(s
     image, text = (unit(B, D, seed=seed + k).requires_grad_() for k in (0, 1))
     scale = torch.tensor(1 / tau, dtype=torch.float64, requires_grad=True)
     got = objective(image, text, scale)
-    rows = objective.prototypes_for_image.rows.clone(), objective.prototypes_for_text.rows.clone()
+    rows = objective.network.for_image.rows.clone(), objective.network.for_text.rows.clone()
     want = contrastive.unified_objective(
         image, text, *rows, 1 / scale, rho=6.5, eps=eps, detach_alpha=alpha_gradient == "detached"
     )
@@ -106,8 +122,8 @@ def test_a_restart_takes_evenly_spaced_rows_of_the_other_modality(num_prototypes
     objective = NeuCLIP(D, num_prototypes=num_prototypes, inner_steps=0)
     image, text = unit(B, D, seed=0), unit(B, D, seed=1)
     objective(image, text, torch.tensor(10.0))
-    assert torch.equal(objective.prototypes_for_image.rows, text[expected])
-    assert torch.equal(objective.prototypes_for_text.rows, image[expected])
+    assert torch.equal(objective.network.for_image.rows, text[expected])
+    assert torch.equal(objective.network.for_text.rows, image[expected])
 
 
 def test_more_prototypes_than_pairs_fill_over_several_steps_and_count_only_what_is_there():
@@ -116,14 +132,14 @@ def test_more_prototypes_than_pairs_fill_over_several_steps_and_count_only_what_
     actives = []
     for image, text in batches:
         objective(image, text, torch.tensor(10.0))
-        actives.append(objective.refill.active)
+        actives.append(objective.network.refill.active)
     assert actives == [10, 20, 25, 25]
     last = batches[2][1][[0, 2, 4, 6, 8]]  # five slots were left for ten rows: every second one
-    assert torch.equal(objective.prototypes_for_image.rows, torch.cat([batches[0][1], batches[1][1], last]))
+    assert torch.equal(objective.network.for_image.rows, torch.cat([batches[0][1], batches[1][1], last]))
 
 
 def test_a_restart_that_falls_due_during_a_fill_waits_for_its_end():
-    refill = Refill(num_prototypes=25, restart_every=2)
+    refill = Refill(num_prototypes=25, restart="periodic", restart_every=2)
     written = [(None if (renewal := refill.advance(10)) is None else renewal[0].tolist()) for _ in range(6)]
     fill = [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert written == fill + fill
@@ -134,9 +150,9 @@ def test_restart_keeps_adagrad_sums_unless_told_to_reset_them():
         objective = NeuCLIP(D, num_prototypes=4, inner_steps=1, restart_every=1, reset_optimizer_at_restart=reset)
         first = unit(B, D, seed=0), unit(B, D, seed=1)
         objective(*first, torch.tensor(10.0))
-        kept = objective.prototypes_for_image.sums.clone()
+        kept = objective.network.for_image.sums.clone()
         objective(unit(B, D, seed=2), unit(B, D, seed=3), torch.tensor(10.0))
-        grew = (objective.prototypes_for_image.sums >= kept).all()
+        grew = (objective.network.for_image.sums >= kept).all()
         assert bool(grew) is not reset
 
 
@@ -149,7 +165,7 @@ def test_eval_mode_writes_nothing_and_without_prototypes_uses_the_batch():
     targets, _ = targets_and_positive(image, text, tau, objective.eps)
     assert torch.allclose(loss, tau * (targets[0].mean() + targets[1].mean() + 2 * objective.rho))
     assert all(torch.equal(x, objective.state_dict()[name]) for name, x in before.items())
-    assert objective.refill.step == 0
+    assert objective.network.refill.step == 0
     with pytest.raises(RuntimeError, match="train mode"):
         objective.log_normalizers(image, text, 1 / tau)
 

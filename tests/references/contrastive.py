@@ -40,3 +40,20 @@ def unified_objective(
             predicted = predicted.detach()
         total = total + tau * ((eps + g) * torch.exp(-predicted) + predicted).mean()
     return total
+
+
+def separate_objective(
+    image: Tensor, text: Tensor, prototypes_for_image: Tensor, prototypes_for_text: Tensor, tau: Tensor, *,
+    rho: float, eps: float
+) -> Tensor:  # fmt: skip
+    """Half the mean squared difference of predicted and batch log-normalizers, both sides."""
+    s = image @ text.T
+    a = s.diagonal()
+    off_diagonal = 1 - torch.eye(len(s), dtype=s.dtype)
+    total = torch.zeros((), dtype=s.dtype)
+    for similarity, anchors, rows in ((s, image, prototypes_for_image), (s.T, text, prototypes_for_text)):
+        g = (torch.exp((similarity - a[:, None]) / tau) * off_diagonal).sum(1) / (len(s) - 1)
+        cosine = anchors @ (rows / rows.norm(dim=1, keepdim=True)).T
+        predicted = torch.log(eps + torch.exp((cosine - a[:, None]) / tau).mean(1))
+        total = total + (predicted - torch.log(eps + g)).square().mean() / 2
+    return total

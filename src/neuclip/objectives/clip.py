@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from neuclip.objectives.contrast import normalizer_over
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.pairs import Pairs, batch_log_normalizers
 from neuclip.settings.objectives import CLIPSettings
@@ -25,6 +24,7 @@ class CLIP(Objective):
     Args:
         form: "openclip" or "minibatch". At eps = 1/(B-1) the second is 2 tau times the first, up to a constant.
         rho, eps: constants of the mini-batch form; eps is also that of `log_normalizers`.
+        mask_duplicates: pairs with an equal caption are no negatives of each other (`caption_ids`).
     """
 
     def __init__(
@@ -33,21 +33,24 @@ class CLIP(Objective):
         form: Literal["openclip", "minibatch"] = CLIPSettings.form,
         rho: float = CLIPSettings.rho,
         eps: float = CLIPSettings.eps,
+        mask_duplicates: bool = CLIPSettings.mask_duplicates,
     ) -> None:
-        super().__init__()
+        super().__init__(mask_duplicates=mask_duplicates)
         self.form, self.rho, self.eps = form, rho, eps
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        by_image, by_text = pairs.similarities()
-        self._note_accuracy(by_image, pairs)
+        self._note_accuracy(pairs)
         self._metrics.note(calibration=None)  # the batch cannot tell how far it is from the data set
         if self.form == "minibatch":
-            image, text = batch_log_normalizers(by_image, by_text, pairs, tau=tau, eps=self.eps)
-            return tau * (image.mean() + text.mean() + 2 * self.rho)
-        # A sample drawn twice into one batch is no wrong answer for itself; its own column stays.
-        twins = pairs.excluded.scatter(1, pairs.own[:, None], False)
-        sides = [F.cross_entropy((s / tau).masked_fill(twins, -math.inf), pairs.own) for s in (by_image, by_text)]
-        return torch.stack(sides).mean()
+            image, text = batch_log_normalizers(pairs, tau, self.eps)
+            ratio = normalizer_over(pairs, tau, (image, text))
+            return tau * (image.mean() + text.mean() + 2 * self.rho) + tau.detach() * (ratio - ratio.detach())
+        # Cross-entropy with the positive in the denominator is log(1 + N g), N the number of others: the mini-batch
+        # form at eps = 1 / N, without the factor tau.
+        others = pairs.others.log()
+        image, text = (torch.logaddexp(side, -others) for side in batch_log_normalizers(pairs, tau, 0.0))
+        ratio = normalizer_over(pairs, tau, (image, text))
+        return (image + text).mean() / 2 + others.mean() + (ratio - ratio.detach()) / 2
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
-        return batch_log_normalizers(*pairs.similarities(), pairs, tau=tau, eps=self.eps)
+        return batch_log_normalizers(pairs, tau, self.eps)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from neuclip.objectives.metrics import Metrics
-from neuclip.objectives.pairs import Pairs, check_features, check_unit_rows, full_precision, gather_pairs
+from neuclip.objectives.pairs import Pairs, check_features, check_keys, check_unit_rows, full_precision, gather_pairs
 
 
 class NoEstimate(RuntimeError):
@@ -22,9 +22,10 @@ class Objective(nn.Module, ABC):
     so that no outer optimizer picks it up. `train()` lets forward update state, `eval()` writes nothing.
     """
 
-    def __init__(self, embed_dim: int | None = None) -> None:
+    def __init__(self, embed_dim: int | None = None, *, mask_duplicates: bool = False) -> None:
         super().__init__()
         self.embed_dim = embed_dim
+        self.mask_duplicates = mask_duplicates
         self._metrics = Metrics()
         self._rows_checked = False
 
@@ -41,20 +42,23 @@ class Objective(nn.Module, ABC):
         logit_bias: Tensor | None = None,
         *,
         sample_ids: Tensor | None = None,
+        caption_ids: Tensor | None = None,
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of the global batch as this process sees it.
+        """The loss of the global batch as this process sees it: the mean over processes of its gradients is the
+        gradient of the loss of the whole batch.
 
         Args:
             image_features, text_features: (b, d), unit rows; row i of both is one pair of this process.
             logit_scale: scalar tensor 1/tau, as open_clip's models give it.
-            logit_bias: accepted for open_clip's calling convention; a softmax does not see it.
+            logit_bias: scalar tensor for SigLIP; a softmax does not see it.
             sample_ids: (b,) int64, the number of each sample in its data set.
+            caption_ids: (b,) int64, equal for equal captions; only `mask_duplicates` needs them.
             output_dict: answer {"contrastive_loss": loss}, as open_clip's trainer expects.
         """
         self._metrics.clear()
         with full_precision(image_features.device):
-            pairs = self._pairs(image_features, text_features, sample_ids)
+            pairs = self._pairs(image_features, text_features, sample_ids, caption_ids, logit_bias)
             loss = self.loss(pairs, self._tau(logit_scale, pairs))
         return {"contrastive_loss": loss} if output_dict else loss
 
@@ -74,20 +78,40 @@ class Objective(nn.Module, ABC):
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
         raise NoEstimate(f"{type(self).__name__} has no normalizer")
 
-    def _pairs(self, image: Tensor, text: Tensor, sample_ids: Tensor | None) -> Pairs:
+    def _pairs(
+        self,
+        image: Tensor,
+        text: Tensor,
+        sample_ids: Tensor | None,
+        caption_ids: Tensor | None = None,
+        logit_bias: Tensor | None = None,
+    ) -> Pairs:
         check_features(image, text, self.embed_dim)
+        check_keys(sample_ids, image, "sample_ids")
+        check_keys(caption_ids, image, "caption_ids")
         if not self._rows_checked:
             check_unit_rows(image, text)
             self._rows_checked = True
-        return gather_pairs(image, text, dtype=self._state_follows(image), sample_ids=sample_ids)
+        pairs = gather_pairs(
+            image,
+            text,
+            dtype=self._state_follows(image),
+            sample_ids=sample_ids,
+            caption_ids=caption_ids if self.mask_duplicates else None,
+            logit_bias=logit_bias,
+        )
+        if self.mask_duplicates:
+            self._metrics.note(masked_duplicates=pairs.excluded.sum() - len(image))
+        return pairs
 
     def _state_follows(self, features: Tensor) -> torch.dtype:
         """Move the state to the features' device, and to float64 when they are, so that nobody has to remember to.
         Answers the type to compute in: float32, or float64 when features or state are."""
         dtype = torch.promote_types(features.dtype, torch.float32)
-        for buffer in self.buffers():
+        state = [buffer for buffer in self.buffers() if buffer.is_floating_point()]
+        for buffer in state:
             dtype = torch.promote_types(dtype, buffer.dtype)
-        if any(buffer.device != features.device or buffer.dtype != dtype for buffer in self.buffers()):
+        if any(buffer.device != features.device or buffer.dtype != dtype for buffer in state):
             self.to(features.device, dtype)
         return dtype
 
@@ -95,5 +119,5 @@ class Objective(nn.Module, ABC):
     def _tau(logit_scale: Tensor, pairs: Pairs) -> Tensor:
         return 1 / torch.as_tensor(logit_scale, device=pairs.image.device).to(pairs.image.dtype)
 
-    def _note_accuracy(self, similarity: Tensor, pairs: Pairs) -> None:
-        self._metrics.note(accuracy=(similarity.detach().argmax(dim=1) == pairs.own).float().mean())
+    def _note_accuracy(self, pairs: Pairs) -> None:
+        self._metrics.note(accuracy=(pairs.similarities()[0].argmax(dim=1) == pairs.own).float().mean())

@@ -5,55 +5,125 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from neuclip.distributed import gather_rows, gather_values, rank
+from neuclip.distributed import gather_values, rank, values_everywhere
 from neuclip.objectives.formulas.normalizer import log_normalizer
+
+Both = tuple[Tensor, Tensor]  # image side, text side
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """This process's anchors against the candidates of the whole global batch, in float32 or wider."""
+    """This process's anchors against the candidates of the whole global batch, in float32 or wider.
 
-    image: Tensor  # (b, d)
-    text: Tensor  # (b, d)
+    Candidates are values: no gradient travels back through the gather. What other processes' anchors say of a local
+    row is computed here, from their numbers (`objectives/contrast.py`).
+    """
+
+    image: Tensor  # (b, d) with graph
+    text: Tensor  # (b, d) with graph
+    positive: Tensor  # (b,) with graph: the similarity of each pair
     all_image: Tensor  # (B, d)
     all_text: Tensor  # (B, d)
     own: Tensor  # (b,) the column of each anchor's own partner among the candidates
-    excluded: Tensor  # (b, B) bool: the own partner, and the same sample drawn twice into one batch
+    excluded: Tensor  # (b, B) bool, symmetric over the batch: own partner, same sample, with mask_duplicates same caption
+    sample_ids: Tensor | None = None  # (b,)
+    all_sample_ids: Tensor | None = None  # (B,)
+    all_caption_ids: Tensor | None = None  # (B,) only where duplicates are masked
+    logit_bias: Tensor | None = None  # scalar, with graph; only SigLIP looks at it
+
+    @cached_property
+    def others(self) -> Tensor:  # (b,)
+        """How many candidates each anchor's normalizer is a mean over; 1 where there are none, for g = 0 then."""
+        return (~self.excluded).sum(dim=1).clamp(min=1).to(self.all_image.dtype)
+
+    @cached_property
+    def _similarities(self) -> Both:
+        return self.image.detach() @ self.all_text.T, self.text.detach() @ self.all_image.T
+
+    @cached_property
+    def all_positive(self) -> Tensor:  # (B,)
+        """Every process's `positive`; collective at its first use."""
+        return gather_values(self.positive)
+
+    def similarities(self) -> Both:  # (b, B), (b, B)
+        """Images against all texts, texts against all images: values, computed once."""
+        return self._similarities
 
     @property
-    def positive(self) -> Tensor:  # (b,)
-        return (self.image * self.text).sum(dim=1)
-
-    def similarities(self) -> tuple[Tensor, Tensor]:  # (b, B), (b, B)
-        """Images against all texts, texts against all images."""
-        return self.image @ self.all_text.T, self.text @ self.all_image.T
+    def mine(self) -> slice:
+        """This process's rows of the global batch."""
+        first = rank() * len(self.image)
+        return slice(first, first + len(self.image))
 
 
-def gather_pairs(image: Tensor, text: Tensor, *, dtype: torch.dtype, sample_ids: Tensor | None) -> Pairs:
-    """Features travel as they come (bf16 stays bf16) and are computed with in `dtype`."""
+def gather_pairs(
+    image: Tensor,
+    text: Tensor,
+    *,
+    dtype: torch.dtype,
+    sample_ids: Tensor | None = None,
+    caption_ids: Tensor | None = None,
+    logit_bias: Tensor | None = None,
+) -> Pairs:
+    """Features travel as they come (bf16 stays bf16) and are computed with in `dtype`.
+
+    Anchors and candidates with equal `sample_ids` or equal `caption_ids` are no negatives of each other.
+    """
+    _check_equal_batches(len(image))
     own = rank() * len(image) + torch.arange(len(image), device=image.device)
-    all_image, all_text = gather_rows(image).to(dtype), gather_rows(text).to(dtype)
-    if sample_ids is None:
-        columns = torch.arange(len(all_image), device=image.device)
-        excluded = columns[None, :] == own[:, None]
-    else:
-        sample_ids = sample_ids.to(image.device)
-        excluded = sample_ids[:, None] == gather_values(sample_ids)[None, :]
-    return Pairs(image.to(dtype), text.to(dtype), all_image, all_text, own, excluded)
-
-
-def batch_log_normalizers(
-    by_image: Tensor, by_text: Tensor, pairs: Pairs, *, tau: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:  # (b, B), (b, B) -> (b,), (b,)
-    """Eq. 9 with the global batch in place of the data set, image side and text side."""
-    return (
-        log_normalizer(by_image, pairs.positive, tau=tau, eps=eps, excluded=pairs.excluded),
-        log_normalizer(by_text, pairs.positive, tau=tau, eps=eps, excluded=pairs.excluded),
+    all_image, all_text = gather_values(torch.stack([image, text], dim=1)).to(dtype).unbind(dim=1)
+    columns = torch.arange(len(all_image), device=image.device)
+    excluded = columns[None, :] == own[:, None]
+    all_ids, all_captions = _gathered(sample_ids, image.device), _gathered(caption_ids, image.device)
+    for keys in (all_ids, all_captions):
+        if keys is not None:
+            excluded = excluded | (keys[own][:, None] == keys[None, :])
+    image, text = image.to(dtype), text.to(dtype)
+    return Pairs(
+        image,
+        text,
+        (image * text).sum(dim=1),
+        all_image.contiguous(),
+        all_text.contiguous(),
+        own,
+        excluded,
+        sample_ids=None if all_ids is None else all_ids[own],
+        all_sample_ids=all_ids,
+        all_caption_ids=all_captions,
+        logit_bias=None if logit_bias is None else logit_bias.to(dtype),
     )
+
+
+def batch_log_normalizers(pairs: Pairs, tau: Tensor | Both, eps: float) -> Both:  # -> (b,), (b,)
+    """Eq. 9 with the global batch in place of the data set, image side and text side: values.
+
+    `tau` is a scalar, or one temperature per anchor and side.
+    """
+    taus = tau if isinstance(tau, tuple) else (tau, tau)
+    with torch.no_grad():
+        image, text = (
+            log_normalizer(similarity, pairs.positive, tau=t, eps=eps, excluded=pairs.excluded)
+            for similarity, t in zip(pairs.similarities(), taus, strict=True)
+        )
+    return image, text
+
+
+def _gathered(keys: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if keys is None else gather_values(keys.to(device))
+
+
+def _check_equal_batches(size: int) -> None:
+    sizes = values_everywhere(size)
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"processes came with different batch sizes ({', '.join(map(str, sizes))}); "
+            "give every process as many pairs, for example with drop_last=True"
+        )
 
 
 def check_features(image: Tensor, text: Tensor, embed_dim: int | None = None) -> None:
@@ -65,6 +135,13 @@ def check_features(image: Tensor, text: Tensor, embed_dim: int | None = None) ->
         )
     if embed_dim is not None and image.shape[1] != embed_dim:
         raise ValueError(f"features have {image.shape[1]} columns; this objective was made with embed_dim={embed_dim}")
+
+
+def check_keys(keys: Tensor | None, image: Tensor, name: str) -> None:
+    if keys is not None and (keys.shape != image.shape[:1] or keys.is_floating_point()):
+        raise ValueError(
+            f"{name} have shape {tuple(keys.shape)} and type {keys.dtype}; give {len(image)} integers, one per pair"
+        )
 
 
 def check_unit_rows(image: Tensor, text: Tensor) -> None:

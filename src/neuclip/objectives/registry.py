@@ -5,15 +5,32 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from neuclip.objectives.amorlip import AmorLIP
 from neuclip.objectives.clip import CLIP
+from neuclip.objectives.fastclip import FastCLIP
 from neuclip.objectives.neuclip import NeuCLIP
 from neuclip.objectives.objective import Objective
+from neuclip.objectives.siglip import SigLIP
 
-OBJECTIVES: dict[str, type[Objective]] = {"clip": CLIP, "neuclip": NeuCLIP}
-NEEDS_EMBED_DIM = {"neuclip"}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "clip": CLIP,
+    "siglip": SigLIP,
+    "fastclip": FastCLIP,
+    "amorlip": AmorLIP,
+    "neuclip": NeuCLIP,
+}
+# What a method must know of the model, the data or the run, beside its settings.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "fastclip": ("dataset_size", "total_samples"),
+    "amorlip": ("embed_dim", "dataset_size", "total_samples"),
+    "neuclip": ("embed_dim",),
+}
+# Fields of an objective that are told to the towers instead (training/run.py).
+OF_THE_MODEL = ("bias_initial",)
 
 
-def build_objective(name: str, settings: Any, *, embed_dim: int) -> Objective:
+def build_objective(name: str, settings: Any, *, embed_dim: int, dataset_size: int, total_samples: int) -> Objective:
     """The objective a run asked for; `settings` is its dataclass of `neuclip.settings.objectives`."""
-    sizes = {"embed_dim": embed_dim} if name in NEEDS_EMBED_DIM else {}
-    return OBJECTIVES[name](**sizes, **asdict(settings))
+    known = {"embed_dim": embed_dim, "dataset_size": dataset_size, "total_samples": total_samples}
+    told = {field: value for field, value in asdict(settings).items() if field not in OF_THE_MODEL}
+    return OBJECTIVES[name](**{need: known[need] for need in NEEDS.get(name, ())}, **told)

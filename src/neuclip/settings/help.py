@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from neuclip.settings.keys import SECTION_NAMES, section_fields, section_type
 from neuclip.settings.objectives import OBJECTIVES
@@ -39,7 +40,7 @@ def field_lines(section: str, objective: str, tiny: Any) -> str:
     rows = []
     for field, declared in section_fields(section, objective):
         value = getattr(tiny, field.name)
-        defaults = [f"default: {as_typed(field.default)}"] if field.default != "" else []
+        defaults = [f"default: {as_typed(field.default)}"] if field.default not in ("", None) else []
         defaults += [f"tiny: {as_typed(value)}"] if value != field.default else []
         help = field.metadata["help"] + (f" [{'; '.join(defaults)}]" if defaults else "")
         rows.append((f"--{section}.{field.name} {takes(declared)}", help))
@@ -54,6 +55,8 @@ def takes(declared: Any) -> str:
     """What a flag of this type takes: N, X, TEXT, true|false, the choices, or a list of them."""
     if get_origin(declared) is Literal:
         return "|".join(get_args(declared))
+    if get_origin(declared) in (Union, UnionType):  # X | None
+        return takes(get_args(declared)[0])
     if get_origin(declared) is tuple:
         items = [takes(item) for item in get_args(declared) if item is not Ellipsis]
         return ",".join(items) + (",..." if Ellipsis in get_args(declared) else "")

@@ -6,7 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from neuclip.errors import AskedWrongly
 from neuclip.settings.nearest import any_of, nearest
@@ -67,6 +68,8 @@ def parse(value: Any, declared: Any) -> Any:
     """As `convert`, but raises ValueError with the remedy alone."""
     if get_origin(declared) is Literal:
         return parse_choice(value, get_args(declared))
+    if get_origin(declared) in (Union, UnionType):  # X | None: not said, so that the method may choose
+        return None if value in (None, "default") else parse(value, get_args(declared)[0])
     if get_origin(declared) is tuple:
         return parse_tuple(value, get_args(declared))
     return {int: parse_whole_number, float: parse_number, bool: parse_boolean, str: parse_text}[declared](value)

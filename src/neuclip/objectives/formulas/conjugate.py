@@ -19,14 +19,3 @@ def capped_exponent(log_normalizer: Tensor, alpha: Tensor) -> Tensor:  # (b,), (
 def calibration_ratio(log_normalizer: Tensor, alpha: Tensor) -> Tensor:  # (b,), (b,) -> (b,)
     """r = exp(log(eps+g) - alpha), true over predicted normalizer: 1 when alpha is right."""
     return torch.exp(capped_exponent(log_normalizer, alpha))
-
-
-def unified_objective(
-    log_normalizer: tuple[Tensor, Tensor], alpha: tuple[Tensor, Tensor], *, tau: Tensor, rho: float
-) -> Tensor:
-    """Eq. 12 over the anchors given: tau * mean(r + alpha), image side plus text side, plus 2 tau (rho - 1).
-
-    At alpha = log-normalizer it equals the robust global contrastive loss of Eq. 1; elsewhere it is larger.
-    """
-    sides = [(calibration_ratio(l, a) + a).mean() for l, a in zip(log_normalizer, alpha, strict=True)]
-    return tau * (sides[0] + sides[1] + 2 * (rho - 1))

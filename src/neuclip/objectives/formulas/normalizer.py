@@ -13,23 +13,15 @@ def log_normalizer(
 ) -> Tensor:  # (b, B), (b,), (b, B) -> (b,)
     """Eq. 9: log(eps + g), where g is the mean of exp((s_ij - s_ii) / tau) over the candidates not `excluded`.
 
-    Row i's own pair must be among the excluded; a row with nothing left has g = 0.
+    Row i's own pair must be among the excluded; a row with nothing left has g = 0. tau is a scalar, or (b,).
 
     >>> s = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     >>> log_normalizer(s, s.diagonal(), tau=torch.tensor(0.1), eps=0.0, excluded=torch.eye(2, dtype=torch.bool))
     tensor([-8., -6.])
     """
-    excess = ((similarity - positive[:, None]) / tau).masked_fill(excluded, -math.inf)
+    excess = ((similarity - positive[:, None]) / (tau[:, None] if tau.ndim else tau)).masked_fill(excluded, -math.inf)
     count = (~excluded).sum(dim=1)
     return add_eps(_log_sum_exp(excess) - count.clamp(min=1).to(excess.dtype).log(), eps)
-
-
-def prototype_log_normalizer(
-    similarity: Tensor, positive: Tensor, *, tau: Tensor, eps: float
-) -> Tensor:  # (b, m), (b,) -> (b,)
-    """Eq. 10 and 11: log(eps + 1/m sum_j exp((cos_ij - s_ii) / tau)) over all m prototypes."""
-    excess = (similarity - positive[:, None]) / tau
-    return add_eps(torch.logsumexp(excess, dim=1) - math.log(similarity.shape[1]), eps)
 
 
 def add_eps(log_mean: Tensor, eps: float) -> Tensor:

@@ -1,45 +1,100 @@
-"""The inner steps: how prototypes learn from one batch (Algorithm 1, lines 6-8), by closed form, without a graph."""
+"""The inner steps: how prototypes learn from one batch (Algorithm 1, lines 6-8), by closed form, without a graph.
+
+Each process holds a block of the prototypes and all anchors. An update needs the others for one number per anchor: its
+log-sum-exp over their block.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from neuclip.distributed import gather_values, world_size
 from neuclip.objectives.formulas.conjugate import capped_exponent
 from neuclip.objectives.formulas.normalizer import add_eps
 
-ADAGRAD_EPS = 1e-10  # torch.optim.Adagrad's
+LOWEST = -1e30  # stands in for the maximum of an empty row, where -inf - (-inf) would be not a number
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Anchors:
+    """One side of the global batch, as its prototypes see it."""
+
+    features: Tensor  # (B, d)
+    positive: Tensor  # (B,)
+    log_count: Tensor  # (B,) or (): logarithm of the number of prototypes that each mean is over, of all processes
+    masked: Tensor | None  # (B, my prototypes) bool: no candidates of this anchor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """exp((cos_ij - s_ii) / tau - log m - largest_i) over this process's block, and what it amounts to over all."""
+
+    exponentials: Tensor  # (B, my prototypes)
+    largest: Tensor  # (B,)
+    log_mean: Tensor  # (B,) over all processes
+
+    def alpha(self, eps: float) -> Tensor:  # (B,)
+        return add_eps(self.log_mean, eps)
+
+
+def scores(unit: Tensor, anchors: Anchors, tau: Tensor, buffer: Tensor) -> Scores:  # (m, d), (B, m)
+    """Eq. 10 and 11, every block. `buffer` is overwritten and becomes the exponentials."""
+    # Scaling the smaller matrix and adding inside the product saves two passes over (B, m).
+    offset = -(anchors.positive / tau) - anchors.log_count
+    torch.addmm(offset[:, None], anchors.features / tau, unit.T, out=buffer)
+    if anchors.masked is not None:
+        buffer.masked_fill_(anchors.masked, -torch.inf)
+    largest = buffer.amax(dim=1).clamp_(min=LOWEST) if len(unit) else torch.full_like(offset, LOWEST)
+    buffer.sub_(largest[:, None]).exp_()
+    log_mean = largest + buffer.sum(dim=1).log()
+    return Scores(buffer, largest, _over_processes(log_mean))
+
+
+def _over_processes(log_mean: Tensor) -> Tensor:  # (B,)
+    """Every process computes the same sum of the same numbers in the same order: no drift between them."""
+    if world_size() == 1:
+        return log_mean
+    return torch.logsumexp(gather_values(log_mean[None]), dim=0)
+
+
 def prototype_gradient(
-    rows: Tensor, anchors: Tensor, positive: Tensor, log_normalizer: Tensor, *, tau: Tensor, eps: float
-) -> Tensor:  # (m, d), (B, d), (B,), (B,) -> (m, d)
-    """The gradient of Eq. 12 with respect to one side's prototypes: two matrix products, one (B, m) buffer.
+    rows: Tensor,
+    anchors: Anchors,
+    log_normalizer: Tensor,
+    *,
+    tau: Tensor,
+    eps: float,
+    fit: Literal["unified", "separate"],
+    workspace: Workspace,
+) -> Tensor:  # (m, d), (B,) -> (m, d)
+    """The gradient of Eq. 12 (or of AmorLIP's squared difference) with respect to one side's prototypes: two matrix
+    products and one (B, m) buffer. In the unified objective tau cancels: F has a factor tau, the similarity 1/tau."""
+    unit, pull = workspace.unit, workspace.pull
+    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    torch.div(rows, lengths, out=unit)
+    found = scores(unit, anchors, tau, workspace.buffer)
+    alpha = found.alpha(eps)
+    if fit == "unified":  # d/d alpha of exp(L - alpha) + alpha
+        slope = -torch.expm1(capped_exponent(log_normalizer, alpha))
+    else:
+        slope = (alpha - log_normalizer) / tau
+    # d alpha_i / d excess_ij = exp(excess_ij - alpha_i). The factor of row i goes to the smaller matrix.
+    weight = slope * torch.exp(found.largest - alpha) / len(log_normalizer)
+    torch.mm(found.exponentials.T, weight[:, None] * anchors.features, out=pull)
+    # Through the division by the length: what points along a prototype has no effect.
+    along = torch.linalg.vecdot(pull, unit)[:, None]
+    return pull.addcmul_(unit, along, value=-1).div_(lengths)
 
-    tau cancels: F carries a factor tau and the similarity a factor 1/tau.
-    """
-    lengths = rows.norm(dim=1, keepdim=True)
-    unit = rows / lengths
-    # excess_ij = (cos_ij - s_ii) / tau - log m: scaling the smaller matrix and adding inside the product saves two
-    # passes over (B, m).
-    offset = -(positive / tau) - math.log(len(rows))
-    excess = torch.addmm(offset[:, None], anchors / tau, unit.T)
-    largest = excess.amax(dim=1)
-    excess.sub_(largest[:, None]).exp_()
-    alpha = add_eps(largest + excess.sum(dim=1).log(), eps)
-    # dF/d excess_ij = (1 - r_i) exp(excess_ij - alpha_i) / B. The factor of row i goes to the smaller matrix.
-    weight = -torch.expm1(capped_exponent(log_normalizer, alpha)) * torch.exp(largest - alpha) / len(anchors)
-    pull = excess.T @ (weight[:, None] * anchors)
-    return (pull - (pull * unit).sum(dim=1, keepdim=True) * unit) / lengths  # through the division by the length
 
+class Workspace:
+    """Memory for one side's inner loop, reused by all its updates: fresh pages for (B, m) cost as much as the
+    exponentials in them."""
 
-@torch.no_grad()
-def adagrad_step(rows: Tensor, sums: Tensor, gradient: Tensor, *, learning_rate: float, weight_decay: float) -> None:
-    """torch.optim.Adagrad's update, in place."""
-    if weight_decay:
-        gradient = gradient + weight_decay * rows
-    sums.addcmul_(gradient, gradient)
-    rows.addcdiv_(gradient, sums.sqrt().add_(ADAGRAD_EPS), value=-learning_rate)
+    def __init__(self, batch: int, rows: Tensor):
+        self.buffer = rows.new_empty(batch, len(rows))
+        self.unit = torch.empty_like(rows)
+        self.pull = torch.empty_like(rows)

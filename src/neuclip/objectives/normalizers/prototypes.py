@@ -1,77 +1,113 @@
-"""Prototypes: m rows per side that stand in for every candidate of the data set (Eq. 10 and 11)."""
+"""Prototypes: m rows that stand in for every candidate of the data set (Eq. 10 and 11). One side."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from neuclip.objectives.formulas.normalizer import prototype_log_normalizer
+from neuclip.distributed import scatter_sum
+from neuclip.objectives.normalizers.inner_loop import Anchors, Workspace, prototype_gradient, scores
+from neuclip.objectives.normalizers.row_updates import adagrad_update, adam_update, sgd_update
+from neuclip.objectives.normalizers.sharded import ShardedRows
+
+RowOptimizer = Literal["adagrad", "adam", "sgd"]
 
 
-class Prototypes(nn.Module):
-    """One side's network: its rows, and AdaGrad's sums of their squared gradients.
+class Prototypes(ShardedRows):
+    """One side's network: this process's block of rows, and what their optimizer remembers of each.
 
     Named after the anchor they serve: the prototypes *for images* are made of text features. The cosine inside divides
     by a row's length, so rows are free to grow.
     """
 
-    rows: Tensor  # (m, d)
-    sums: Tensor  # (m, d)
+    rows: Tensor  # (my share of m, d)
 
-    def __init__(self, num_prototypes: int, embed_dim: int, initial_accumulator: float):
-        super().__init__()
+    def __init__(
+        self,
+        num_prototypes: int,
+        embed_dim: int,
+        *,
+        optimizer: RowOptimizer,
+        learning_rate: float,
+        weight_decay: float,
+        initial_accumulator: float,
+    ):
+        super().__init__(num_prototypes)
+        self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
         self.initial_accumulator = initial_accumulator
-        self.register_buffer("rows", torch.zeros(num_prototypes, embed_dim))
-        self.register_buffer("sums", torch.full((num_prototypes, embed_dim), initial_accumulator))
+        self.add_rows("rows", embed_dim)
+        if optimizer == "adagrad":
+            self.add_rows("sums", embed_dim, fill=float(initial_accumulator))
+        elif optimizer == "adam":
+            self.add_rows("first", embed_dim)
+            self.add_rows("second", embed_dim)
+            self.add_rows("steps", 1)
 
-    def alpha(self, anchors: Tensor, positive: Tensor, *, active: int, tau: Tensor, eps: float) -> Tensor:  # -> (b,)
-        """The predicted log-normalizer of each anchor (b, d), from the first `active` rows."""
-        similarity = anchors @ F.normalize(self.rows[:active], dim=1).T
-        return prototype_log_normalizer(similarity, positive, tau=tau, eps=eps)
+    def active_rows(self, active: int) -> Tensor:
+        """Of the slots that hold anything, this process's: a view."""
+        return self.rows[: max(0, active - self.share.start)]
 
-    def write(self, slots: Tensor, features: Tensor, *, reset_sums: bool) -> None:  # (k,), (k, d)
+    def write(self, slots: Tensor, features: Tensor, *, reset: bool) -> None:  # (k,), (k, d)
+        """Overwrite `slots`; with `reset` their optimizer forgets them."""
         self.rows[slots] = features
-        if reset_sums:
-            self.sums[slots] = self.initial_accumulator
+        if reset and self.optimizer == "adagrad":
+            self.get_buffer("sums")[slots] = self.initial_accumulator
+        elif reset and self.optimizer == "adam":
+            for name in ("first", "second", "steps"):
+                self.get_buffer(name)[slots] = 0
 
+    @torch.no_grad()
+    def learn(
+        self,
+        anchors: Anchors,
+        log_normalizer: Tensor,
+        *,
+        steps: int,
+        active: int,
+        tau: Tensor,
+        eps: float,
+        fit: Literal["unified", "separate"],
+    ) -> None:
+        """Algorithm 1, lines 6-8, for one side: features, log-normalizers (B,) and temperature held constant."""
+        rows = self.active_rows(active)
+        workspace = Workspace(len(log_normalizer), rows)
+        for _ in range(steps):
+            gradient = prototype_gradient(
+                rows, anchors, log_normalizer, tau=tau, eps=eps, fit=fit, workspace=workspace
+            )
+            self._update(rows, gradient, scratch=workspace.unit)
 
-class Refill:
-    """Which slots a step renews, and from which rows of the batch (Algorithm 1, lines 3-4).
+    def _update(self, rows: Tensor, gradient: Tensor, scratch: Tensor) -> None:
+        rate, state = self.learning_rate, {name: b[: len(rows)] for name, b in self.named_buffers(recurse=False)}
+        if self.weight_decay and self.optimizer == "adam":  # decoupled, as AdamW's
+            rows.mul_(1 - rate * self.weight_decay)
+        elif self.weight_decay:
+            gradient.add_(rows, alpha=self.weight_decay)
+        if self.optimizer == "adagrad":
+            adagrad_update(rows, state["sums"], gradient, scratch, learning_rate=rate)
+        elif self.optimizer == "adam":
+            moments = (state["first"], state["second"], state["steps"])
+            adam_update(rows, *moments, gradient, scratch, learning_rate=rate)
+        else:
+            sgd_update(rows, gradient, learning_rate=rate)
 
-    One batch cannot fill more slots than it has rows, so a restart with m > B goes on over the following steps, in
-    ring order; what is not yet overwritten keeps its trained value. A restart that falls due meanwhile waits.
-    """
+    @torch.no_grad()
+    def alpha(self, anchors: Anchors, *, active: int, tau: Tensor, eps: float) -> Tensor:  # (B,)
+        """The predicted log-normalizer of every anchor."""
+        unit = F.normalize(self.active_rows(active), dim=1)
+        return scores(unit, anchors, tau, unit.new_empty(len(anchors.features), len(unit))).alpha(eps)
 
-    def __init__(self, num_prototypes: int, restart_every: int):
-        self.num_prototypes, self.restart_every = num_prototypes, restart_every
-        self.step = 0
-        self.pending = False
-        self.remaining = 0
-        self.next_slot = 0
-        self.active = 0  # slots that hold anything; they fill from the front
-
-    def advance(self, batch: int) -> tuple[Tensor, Tensor] | None:
-        """Take one step: the slots to write and the batch rows to write there, or nothing."""
-        due = self.step % self.restart_every == 0 if self.restart_every else self.step == 0
-        self.step += 1
-        self.pending |= due
-        if self.pending and self.remaining == 0:
-            self.pending, self.remaining = False, self.num_prototypes
-        count = min(batch, self.remaining)
-        if count == 0:
-            return None
-        slots = (self.next_slot + torch.arange(count)) % self.num_prototypes
-        rows = torch.arange(count) * batch // count  # evenly spaced, so that every process has its share
-        self.remaining -= count
-        self.next_slot = (self.next_slot + count) % self.num_prototypes
-        self.active = min(self.active + count, self.num_prototypes)
-        return slots, rows
-
-    def state(self) -> dict[str, int]:
-        return {name: int(getattr(self, name)) for name in ("step", "pending", "remaining", "next_slot", "active")}
-
-    def load_state(self, state: dict[str, int]) -> None:
-        self.step, self.remaining = state["step"], state["remaining"]
-        self.next_slot, self.active = state["next_slot"], state["active"]
-        self.pending = bool(state["pending"])
+    @torch.no_grad()
+    def alpha_with_slope(
+        self, anchors: Anchors, *, active: int, tau: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (b, d)
+        """`alpha`; how far each depends on the prototypes at all (1 where eps is negligible); and for this process's
+        anchors the mean prototype under their softmax, which is tau times the gradient in the anchor's feature."""
+        unit = F.normalize(self.active_rows(active), dim=1)
+        found = scores(unit, anchors, tau, unit.new_empty(len(anchors.features), len(unit)))
+        alpha = found.alpha(eps)
+        pulled = found.exponentials.mul_(torch.exp(found.largest - alpha)[:, None]) @ unit
+        return alpha, torch.exp(found.log_mean - alpha), scatter_sum(pulled)

@@ -1,0 +1,286 @@
+"""AmorLIP: two small networks learn the sums that anchors see, and lend them to the next epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from neuclip.distributed import gather_values, world_size
+from neuclip.objectives.contrast import candidate_sum
+from neuclip.objectives.formulas.conjugate import calibration_ratio
+from neuclip.objectives.formulas.divergence import DIVERGENCES, squared_difference
+from neuclip.objectives.formulas.normalizer import add_eps
+from neuclip.objectives.normalizers.residual_mlp import Loss, ResidualMLP, step_together
+from neuclip.objectives.objective import NoEstimate, Objective
+from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
+from neuclip.settings.objectives import AmorLIPSettings
+
+SQUARED_SHARE = 0.1  # of the squared difference, beside a divergence that leaves a common factor open
+EPOCHS_ALONE = 33  # of the authors' run on CC12M
+
+
+class AmorLIP(Objective):
+    """Each anchor's sum of exp(s / tau) over the batch, its own partner counted with a small coefficient, is blended
+    with what the networks of the last epoch predict; the blend is the anchor's normalizer, and what the networks of
+    this epoch learn. In its first epoch it is the mini-batch form with eps = positive_coefficient / (B - 1).
+
+    >>> objective = AmorLIP(embed_dim=512, dataset_size=9_187_328, total_samples=300_000_000)
+    >>> loss = objective(image_features, text_features, model.logit_scale.exp())        # doctest: +SKIP
+    >>> loss.backward()                                                                 # doctest: +SKIP
+
+    A network sees its anchor only, so its prediction holds for the temperature it was trained at, as in the paper.
+
+    Args:
+        embed_dim: width d of the features.
+        dataset_size: pairs per epoch of the schedules, unless `epoch_samples` says otherwise.
+        total_samples: pairs of the whole run; 0: 33 epochs.
+        epoch_samples: pairs per epoch; 0: `dataset_size`. Until the first epoch is over nothing is blended.
+        width_factor: hidden width of the networks over `embed_dim`.
+        network_lr, network_steps, clip_network_gradient: Adam on the networks, several updates per batch.
+        divergence: what the networks minimise: "log_l2", the squared difference of logarithms; or how far the
+            predicted distribution over the batch (each anchor's share of the batch's total) is from the wanted one, as
+            we read the paper, plus 0.1 times "log_l2".
+        average_decay, average_every: the moving average of the weights, which the next epoch will use.
+        blend_maximum, blend_samples: largest share of the last epoch's prediction, and the samples over which it rises
+            to that by a cosine, epoch by epoch; 0: half of the run.
+        positive_coefficient: how much of the own partner the sum contains.
+        rho: constants of the loss in equal parts of the run, each added as rho tau; positive lowers the temperature.
+        adaptive_temperature: also give the temperature the gradient of the value of the loss.
+        reinitialise_every: epochs after which the networks start anew; 0: never.
+        eps: only for `log_normalizers`, which answer log(eps + g) for every method.
+        seed: of the networks' initial weights.
+        mask_duplicates: pairs with an equal caption are no negatives of each other.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        dataset_size: int = 1_000_000,
+        total_samples: int = 0,
+        epoch_samples: int = AmorLIPSettings.epoch_samples,
+        width_factor: float = AmorLIPSettings.width_factor,
+        network_lr: float = AmorLIPSettings.network_lr,
+        network_steps: int = AmorLIPSettings.network_steps,
+        clip_network_gradient: float = AmorLIPSettings.clip_network_gradient,
+        divergence: Literal["log_l2", "kl_asymmetric", "kl_symmetric", "js"] = AmorLIPSettings.divergence,
+        average_decay: float = AmorLIPSettings.average_decay,
+        average_every: int = AmorLIPSettings.average_every,
+        blend_maximum: float = AmorLIPSettings.blend_maximum,
+        blend_samples: int = AmorLIPSettings.blend_samples,
+        positive_coefficient: float = AmorLIPSettings.positive_coefficient,
+        rho: tuple[float, ...] = AmorLIPSettings.rho,
+        adaptive_temperature: bool = AmorLIPSettings.adaptive_temperature,
+        reinitialise_every: int = AmorLIPSettings.reinitialise_every,
+        eps: float = AmorLIPSettings.eps,
+        seed: int = AmorLIPSettings.seed,
+        mask_duplicates: bool = AmorLIPSettings.mask_duplicates,
+    ) -> None:
+        super().__init__(embed_dim, mask_duplicates=mask_duplicates)
+        self.epoch_samples = epoch_samples or dataset_size
+        self.total_samples = total_samples or EPOCHS_ALONE * self.epoch_samples
+        self.blend_epochs = (blend_samples or self.total_samples / 2) / self.epoch_samples
+        self.network_steps, self.clip_network_gradient = network_steps, clip_network_gradient
+        self.divergence = divergence
+        self.average_decay, self.average_every = average_decay, average_every
+        self.blend_maximum = blend_maximum
+        self.positive_coefficient = positive_coefficient
+        self.rho = rho
+        self.adaptive_temperature = adaptive_temperature
+        self.reinitialise_every = reinitialise_every
+        self.eps, self.seed = eps, seed
+        self.image_sums = LearnedSums(embed_dim, width_factor, network_lr, seed=self._seeds(epoch=0)[0])
+        self.text_sums = LearnedSums(embed_dim, width_factor, network_lr, seed=self._seeds(epoch=0)[1])
+        self.steps = self.samples_seen = self.epoch = self.batch_size = 0
+
+    def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
+        self._note_accuracy(pairs)
+        self._note_calibration(pairs, tau)
+        rho = rho_at(self.samples_seen, self.total_samples, self.rho)
+        if self.training:
+            self._enter_epoch(self.samples_seen // self.epoch_samples)
+        log_sum = self._blended(pairs, batch_log_sums(pairs, tau, self.positive_coefficient))
+        if self.training:
+            self._learn(pairs, log_sum)
+        self._note_normalizers(pairs, tau, log_sum, rho)
+        return self._tower_loss(pairs, tau, log_sum, rho)
+
+    def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
+        """The averaged networks predict a sum over a batch, own partner included: without it, relative to it, and
+        divided by the number of others it is g. Where they predict less than the own partner's part, g is 0."""
+        if self.steps == 0:
+            raise NoEstimate("AmorLIP has learnt nothing yet: call it once in train mode, or load its state")
+        image, text = (self._estimate(sums.averaged(features), pairs, tau) for sums, features in self._sides(pairs))
+        return image, text
+
+    def _estimate(self, log_sum: Tensor, pairs: Pairs, tau: Tensor) -> Tensor:  # (b,) -> (b,)
+        log_sum = log_sum - pairs.positive / tau
+        own = math.log(self.positive_coefficient) - log_sum
+        log_others = torch.where(own < 0, log_sum + torch.log1p(-own.clamp(max=0).exp()), -math.inf)
+        return add_eps(log_others - math.log(max(self.batch_size - 1, 1)), self.eps)
+
+    @torch.no_grad()
+    def _enter_epoch(self, epoch: int) -> None:
+        if epoch == self.epoch:
+            return
+        self.epoch = epoch
+        anew = self.reinitialise_every and epoch % self.reinitialise_every == 0
+        for sums, seed in zip((self.image_sums, self.text_sums), self._seeds(epoch), strict=True):
+            sums.previous.copy_(sums.average)
+            if anew:
+                sums.reinitialise(seed)
+
+    def _seeds(self, epoch: int) -> tuple[int, int]:
+        first = 1_000_003 * self.seed + 2 * epoch
+        return first, first + 1
+
+    def _sides(self, pairs: Pairs) -> tuple[tuple[LearnedSums, Tensor], tuple[LearnedSums, Tensor]]:
+        return (self.image_sums, pairs.image), (self.text_sums, pairs.text)
+
+    @torch.no_grad()
+    def _blended(self, pairs: Pairs, log_sum: Both) -> Both:
+        blend = blend_at(self.epoch, self.blend_epochs, self.blend_maximum)
+        self._metrics.note(blend=torch.tensor(blend))
+        if blend == 0:
+            return log_sum
+        image, text = (
+            torch.logaddexp(sums.of_last_epoch(features) + math.log(blend), from_batch + math.log1p(-blend))
+            for (sums, features), from_batch in zip(self._sides(pairs), log_sum, strict=True)
+        )
+        return image, text
+
+    @torch.no_grad()
+    def _learn(self, pairs: Pairs, target: Both) -> None:
+        learners = [
+            (sums.network, features, self._network_loss(of_side, pairs))
+            for (sums, features), of_side in zip(self._sides(pairs), target, strict=True)
+        ]
+        clip = self.clip_network_gradient or None
+        losses = [step_together(learners, largest_gradient=clip) for _ in range(self.network_steps)]
+        self._metrics.note(network_loss=losses[0])  # of networks to which the batch was new
+        self.steps += 1
+        self.batch_size = len(pairs.all_image)
+        self.samples_seen += self.batch_size
+        if self.steps % self.average_every == 0:
+            self.image_sums.follow(self.average_decay)
+            self.text_sums.follow(self.average_decay)
+
+    def _network_loss(self, target: Tensor, pairs: Pairs) -> Loss:
+        if self.divergence == "log_l2":
+            return partial(squared_difference, target=target)
+        divergence, everywhere = DIVERGENCES[self.divergence], gather_values(target)
+
+        def loss(predicted: Tensor) -> Tensor:
+            over_batch = over_processes(predicted, lambda values: divergence(values, everywhere), pairs.mine)
+            return over_batch + SQUARED_SHARE * squared_difference(predicted, target)
+
+        return loss
+
+    def _tower_loss(self, pairs: Pairs, tau: Tensor, log_sum: Both, rho: float) -> Tensor:
+        """tau times J, whose own factor tau has no gradient, plus what drives the temperature."""
+        scaled = pairs.positive / tau
+        # A masked candidate's place is taken by the mean of the others, as in the sum itself.
+        widening = (max(len(pairs.all_image) - 1, 1) / pairs.others).log()
+        negatives = candidate_sum(pairs, tau, (log_sum[0] - widening, log_sum[1] - widening))
+        positives = sum(self.positive_coefficient * (scaled - of_side).exp().mean() for of_side in log_sum)
+        loss = tau.detach() * (negatives + positives - 2 * scaled.mean()) + rho * tau
+        if self.adaptive_temperature:
+            value = torch.stack(log_sum).sum(dim=0).mean() - 2 * scaled.mean() - 2 * math.log(len(pairs.all_image))
+            loss = loss + tau * value.detach()
+        return loss
+
+    @torch.no_grad()
+    def _note_calibration(self, pairs: Pairs, tau: Tensor) -> None:
+        """Before the networks see the batch."""
+        if self.steps == 0:
+            self._metrics.note(calibration=None, calibration_image=None, calibration_text=None)
+            return
+        truth, estimates = batch_log_normalizers(pairs, tau, self.eps), self.estimates(pairs, tau)
+        image, text = (calibration_ratio(t, e).mean() for t, e in zip(truth, estimates, strict=True))
+        self._metrics.note(calibration=(image + text) / 2, calibration_image=image, calibration_text=text)
+
+    @torch.no_grad()
+    def _note_normalizers(self, pairs: Pairs, tau: Tensor, log_sum: Both, rho: float) -> None:
+        relative = pairs.positive / tau + math.log(max(len(pairs.all_image) - 1, 1))
+        self._metrics.note(
+            mean_log_normalizer_image=(log_sum[0] - relative).mean(),
+            mean_log_normalizer_text=(log_sum[1] - relative).mean(),
+            rho=torch.tensor(rho),
+        )
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("steps", "samples_seen", "epoch", "batch_size")}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.steps, self.samples_seen = state["steps"], state["samples_seen"]
+        self.epoch, self.batch_size = state["epoch"], state["batch_size"]
+
+
+class LearnedSums(nn.Module):
+    """One side's network, the moving average of its weights, and that average as it stood when the epoch began."""
+
+    average: Tensor  # (w,)
+    previous: Tensor  # (w,)
+
+    def __init__(self, embed_dim: int, width_factor: float, learning_rate: float, *, seed: int) -> None:
+        super().__init__()
+        self.network = ResidualMLP(embed_dim, width_factor=width_factor, learning_rate=learning_rate, seed=seed)
+        self.register_buffer("average", self.network.weights.clone())
+        self.register_buffer("previous", self.network.weights.clone())
+
+    def averaged(self, features: Tensor) -> Tensor:  # (b, d) -> (b,)
+        return self.network(features, self.average)
+
+    def of_last_epoch(self, features: Tensor) -> Tensor:  # (b, d) -> (b,)
+        return self.network(features, self.previous)
+
+    def follow(self, decay: float) -> None:
+        self.average.lerp_(self.network.weights, 1 - decay)
+
+    def reinitialise(self, seed: int) -> None:
+        self.network.reinitialise(seed)
+        self.average.copy_(self.network.weights)
+
+
+def batch_log_sums(pairs: Pairs, tau: Tensor, positive_coefficient: float) -> Both:  # -> (b,), (b,)
+    """log( sum_{j != i} exp(s_ij / tau) + c exp(s_ii / tau) ) over the batch, both sides: values.
+
+    It is log(eps + g) + s_ii / tau + log(B - 1) with eps = c / (B - 1); so the sum over what `mask_duplicates` leaves
+    counts as B - 1 candidates, whatever their number.
+    """
+    others = max(len(pairs.all_image) - 1, 1)
+    image, text = batch_log_normalizers(pairs, tau, positive_coefficient / others)
+    relative = (pairs.positive / tau).detach() + math.log(others)
+    return image + relative, text + relative
+
+
+def over_processes(local: Tensor, function: Callable[[Tensor], Tensor], mine: slice) -> Tensor:  # (b,) -> scalar
+    """`function` of the values of all processes, with such a gradient that its mean over processes is the true one."""
+    everywhere = gather_values(local).requires_grad_()
+    value = function(everywhere)
+    (gradient,) = torch.autograd.grad(value, everywhere)
+    pull = (local * gradient[mine] * world_size()).sum()
+    return value.detach() + pull - pull.detach()
+
+
+def blend_at(epoch: int, blend_epochs: float, maximum: float) -> float:
+    """The last epoch's share in the normalizer: 0 in the first epoch, then rising by a cosine.
+
+    >>> [round(blend_at(epoch, 2, 0.8), 3) for epoch in range(4)]
+    [0.0, 0.4, 0.8, 0.8]
+    """
+    return maximum * (1 - math.cos(math.pi * min(epoch / blend_epochs, 1))) / 2
+
+
+def rho_at(samples: int, total_samples: int, values: tuple[float, ...]) -> float:
+    """The run in equal parts, one value each.
+
+    >>> [rho_at(samples, 90, (8.5, -8.5, -8.5)) for samples in (0, 29, 30, 89, 500)]
+    [8.5, 8.5, -8.5, -8.5, -8.5]
+    """
+    return values[min(len(values) * samples // total_samples, len(values) - 1)]

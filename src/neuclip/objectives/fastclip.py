@@ -1,0 +1,305 @@
+"""FastCLIP: each sample's normalizer over the whole data set, as a moving average over its visits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from neuclip.distributed import gather_values
+from neuclip.objectives.contrast import normalizer_over
+from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio
+from neuclip.objectives.normalizers.table import SampleTable
+from neuclip.objectives.objective import NoEstimate, Objective
+from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
+from neuclip.settings.objectives import FastCLIPSettings
+
+Variant = Literal["v0", "v1", "v2", "v3", "sogclr", "isogclr"]
+GRADIENT_LIMIT = 5.0  # v2 limits a sample's temperature gradient to +-5, as its authors do
+
+
+class FastCLIP(Objective):
+    """u_i <- (1 - gamma) u_i + gamma (eps + g_i) at each visit of sample i, per side; u_i is its normalizer's estimate.
+
+    >>> objective = FastCLIP(dataset_size=3_000_000, total_samples=100_000_000)
+    >>> loss = objective(image_features, text_features, logit_scale, sample_ids=ids)        # doctest: +SKIP
+
+    | variant | loss, beside the gradient through g / u | temperature |
+    | --- | --- | --- |
+    | v3 | tau (mean log u1 + mean log u2 + 2 rho), Eq. 1 | global, learnt by the caller's optimizer |
+    | v0 | mean log u1 + mean log u2 | the same |
+    | v1, sogclr | tau (mean log u1 + mean log u2) | global, constant: `logit_scale` receives zero |
+    | v2, isogclr | mean tau_i (log u_i + rho), both sides | one per sample and side, learnt here; no `logit_scale` |
+
+    sogclr and isogclr are v1 and v2 with a constant gamma; isogclr moves its temperatures by plain momentum as LibAUC
+    does, v2 by Adam with moments per sample. Where the authors' codes differ from what they mean, the meaning holds:
+    the factor tau_i of v2's gradient is there, Adam's bias correction counts visits instead of epochs, eps is inside
+    u, and everything is kept as logarithms. A sample twice in one batch is one visit with the mean of what both say.
+
+    Args:
+        dataset_size: number of samples; `sample_ids` are 0..dataset_size-1.
+        total_samples: samples of the whole run; only where gamma_decay_samples is not given.
+        gamma: weight of a visit, after the decay.
+        gamma_schedule: from 1 to gamma by samples seen: "cosine"; "staircase", the same once per pass over the data;
+            "constant". It is 1 during the first pass, except when constant. sogclr and isogclr are always constant.
+        gamma_decay_samples: where the decay ends; default half of total_samples, if unknown the end of the first pass.
+        rho: constant of the robust loss (v2, v3, isogclr); larger drives temperatures lower.
+        temperature_gradient: "paper", or "fastclip": the part through g counted twice, as the authors' code does (v0,
+            v3); it settles at a lower temperature for the same rho.
+        temperature_initial, temperature_lr, temperature_range: individual temperatures; default the variant's own.
+        table_path: keep the table in a memory-mapped file there, one per process, instead of in memory.
+        mask_duplicates: pairs with an equal caption are no negatives of each other (`caption_ids`).
+    """
+
+    def __init__(
+        self,
+        dataset_size: int,
+        *,
+        total_samples: int | None = None,
+        variant: Variant = FastCLIPSettings.variant,
+        gamma: float = FastCLIPSettings.gamma,
+        gamma_schedule: Literal["cosine", "staircase", "constant"] = FastCLIPSettings.gamma_schedule,
+        gamma_decay_samples: int | None = None,
+        rho: float = FastCLIPSettings.rho,
+        eps: float = FastCLIPSettings.eps,
+        temperature_gradient: Literal["paper", "fastclip"] = FastCLIPSettings.temperature_gradient,
+        temperature_initial: float | None = None,
+        temperature_lr: float | None = None,
+        temperature_range: tuple[float, ...] = FastCLIPSettings.temperature_range,
+        table_path: str | Path | None = None,
+        mask_duplicates: bool = FastCLIPSettings.mask_duplicates,
+    ) -> None:
+        super().__init__(mask_duplicates=mask_duplicates)
+        if variant not in get_args(Variant):
+            raise ValueError(f"variant is {variant!r}; choose one of {', '.join(get_args(Variant))}")
+        if dataset_size < 1:
+            raise ValueError(f"dataset_size is {dataset_size}; give the number of samples in the data set")
+        self.variant, self.gamma, self.rho, self.eps = variant, gamma, rho, eps
+        self.dataset_size, self.temperature_gradient = dataset_size, temperature_gradient
+        self.gamma_schedule = "constant" if variant in ("sogclr", "isogclr") else gamma_schedule
+        self.gamma_decay_samples = gamma_decay_samples or (total_samples or 0) // 2
+        self.individual = individual_temperatures(variant, temperature_initial, temperature_lr, temperature_range)
+        columns = ("log_u_image", "log_u_text", *(self.individual.columns if self.individual else ()))
+        self.table = SampleTable(dataset_size, columns, table_path)
+        self.samples_seen = 0
+
+    def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
+        ids = self._ids(pairs)
+        stored = self.table.read(ids)  # (B, columns), on the host
+        temperature = self._temperature(stored, pairs, tau)
+        batch = batch_log_normalizers(pairs, temperature, self.eps)
+        target = gather_values(torch.stack(batch, dim=1)).cpu()  # (B, 2)
+        self._note_accuracy(pairs)
+        self._note_calibration(stored[:, :2], target)
+        log_u = self._averaged(ids, stored[:, :2], target)
+        self._note_normalizers(log_u, target)
+        mine = both_sides(log_u, pairs)
+        if self.training:
+            if isinstance(temperature, tuple):
+                log_u = torch.cat([log_u, self._stepped(pairs, temperature, mine, ids, stored)], dim=1)
+            self.table.write(ids, log_u)
+            self.samples_seen += len(ids)
+        return self._combined(pairs, tau, temperature, mine, batch)
+
+    def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
+        """log u as it is stored, of whatever age; not a number for samples never visited."""
+        if self.individual:
+            raise NoEstimate(f"FastCLIP {self.variant}: each sample's normalizer is at a temperature of its own")
+        if self.samples_seen == 0:
+            raise NoEstimate("FastCLIP has visited no sample yet: call it once in train mode, or load its state")
+        return both_sides(self.table.read(self._ids(pairs)), pairs)
+
+    def gamma_now(self) -> float:
+        """The weight of the next visit."""
+        if self.gamma_schedule == "constant":
+            return self.gamma
+        seen = self.samples_seen
+        if self.gamma_schedule == "staircase":
+            seen -= seen % self.dataset_size
+        if seen < self.dataset_size:
+            return 1.0
+        if seen >= self.gamma_decay_samples:
+            return self.gamma
+        return self.gamma + (1 - self.gamma) * (1 + math.cos(math.pi * seen / self.gamma_decay_samples)) / 2
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"samples_seen": self.samples_seen}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.samples_seen = int(state["samples_seen"])
+
+    def _state_follows(self, features: Tensor) -> torch.dtype:
+        """The table follows in type only: it stays on the host."""
+        self.table.change_type(torch.promote_types(features.dtype, self.table.dtype))
+        return self.table.dtype
+
+    def _ids(self, pairs: Pairs) -> Tensor:  # (B,) on the host
+        if pairs.all_sample_ids is None:
+            raise ValueError(
+                "FastCLIP remembers each sample: pass sample_ids, the (batch,) numbers 0..dataset_size-1 of the pairs"
+            )
+        return pairs.all_sample_ids.cpu()
+
+    def _temperature(self, stored: Tensor, pairs: Pairs, tau: Tensor) -> Tensor | Both:
+        if self.individual is None:
+            return tau
+        return both_sides(self.individual.current(stored[:, 2:]), pairs)
+
+    def _averaged(self, ids: Tensor, stored: Tensor, target: Tensor) -> Tensor:  # (B,), (B, 2), (B, 2) -> (B, 2)
+        """The normalizers to use for this batch; in eval mode the stored ones, or the batch's where there are none."""
+        if not self.training:
+            return torch.where(stored.isnan(), target, stored)
+        self._metrics.note(gamma=torch.tensor(self.gamma_now()))
+        return moving_average(stored, log_mean_by_id(ids, target), self.gamma_now())
+
+    def _stepped(self, pairs: Pairs, temperature: Both, log_u: Both, ids: Tensor, stored: Tensor) -> Tensor:
+        """The individual temperatures after this visit, and their moments: (B, columns after log u)."""
+        assert self.individual is not None
+        gradient = gather_values(individual_gradient(pairs, temperature, log_u, self.rho)).cpu()
+        after = self.individual.stepped(stored[:, 2:], mean_by_id(ids, gradient))
+        moved, lowest, highest = after[:, :2], self.individual.lowest, self.individual.highest
+        self._metrics.note(
+            mean_temperature_image=moved[:, 0].mean(),
+            mean_temperature_text=moved[:, 1].mean(),
+            temperatures_at_limit=((moved <= lowest) | (moved >= highest)).float().mean(),
+        )
+        return after
+
+    def _combined(self, pairs: Pairs, tau: Tensor, temperature: Tensor | Both, log_u: Both, batch: Both) -> Tensor:
+        """The loss of the variant: its value, and the gradient of g / u with u held constant."""
+        # In train mode g / u is below B / gamma. In eval mode u may be old, and g beyond anything it knew.
+        limit = LARGEST_EXPONENT[tau.dtype]
+        floor = (torch.maximum(log_u[0], batch[0] - limit), torch.maximum(log_u[1], batch[1] - limit))
+        if isinstance(temperature, tuple):
+            image, text = temperature
+            value = ((log_u[0] + self.rho) * image).mean() + ((log_u[1] + self.rho) * text).mean()
+            ratio = normalizer_over(pairs, temperature, (floor[0] - image.log(), floor[1] - text.log()))
+            return value + (ratio - ratio.detach()) + 0 * tau  # DDP wants every parameter in the graph
+        mean = log_u[0].mean() + log_u[1].mean()
+        if self.variant in ("v1", "sogclr"):
+            fixed = tau.detach()
+            ratio = normalizer_over(pairs, fixed, floor)
+            return fixed * (mean + ratio - ratio.detach()) + 0 * tau
+        # The same number with twice the gradient: 2 tau - tau.
+        ratio = normalizer_over(pairs, tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach(), floor)
+        if self.variant == "v0":
+            return mean + (ratio - ratio.detach())
+        return tau * (mean + 2 * self.rho) + tau.detach() * (ratio - ratio.detach())
+
+    def _note_calibration(self, stored: Tensor, target: Tensor) -> None:  # (B, 2), (B, 2)
+        """Before the update, of the samples visited before: to those the batch is new."""
+        known = ~stored[:, 0].isnan()
+        self._metrics.note(unvisited=(~known).float().mean())
+        if not known.any():
+            self._metrics.note(calibration=None, calibration_image=None, calibration_text=None)
+            return
+        image, text = calibration_ratio(target[known], stored[known]).mean(dim=0)
+        self._metrics.note(calibration=(image + text) / 2, calibration_image=image, calibration_text=text)
+
+    def _note_normalizers(self, log_u: Tensor, target: Tensor) -> None:  # (B, 2), (B, 2)
+        floor = math.log(self.eps) if self.eps else -math.inf
+        self._metrics.note(
+            mean_log_normalizer_image=log_u[:, 0].mean(),
+            mean_log_normalizer_text=log_u[:, 1].mean(),
+            share_at_eps=(target - floor < 1).float().mean(),  # within a factor e of the floor, eps decides
+            capped=(target - log_u > LARGEST_EXPONENT[log_u.dtype]).float().sum(),
+        )
+
+
+def moving_average(log_u: Tensor, target: Tensor, gamma: float) -> Tensor:
+    """log((1 - gamma) u + gamma exp(target)); the target itself where u is not a number."""
+    if gamma == 1:
+        return target
+    moved = torch.logaddexp(log_u + math.log1p(-gamma), target + math.log(gamma))
+    return torch.where(log_u.isnan(), target, moved)
+
+
+def log_mean_by_id(ids: Tensor, logs: Tensor) -> Tensor:  # (B,), (B, k) -> (B, k)
+    """Rows of equal id all receive the logarithm of their mean: a sample twice in a batch has one normalizer."""
+    _, group = ids.unique(return_inverse=True)
+    peak = torch.full_like(logs, torch.finfo(logs.dtype).min)
+    peak = peak.scatter_reduce_(0, group[:, None].expand_as(logs), logs, "amax")[group]
+    return peak + mean_by_id(ids, (logs - peak).exp()).log()
+
+
+def mean_by_id(ids: Tensor, values: Tensor) -> Tensor:  # (B,), (B, k) -> (B, k)
+    _, group, count = ids.unique(return_inverse=True, return_counts=True)
+    total = torch.zeros_like(values).index_add_(0, group, values)
+    return total[group] / count[group, None]
+
+
+def both_sides(values: Tensor, pairs: Pairs) -> Both:  # (B, 2) -> (b,), (b,)
+    """The rows of this process, where its features are, image side and text side."""
+    image, text = values[pairs.mine].to(pairs.image.device).unbind(dim=1)
+    return image, text
+
+
+@torch.no_grad()
+def individual_gradient(pairs: Pairs, temperature: Both, log_u: Both, rho: float) -> Tensor:  # -> (b, 2)
+    """d/dtau_i of tau_i (log u_i + rho): log u_i + rho - mean_j z_ij exp(z_ij) / u_i, z_ij = (s_ij - s_ii) / tau_i."""
+    sides = []
+    for similarity, tau, log_nu in zip(pairs.similarities(), temperature, log_u, strict=True):
+        excess = (similarity - pairs.positive[:, None]) / tau[:, None]
+        weight = (excess - (log_nu + pairs.others.log())[:, None]).exp().masked_fill(pairs.excluded, 0.0)
+        sides.append(log_nu + rho - (weight * excess).sum(dim=1))
+    return torch.stack(sides, dim=1)
+
+
+@dataclass(frozen=True)
+class MomentumTemperatures:
+    """isogclr: v <- (1 - 0.9) v + 0.9 gradient, from v = 0; tau_i <- tau_i - lr v, kept within the range."""
+
+    initial: float = 0.01
+    learning_rate: float = 0.01
+    lowest: float = 0.005
+    highest: float = 0.05
+
+    columns: ClassVar[tuple[str, ...]] = ("temperature_image", "temperature_text", "momentum_image", "momentum_text")
+
+    def current(self, stored: Tensor) -> Tensor:  # (B, columns) -> (B, 2)
+        return stored[:, :2].nan_to_num(nan=self.initial)
+
+    def stepped(self, stored: Tensor, gradient: Tensor) -> Tensor:  # (B, columns), (B, 2) -> (B, columns)
+        momentum = 0.1 * stored[:, 2:4].nan_to_num(nan=0.0) + 0.9 * gradient
+        moved = self.current(stored) - self.learning_rate * momentum
+        return torch.cat([moved.clamp(self.lowest, self.highest), momentum], dim=1)
+
+
+@dataclass(frozen=True)
+class AdamTemperatures(MomentumTemperatures):
+    """v2: Adam with one pair of moments per sample and side, corrected for bias by the sample's own visits."""
+
+    initial: float = 0.03
+    learning_rate: float = 0.0133
+    lowest: float = 0.01
+    highest: float = 1.0
+
+    columns: ClassVar[tuple[str, ...]] = (*MomentumTemperatures.columns, "square_image", "square_text", "visits")
+
+    def stepped(self, stored: Tensor, gradient: Tensor) -> Tensor:
+        gradient = gradient.clamp(-GRADIENT_LIMIT, GRADIENT_LIMIT)
+        first, second, visits = stored[:, 2:].nan_to_num(nan=0.0).split([2, 2, 1], dim=1)
+        first, second, visits = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient.square(), visits + 1
+        step = first / (1 - 0.9**visits) / ((second / (1 - 0.999**visits)).sqrt() + 1e-8)
+        moved = (self.current(stored) - self.learning_rate * step).clamp(self.lowest, self.highest)
+        return torch.cat([moved, first, second, visits], dim=1)
+
+
+def individual_temperatures(
+    variant: Variant, initial: float | None, learning_rate: float | None, limits: tuple[float, ...]
+) -> MomentumTemperatures | None:
+    """How the variant moves its individual temperatures, if it has them; what is not given is the variant's own."""
+    kinds: dict[str, type[MomentumTemperatures]] = {"v2": AdamTemperatures, "isogclr": MomentumTemperatures}
+    if variant not in kinds:
+        return None
+    kind = kinds[variant]
+    initial, (lowest, highest) = initial or kind.initial, limits or (kind.lowest, kind.highest)
+    if not 0 < lowest <= initial <= highest:
+        raise ValueError(
+            f"temperature_initial {initial} is not within temperature_range {lowest}, {highest} above 0; give both"
+        )
+    return kind(initial, learning_rate or kind.learning_rate, lowest, highest)

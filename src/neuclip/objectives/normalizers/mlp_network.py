@@ -1,0 +1,77 @@
+"""The ablation's network: one residual MLP per side in place of prototypes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from neuclip.objectives.formulas.conjugate import calibration_ratio
+from neuclip.objectives.formulas.normalizer import add_eps
+from neuclip.objectives.normalizers.residual_mlp import Loss, ResidualMLP, step_together
+from neuclip.objectives.pairs import Both, Pairs
+
+
+class MLPNetwork(nn.Module):
+    """alpha = log(eps + exp(MLP(e) - s_ii / tau)): where eps is negligible the log-normalizer splits into a function of
+    the anchor and its positive, and a network of one feature cannot know the second.
+
+    Starts from random weights and is never restarted, as in the paper's ablation. It answers the same calls as
+    `PrototypeNetwork`.
+    """
+
+    ready = True
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        eps: float,
+        fit: Literal["unified", "separate"],
+        inner_steps: int,
+        optimizer: Literal["adam", "adagrad", "sgd"],
+        learning_rate: float,
+        weight_decay: float,
+        initial_accumulator: float,
+    ):
+        super().__init__()
+        self.eps, self.fit, self.inner_steps = eps, fit, inner_steps
+        self.for_image, self.for_text = (
+            ResidualMLP(
+                embed_dim,
+                optimizer=optimizer,
+                learning_rate=learning_rate,
+                weight_decay=weight_decay,
+                initial_accumulator=initial_accumulator,
+                seed=seed,
+            )
+            for seed in (0, 1)
+        )
+
+    def follow_processes(self) -> None:
+        """Small enough to be whole everywhere."""
+
+    def restart(self, pairs: Pairs) -> None:
+        """Features cannot become weights of an MLP."""
+
+    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> None:
+        """Algorithm 1, lines 6-8; the gradient is averaged over processes."""
+        losses = [self._loss(pairs.positive.detach(), target, tau.detach()) for target in log_normalizer]
+        for _ in range(self.inner_steps):
+            step_together([(self.for_image, pairs.image, losses[0]), (self.for_text, pairs.text, losses[1])])
+
+    def _loss(self, positive: Tensor, log_normalizer: Tensor, tau: Tensor) -> Loss:
+        def loss(output: Tensor) -> Tensor:  # (b,) -> scalar
+            alpha = add_eps(output - positive / tau, self.eps)
+            if self.fit == "unified":  # Eq. 12
+                return tau * (calibration_ratio(log_normalizer, alpha) + alpha).mean()
+            return (alpha - log_normalizer).square().mean() / 2
+
+        return loss
+
+    def alpha(self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool) -> Both:  # (b,), (b,)
+        with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
+            share = pairs.positive / tau
+            image, text = self.for_image(pairs.image), self.for_text(pairs.text)
+            return add_eps(image - share, self.eps), add_eps(text - share, self.eps)

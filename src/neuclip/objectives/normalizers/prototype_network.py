@@ -1,0 +1,165 @@
+"""The paper's network: two sets of prototypes, renewed from fresh features and refined on each batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from neuclip.distributed import gather_values, sum_over_processes
+from neuclip.objectives.normalizers.inner_loop import Anchors
+from neuclip.objectives.normalizers.prototypes import Prototypes, RowOptimizer
+from neuclip.objectives.normalizers.refill import Refill
+from neuclip.objectives.normalizers.sharded import ShardedRows
+from neuclip.objectives.pairs import Both, Pairs
+
+NOBODY = -1  # the owner of a slot that nobody has written
+
+
+class PrototypeNetwork(nn.Module):
+    """Predicts log(eps + g) of both sides, and changes in two ways: `restart` and `learn`."""
+
+    def __init__(
+        self,
+        num_prototypes: int,
+        embed_dim: int,
+        *,
+        eps: float,
+        fit: Literal["unified", "separate"],
+        inner_steps: int,
+        restart: Literal["periodic", "rolling"],
+        restart_every: int,
+        reset_at_restart: bool,
+        mask_own_positive: bool,
+        mask_duplicates: bool,
+        optimizer: RowOptimizer,
+        learning_rate: float,
+        weight_decay: float,
+        initial_accumulator: float,
+    ):
+        super().__init__()
+        self.eps, self.fit, self.inner_steps = eps, fit, inner_steps
+        self.reset_at_restart = reset_at_restart or restart == "rolling"
+        self.refill = Refill(num_prototypes, restart, restart_every)
+        rows: dict[str, Any] = {
+            "optimizer": optimizer,
+            "learning_rate": learning_rate,
+            "weight_decay": weight_decay,
+            "initial_accumulator": initial_accumulator,
+        }
+        self.for_image = Prototypes(num_prototypes, embed_dim, **rows)
+        self.for_text = Prototypes(num_prototypes, embed_dim, **rows)
+        self.owners = Owners(num_prototypes, mask_duplicates) if mask_own_positive or mask_duplicates else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether any slot holds anything."""
+        return self.refill.active > 0
+
+    def follow_processes(self) -> None:
+        for part in (self.for_image, self.for_text, self.owners):
+            if part is not None:
+                part.follow_processes()
+
+    @torch.no_grad()
+    def restart(self, pairs: Pairs) -> None:
+        """Algorithm 1, lines 3-4: prototypes for images come from texts, prototypes for texts from images."""
+        step = self.refill.step
+        renewal = self.refill.advance(len(pairs.all_image))
+        if renewal is None:
+            return
+        slots, rows = renewal
+        share = self.for_image.share
+        mine = (slots >= share.start) & (slots < share.stop)
+        slots, rows = (index[mine].to(pairs.image.device) for index in (slots - share.start, rows))
+        self.for_image.write(slots, pairs.all_text[rows], reset=self.reset_at_restart)
+        self.for_text.write(slots, pairs.all_image[rows], reset=self.reset_at_restart)
+        if self.owners is not None:
+            self.owners.write(slots, rows, pairs, step)
+
+    @torch.no_grad()
+    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> None:
+        """Algorithm 1, lines 6-8: `inner_steps` updates on the log-normalizers (b,), (b,) of the batch."""
+        targets = gather_values(torch.stack(log_normalizer, dim=1)).unbind(dim=1)
+        for prototypes, anchors, target in zip(self._sides(), self._anchors(pairs, written=True), targets, strict=True):
+            prototypes.learn(
+                anchors,
+                target,
+                steps=self.inner_steps,
+                active=self.refill.active,
+                tau=tau.detach(),
+                eps=self.eps,
+                fit=self.fit,
+            )
+
+    def alpha(self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool) -> Both:  # (b,), (b,)
+        """The predicted log-normalizers of this process's anchors; with `gradient`, in features and temperature.
+        `written`: `restart` has seen this batch, so its own features may be among the prototypes."""
+        predictions = []
+        for side, (prototypes, anchors) in enumerate(zip(self._sides(), self._anchors(pairs, written), strict=True)):
+            known: dict[str, Any] = {"active": self.refill.active, "tau": tau.detach(), "eps": self.eps}
+            if gradient and torch.is_grad_enabled():
+                alpha, dependence, pulled = prototypes.alpha_with_slope(anchors, **known)
+                features = (pairs.image, pairs.text)[side]
+                # d alpha = d[(e . pulled - dependence s_ii) / tau], the softmax over prototypes held constant.
+                slope = ((features * pulled).sum(dim=1) - dependence[pairs.mine] * pairs.positive) / tau
+                predictions.append(alpha[pairs.mine] + slope - slope.detach())
+            else:
+                predictions.append(prototypes.alpha(anchors, **known)[pairs.mine])
+        return predictions[0], predictions[1]
+
+    def _sides(self) -> tuple[Prototypes, Prototypes]:
+        return self.for_image, self.for_text
+
+    def _anchors(self, pairs: Pairs, written: bool) -> tuple[Anchors, Anchors]:
+        positive = pairs.all_positive
+        log_count, masked = positive.new_tensor(math.log(self.refill.active)), None
+        if self.owners is not None:
+            step = self.refill.step - 1 if written else self.refill.step
+            masked = self.owners.masked(pairs, step, len(self.for_image.active_rows(self.refill.active)))
+            count = self.refill.active - sum_over_processes(masked.sum(dim=1))
+            log_count = count.clamp(min=1).to(positive.dtype).log()
+        return (
+            Anchors(pairs.all_image, positive, log_count, masked),
+            Anchors(pairs.all_text, positive, log_count, masked),
+        )
+
+    def get_extra_state(self) -> dict[str, int]:
+        return self.refill.state()
+
+    def set_extra_state(self, state: Any) -> None:
+        self.refill.load_state(state)
+
+
+class Owners(ShardedRows):
+    """Whose features each slot was written with, so that an anchor can leave out its own partner."""
+
+    samples: Tensor  # (my share of m,)
+    captions: Tensor  # (my share of m,)
+
+    def __init__(self, num_prototypes: int, mask_duplicates: bool):
+        super().__init__(num_prototypes)
+        self.mask_duplicates = mask_duplicates
+        self.add_rows("samples", fill=NOBODY)
+        self.add_rows("captions", fill=NOBODY)
+
+    def write(self, slots: Tensor, rows: Tensor, pairs: Pairs, step: int) -> None:
+        self.samples[slots] = self._sample_keys(pairs, step)[rows]
+        captions = pairs.all_caption_ids
+        self.captions[slots] = NOBODY if captions is None else captions[rows]
+
+    def masked(self, pairs: Pairs, step: int, active: int) -> Tensor:  # (B, my active slots) bool
+        masked = self._sample_keys(pairs, step)[:, None] == self.samples[None, :active]
+        if self.mask_duplicates and pairs.all_caption_ids is not None:
+            masked |= pairs.all_caption_ids[:, None] == self.captions[None, :active]
+        return masked
+
+    @staticmethod
+    def _sample_keys(pairs: Pairs, step: int) -> Tensor:  # (B,)
+        if pairs.all_sample_ids is not None:
+            return pairs.all_sample_ids
+        # Without ids only this very batch can be recognised: a key that no other step has.
+        batch = len(pairs.all_image)
+        return NOBODY - 1 - step * batch - torch.arange(batch, device=pairs.image.device)

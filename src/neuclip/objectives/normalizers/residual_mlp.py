@@ -1,0 +1,139 @@
+"""A small residual network from one feature to one number: AmorLIP's normalizer, and NeuCLIP's `network="mlp"`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from neuclip.distributed import sum_over_processes, world_size
+from neuclip.objectives.normalizers.row_updates import adagrad_update, adam_update, sgd_update
+
+Loss = Callable[[Tensor], Tensor]  # (b,) -> scalar, a mean over this process's rows
+
+
+class ResidualMLP(nn.Module):
+    """Linear(d, h) - ReLU - LayerNorm - Linear(h, d) - ReLU - LayerNorm - (+ input) - ReLU - Linear(d, 1).
+
+    All weights are one flat buffer, the optimizer's memory others of the same length: nothing here is a parameter, one
+    exchange between processes serves a whole update, and an average of two networks is an average of two vectors.
+
+    >>> network = ResidualMLP(embed_dim=512, seed=1)
+    >>> output = network(features)                                                # doctest: +SKIP
+    >>> network.step(features, lambda output: (output - target).square().mean())  # doctest: +SKIP
+
+    Args:
+        embed_dim: width d of the features.
+        width_factor: h / d.
+        optimizer, learning_rate, weight_decay: as torch.optim.Adam, Adagrad or SGD (without momentum) have them.
+        initial_accumulator: what AdaGrad's sums start from.
+        seed: of the initial weights, which are equal on every process and leave torch's own generator alone.
+    """
+
+    weights: Tensor  # (w,)
+    first_moment: Tensor  # (w,) adam
+    second_moment: Tensor  # (w,) adam, adagrad
+    updates: Tensor  # (1,) adam: how many there were
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        width_factor: float = 1,
+        optimizer: Literal["adam", "adagrad", "sgd"] = "adam",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        initial_accumulator: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.shapes = _shapes(embed_dim, max(1, round(width_factor * embed_dim)))
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
+        self.initial_accumulator = initial_accumulator
+        memory = {"adam": ("first_moment", "second_moment"), "adagrad": ("second_moment",), "sgd": ()}[optimizer]
+        for name in ("weights", *memory):
+            self.register_buffer(name, torch.zeros(sum(self.sizes)))
+        if optimizer == "adam":
+            self.register_buffer("updates", torch.zeros(1))
+        self.reinitialise(seed)
+
+    @torch.no_grad()
+    def reinitialise(self, seed: int) -> None:
+        """Fresh weights, as torch.nn.Linear and LayerNorm draw them, and an optimizer that remembers nothing."""
+        self.weights.copy_(_initial_weights(self.shapes, seed))
+        if self.optimizer == "adam":
+            for memory in (self.first_moment, self.second_moment, self.updates):
+                memory.zero_()
+        elif self.optimizer == "adagrad":
+            self.second_moment.fill_(self.initial_accumulator)
+
+    def forward(self, features: Tensor, weights: Tensor | None = None) -> Tensor:  # (b, d), (w,) -> (b,)
+        """The network's output, differentiable in `features`; with `weights` another network of the same shape."""
+        flat = self.weights if weights is None else weights
+        parts = [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
+        widen, widen_bias, wide_scale, wide_shift, narrow, narrow_bias, scale, shift, out, out_bias = parts
+        wide = F.layer_norm(F.relu(F.linear(features, widen, widen_bias)), wide_scale.shape, wide_scale, wide_shift)
+        change = F.layer_norm(F.relu(F.linear(wide, narrow, narrow_bias)), scale.shape, scale, shift)
+        return F.linear(F.relu(change + features), out, out_bias).squeeze(dim=1)
+
+    def step(self, features: Tensor, loss: Loss, *, largest_gradient: float | None = None) -> Tensor:
+        """One update on the mean over processes of `loss(self(features))`; answers this process's loss before it."""
+        return step_together([(self, features, loss)], largest_gradient=largest_gradient)
+
+    def loss_and_gradient(self, features: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:  # -> scalar, (w,)
+        with torch.enable_grad():  # a step is taken whatever the caller's grad mode is
+            weights = self.weights.detach().requires_grad_()
+            value = loss(self(features.detach(), weights))
+            (gradient,) = torch.autograd.grad(value, weights)
+        return value.detach(), gradient
+
+    @torch.no_grad()
+    def apply_gradient(self, gradient: Tensor) -> None:  # (w,)
+        """The optimizer's update, in place."""
+        rate, scratch = self.learning_rate, torch.empty_like(gradient)
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * self.weights
+        if self.optimizer == "sgd":
+            sgd_update(self.weights, gradient, learning_rate=rate)
+        elif self.optimizer == "adagrad":
+            adagrad_update(self.weights, self.second_moment, gradient, scratch, learning_rate=rate)
+        else:
+            moments = self.first_moment, self.second_moment
+            adam_update(self.weights, *moments, self.updates, gradient, scratch, learning_rate=rate)
+
+
+def step_together(
+    networks: Sequence[tuple[ResidualMLP, Tensor, Loss]], *, largest_gradient: float | None = None
+) -> Tensor:
+    """One update of several networks with one exchange between processes; answers the sum of this process's losses.
+
+    `largest_gradient` is the length to which the gradient of all of them together is cut.
+    """
+    found = [network.loss_and_gradient(features, loss) for network, features, loss in networks]
+    gradient = sum_over_processes(torch.cat([gradient for _, gradient in found])) / world_size()
+    if largest_gradient is not None:
+        gradient = gradient * (largest_gradient / (gradient.norm() + 1e-6)).clamp(max=1)
+    parts = gradient.split([len(part) for _, part in found])
+    for (network, _, _), part in zip(networks, parts, strict=True):
+        network.apply_gradient(part)
+    return torch.stack([value for value, _ in found]).sum()
+
+
+def _shapes(d: int, h: int) -> list[tuple[int, ...]]:
+    """Per layer: the matrix and bias of Linear, then scale and shift of the LayerNorm behind it."""
+    return [(h, d), (h,), (h,), (h,), (d, h), (d,), (d,), (d,), (1, d), (1,)]
+
+
+def _initial_weights(shapes: list[tuple[int, ...]], seed: int) -> Tensor:  # -> (w,)
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for matrix, bias, *norm in (shapes[:4], shapes[4:8], shapes[8:]):
+        bound = 1 / math.sqrt(matrix[1])
+        parts += [torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in (matrix, bias)]
+        parts += [torch.full(shape, float(value)) for shape, value in zip(norm, (1, 0), strict=False)]
+    return torch.cat([part.flatten() for part in parts])

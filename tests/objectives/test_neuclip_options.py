@@ -1,0 +1,199 @@
+"""NeuCLIP beyond its defaults: rolling restarts, masks, the doubled temperature gradient, Algorithm 3 and the MLP."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from neuclip import CLIP, NeuCLIP
+from tests.references import contrastive
+
+B, D = 6, 5
+TAU = 0.2
+SCALE = torch.tensor(1 / TAU, dtype=torch.float64)
+
+
+def unit(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    return unit(B, D, seed=step), unit(B, D, seed=1000 + step)
+
+
+def log_mean(anchor: Tensor, partner: Tensor, candidates: Tensor, eps: float) -> float:
+    """log(eps + mean exp((cos - positive) / tau)) over the rows of `candidates`, by hand."""
+    excess = [math.exp((anchor @ row - anchor @ partner).item() / TAU) for row in candidates]
+    return math.log(eps + (sum(excess) / len(excess) if excess else 0.0))
+
+
+@pytest.mark.parametrize("num_prototypes", [4, 6, 15])
+def test_a_rolling_restart_without_inner_steps_is_a_queue_of_the_newest_features(num_prototypes):
+    objective = NeuCLIP(D, num_prototypes=num_prototypes, restart="rolling", inner_steps=0)
+    for step in range(7):
+        objective(*batch(step), SCALE)
+    newest = torch.cat([batch(step)[1] for step in range(7)])
+    if num_prototypes < B:
+        newest = batch(6)[1][[0, 1, 3, 4]]  # fewer slots than rows: evenly spaced ones
+    rows = objective.network.for_image.rows
+    assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, newest[-num_prototypes:].tolist()))
+    image, text = batch(8)
+    estimate, _ = objective.log_normalizers(image, text, SCALE)
+    want = [log_mean(image[i], text[i], newest[-num_prototypes:], objective.eps) for i in range(B)]
+    assert torch.allclose(estimate, torch.tensor(want, dtype=torch.float64), rtol=1e-12)
+
+
+def test_rolling_forgets_the_sums_of_exactly_the_slots_it_renews():
+    objective = NeuCLIP(D, num_prototypes=3 * B, restart="rolling", inner_steps=1)
+    for step in range(3):
+        objective(*batch(step), SCALE)
+    before = objective.network.for_image.sums.clone()
+    objective.network.inner_steps = 0
+    objective(*batch(3), SCALE)  # the fourth batch takes the first batch's slots
+    after = objective.network.for_image.sums
+    assert (after[:B] == 0).all() and torch.equal(after[B:], before[B:])
+
+
+def test_own_positives_are_left_out_wherever_they_are_among_the_prototypes():
+    objective = NeuCLIP(D, num_prototypes=2 * B, restart="rolling", inner_steps=0, mask_own_positive=True)
+    ids = [torch.arange(B), torch.arange(B) + 4]  # samples 4 and 5 come twice
+    for step in range(2):
+        objective(*batch(step), SCALE, sample_ids=ids[step])
+    stored, owners = torch.cat([batch(0)[1], batch(1)[1]]), torch.cat(ids)
+    image, text = batch(2)
+    asked = torch.tensor([4, 5, 0, 9, 77, 78])
+    estimate, _ = objective.log_normalizers(image, text, SCALE, sample_ids=asked)
+    want = [log_mean(image[i], text[i], stored[owners != asked[i]], objective.eps) for i in range(B)]
+    assert torch.allclose(estimate, torch.tensor(want, dtype=torch.float64), rtol=1e-12)
+
+
+def test_without_ids_only_the_batch_that_was_just_stored_can_recognise_its_own():
+    masking = NeuCLIP(D, num_prototypes=B, inner_steps=0, restart_every=0, mask_own_positive=True)
+    image, text = batch(0)
+    value = masking(image, text, SCALE)
+    alone = [log_mean(image[i], text[i], text[torch.arange(B) != i], masking.eps) for i in range(B)]
+    assert masking.metrics["mean_log_normalizer_image"] == pytest.approx(sum(alone) / B)
+    # Leaving out its own partner, the prediction of a fresh restart is the batch's own normalizer.
+    assert torch.allclose(value, CLIP(form="minibatch")(image, text, SCALE))
+    plain = NeuCLIP(D, num_prototypes=B, inner_steps=0, restart_every=0)
+    plain(image, text, SCALE)
+    later = batch(1)
+    for one, other in zip(masking.log_normalizers(*later, SCALE), plain.log_normalizers(*later, SCALE), strict=True):
+        assert torch.allclose(one, other)
+
+
+def test_masked_prototypes_have_the_gradient_of_the_masked_mean():
+    objective = NeuCLIP(
+        D, num_prototypes=B, inner_steps=0, restart_every=0, mask_own_positive=True, mask_duplicates=True
+    )
+    ids, captions = torch.arange(B), torch.tensor([0, 0, 1, 2, 3, 4])
+    objective(*batch(0), SCALE, sample_ids=ids, caption_ids=captions)
+    image, text = (x.requires_grad_() for x in batch(1))
+    scale = SCALE.clone().requires_grad_()
+    got = objective.eval()(image, text, scale, sample_ids=ids + 3, caption_ids=captions)
+    no_slot = (ids[:, None] + 3 == ids[None, :]) | (captions[:, None] == captions[None, :])
+    no_candidate = captions[:, None] == captions[None, :]
+    want = 0
+    for anchors, others, rows in ((image, text, batch(0)[1]), (text, image, batch(0)[0])):
+        positive = (image * text).sum(1)
+        g = masked_mean((anchors @ others.T - positive[:, None]) * scale, no_candidate)
+        alpha = torch.log(objective.eps + masked_mean((anchors @ rows.T - positive[:, None]) * scale, no_slot))
+        want = want + ((objective.eps + g) * torch.exp(-alpha) + alpha).mean() / scale
+    want = want + 2 * (objective.rho - 1) / scale
+    assert torch.allclose(got, want)
+    inputs = [image, text, scale]
+    for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def masked_mean(exponent: Tensor, masked: Tensor) -> Tensor:
+    kept = (~masked).double()
+    return (exponent.exp() * kept).sum(1) / kept.sum(1)
+
+
+def test_the_fastclip_temperature_gradient_counts_the_inner_part_twice():
+    gradients = {}
+    for mode in ("paper", "fastclip"):
+        objective = NeuCLIP(D, num_prototypes=4, inner_steps=2, network_lr=0.1, temperature_gradient=mode)
+        objective(*batch(0), SCALE)
+        image, text = (x.requires_grad_() for x in batch(1))
+        scale = SCALE.clone().requires_grad_()
+        gradients[mode] = torch.autograd.grad(objective.eval()(image, text, scale), [image, text, scale])
+    front, inside = (torch.tensor(TAU, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    rows = objective.network.for_image.rows, objective.network.for_text.rows
+    # Eq. 12 is tau times a bracket in which tau stands again: apart from each other they can be told apart.
+    bracket = contrastive.unified_objective(*batch(1), *rows, inside, rho=objective.rho, eps=objective.eps) / inside
+    (part,) = torch.autograd.grad(front.detach() * bracket, inside)
+    for a, b in zip(gradients["paper"][:2], gradients["fastclip"][:2], strict=True):
+        assert torch.equal(a, b)
+    difference = gradients["fastclip"][2] - gradients["paper"][2]
+    assert torch.allclose(difference, part * -(TAU**2), rtol=1e-9)  # d tau / d scale
+
+
+def test_the_simultaneous_update_is_one_adamw_step_that_the_loss_has_not_seen():
+    objective = NeuCLIP(D, num_prototypes=4, update="simultaneous", network_weight_decay=0.1)
+    image, text = batch(0)
+    rows = [torch.nn.Parameter(side[[0, 1, 3, 4]].clone()) for side in (text, image)]  # what the first step stores
+    optimizer = torch.optim.AdamW(rows, 1e-3, weight_decay=0.1)
+    for step in range(4):
+        got = objective(*batch(step), SCALE)
+        want = contrastive.unified_objective(*batch(step), *rows, 1 / SCALE, rho=objective.rho, eps=objective.eps)
+        assert torch.allclose(got, want)
+        optimizer.zero_grad()
+        want.backward()
+        optimizer.step()
+    assert torch.allclose(objective.network.for_image.rows, rows[0], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(objective.network.for_text.rows, rows[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fit", ["unified", "separate"])
+def test_the_mlp_predicts_a_function_of_the_anchor_minus_its_positive_and_learns_what_it_is_told(fit):
+    objective = NeuCLIP(D, network="mlp", fit=fit, inner_steps=0)
+    network = objective.network.double()
+    image, text = (x.requires_grad_() for x in batch(0))
+    scale = SCALE.clone().requires_grad_()
+    got = objective(image, text, scale)
+    want, positive, eps = 2 * (objective.rho - 1) / scale, (image * text).sum(1), objective.eps
+    targets = CLIP(form="minibatch").log_normalizers(image, text, scale)
+    for anchors, others, mlp in ((image, text, network.for_image), (text, image, network.for_text)):
+        g = masked_mean((anchors @ others.T - positive[:, None]) * scale, torch.eye(B, dtype=torch.bool))
+        alpha = torch.log(eps + torch.exp(mlp(anchors) - positive * scale))
+        want = want + ((eps + g) * torch.exp(-alpha) + alpha).mean() / scale
+    assert torch.allclose(got, want)
+    inputs = [image, text, scale]
+    for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+    def distance() -> float:
+        predicted = objective.log_normalizers(image, text, scale)
+        return sum((p - t).square().mean().item() for p, t in zip(predicted, targets, strict=True))
+
+    before = distance()
+    network.inner_steps = 200
+    objective(image, text, scale)
+    assert distance() < before / 5
+
+
+@given(shift=st.floats(-3, 3), seed=st.integers(0, 20))
+def test_no_prediction_makes_the_loss_smaller_than_the_exact_one(shift, seed):
+    """Eq. 5: the conjugate form lies above the robust loss, and meets it only where every prediction is right."""
+    objective = NeuCLIP(D, num_prototypes=5, inner_steps=0)
+    objective(*batch(seed + 1), SCALE * math.exp(shift / 3))
+    assert objective(*batch(seed), SCALE) >= CLIP(form="minibatch")(*batch(seed), SCALE) - 1e-12
+
+
+def test_captions_that_are_all_equal_leave_no_negatives():
+    image, text = (x.float().requires_grad_() for x in batch(0))
+    same = torch.zeros(B, dtype=torch.int64)
+    for objective in (NeuCLIP(D, num_prototypes=B, mask_duplicates=True), CLIP(form="minibatch", mask_duplicates=True)):
+        loss = objective(image, text, SCALE.float(), caption_ids=same)
+        assert loss.item() == pytest.approx(TAU * 2 * (math.log(1e-6) + objective.rho), rel=1e-5)
+        assert objective.metrics["masked_duplicates"] == B * (B - 1)
+        assert all((g == 0).all() for g in torch.autograd.grad(loss, [image, text]))
