@@ -270,6 +270,8 @@ def test_a_network_below_the_own_partners_part_says_that_there_is_nothing_but_ep
     image, text, scale = (x.detach() for x in inputs(0, 0.1))
     for answer in objective.log_normalizers(image, text, scale):
         assert torch.allclose(answer, torch.tensor(math.log(1e-4), dtype=torch.float64))
+    objective(image, text, scale)
+    assert objective.metrics["predicted_at_eps"] == 1
 
 
 def test_before_anything_is_learnt_it_has_no_estimate():

@@ -150,7 +150,7 @@ def test_the_metrics_are_the_means_they_are_named_after():
     logits = scale * image @ text.T + bias
     off_diagonal = ~torch.eye(8, dtype=torch.bool)
     metrics = objective.metrics
-    assert metrics["calibration"] is None
+    assert metrics["calibration"] is None and metrics["bias"] == -10
     assert metrics["accuracy"] == pytest.approx((logits.argmax(dim=1) == torch.arange(8)).double().mean().item())
     assert metrics["positive_logit"] == pytest.approx(logits.diagonal().mean().item())
     assert metrics["negative_logit"] == pytest.approx(logits[off_diagonal].mean().item())

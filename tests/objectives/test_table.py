@@ -118,7 +118,7 @@ def test_state_of_another_size_or_with_other_columns_is_refused():
     state = SampleTable(4, COLUMNS).state_dict()
     with pytest.raises(RuntimeError, match="the table is of 4 samples; this objective was made with dataset_size=5"):
         SampleTable(5, COLUMNS).load_state_dict(state)
-    with pytest.raises(RuntimeError, match='Unexpected key.*"right"'):
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"right"'):
         SampleTable(4, ("left",)).load_state_dict(state)
-    with pytest.raises(RuntimeError, match='Missing key.*"other"'):
+    with pytest.raises(RuntimeError, match=r'Missing key.*"other"'):
         SampleTable(4, (*COLUMNS, "other")).load_state_dict(state)

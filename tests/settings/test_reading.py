@@ -139,7 +139,10 @@ def test_siblings_are_listed_when_nothing_is_near():
         ("run:\n  name: on\n", "r.yaml line 2: run.name is true; YAML reads this word as a boolean"),
         ("train: 5\n", "r.yaml line 1: train is '5'; give its fields in the lines below"),
         ("objective: nuclip\n", "r.yaml line 1: objective.name is 'nuclip'; did you mean neuclip?"),
-        ("objective: [a]\n", "r.yaml line 1: objective.name is ['a']; choose clip or neuclip"),
+        (
+            "objective: [a]\n",
+            "r.yaml line 1: objective.name is ['a']; choose clip, siglip, fastclip, amorlip or neuclip",
+        ),
         ("- a\n", "r.yaml line 1: expected sections"),
         (
             "train:\n  samples: 9k\n  batch_size: 8\n  samples: 7k\n",

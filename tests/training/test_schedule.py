@@ -4,8 +4,12 @@ import itertools
 import math
 
 import pytest
+import torch
 
-from neuclip.training.schedule import warmup_steps, warmup_then_cosine
+from neuclip.models.towers import build_model
+from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
+from neuclip.training.optimizer import TowerOptimizer
+from neuclip.training.schedule import temperature_rate, warmup_steps, warmup_then_cosine
 
 
 def rates(total: int, warmup: int) -> list[float]:
@@ -28,3 +32,43 @@ def test_without_warm_up_the_first_step_has_the_peak_rate():
 @pytest.mark.parametrize(("warmup", "steps"), [(0.05, 50), (0.0, 0), (1, 1), (500, 500)])
 def test_warm_up_is_a_share_below_one_and_a_count_from_one_on(warmup, steps):
     assert warmup_steps(warmup, 1000) == steps
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.03, 0.0300001, 0.5])
+def test_only_the_cosine_temperature_follows_the_towers_and_only_the_threshold_looks_at_tau(tau):
+    asked = {"rate": 6.0, "towers_share": 0.25, "tau": tau}
+    assert temperature_rate("constant", **asked) == 6.0
+    assert temperature_rate("cosine", **asked) == 1.5
+    assert temperature_rate("step_threshold", **asked) == (2.0 if tau <= 0.03 else 6.0)
+
+
+def rates_of_temperature(schedule: str, taus: list[float]) -> list[float]:
+    """The rates that AdamW really used at steps 0, 1, ... when tau stood at these values before each."""
+    towers = build_model("tiny").towers
+    optimizer = TowerOptimizer(
+        towers,
+        OptimizerSettings(learning_rate=1e-3, warmup=2),
+        TemperatureSettings(learning_rate=3e-4, schedule=schedule),
+        total_steps=len(taus),
+        precision=torch.float32,
+    )
+    used = []
+    for step, tau in enumerate(taus):
+        towers.set_temperature(tau)
+        optimizer.update(towers.logit_scale + 0 * sum(p.sum() for p in towers.parameters()), step)
+        used += [group["lr"] for group in optimizer.adamw.param_groups if group["name"] == "temperature"]
+    return used
+
+
+def test_the_slow_rate_ends_as_soon_as_tau_rises_again_and_has_no_warm_up():
+    got = rates_of_temperature("step_threshold", [0.07, 0.029, 0.02, 0.05])
+    assert got == pytest.approx([3e-4, 1e-4, 1e-4, 3e-4])
+
+
+def test_a_cosine_temperature_warms_up_and_decays_with_the_towers():
+    towers = [warmup_then_cosine(step, peak=1e-3, warmup=2, total=4) for step in range(4)]
+    assert rates_of_temperature("cosine", [0.02] * 4) == pytest.approx([0.3 * rate for rate in towers])
+
+
+def test_a_constant_temperature_rate_neither_warms_up_nor_looks_at_tau():
+    assert rates_of_temperature("constant", [0.07, 0.02]) == pytest.approx([3e-4, 3e-4])

@@ -19,6 +19,7 @@ COMMANDS = {
     "error": "how far a run's normalizers are from the exact ones",
     "report": "one self-contained HTML page per run",
     "data": "the built-in data sets: list them, prepare one",
+    "recipe": "the paper's settings as recipes: its data sets with every objective",
 }
 
 HELP = f"""neuclip {__version__}: CLIP training with normalizers over the whole data set.

@@ -58,6 +58,11 @@ class Towers(nn.Module):
         return self.model.logit_scale.exp()
 
     @property
+    def logit_bias(self) -> Tensor | None:
+        """What SigLIP adds to each logit; None in a model built without."""
+        return self.model.logit_bias
+
+    @property
     def device(self) -> torch.device:
         return self.model.logit_scale.device
 
@@ -85,11 +90,17 @@ class BuiltModel:
 
 
 def build_model(
-    name: str, *, pretrained: str = "", image_size: int = 0, crop_scale: tuple[float, float] = (0.9, 1.0)
+    name: str,
+    *,
+    pretrained: str = "",
+    image_size: int = 0,
+    crop_scale: tuple[float, float] = (0.9, 1.0),
+    initial_bias: float | None = None,
 ) -> BuiltModel:
     """Build `tiny`, `small`, any open_clip name, `local-dir:FOLDER`, or the path of a model config.
 
-    Randomly initialised unless `pretrained` names weights or the name is a local-dir.
+    Randomly initialised unless `pretrained` names weights or the name is a local-dir. With `initial_bias` the model has
+    the logit bias of SigLIP, which starts there unless the weights bring one.
 
     >>> built = build_model("tiny")
     >>> built.embed_dim
@@ -99,6 +110,8 @@ def build_model(
     known_name, config = _find_config(name)
     if image_size:
         config["vision_cfg"]["image_size"] = image_size
+    if initial_bias is not None:
+        config["init_logit_bias"] = initial_bias  # in the exported config too, or its weights would not load strictly
     with _without_chatter():
         model, train_transform, transform = open_clip.create_model_and_transforms(
             known_name,
@@ -106,8 +119,12 @@ def build_model(
             force_image_size=image_size or None,
             aug_cfg={"scale": crop_scale},
             output_dict=False,
+            init_logit_bias=config.get("init_logit_bias"),
         )
         tokenize = open_clip.get_tokenizer(known_name)
+    if initial_bias is not None and not model.logit_bias.any():
+        # open_clip sets the bias to 0 where the weights bring none, and SigLIP would call half of all pairs true.
+        nn.init.constant_(model.logit_bias, initial_bias)
     cut, train_cut = cut_transform(transform), cut_transform(train_transform)
     return BuiltModel(
         towers=Towers(model, mean=cut.mean, std=cut.std) if cut and train_cut else Towers(model),

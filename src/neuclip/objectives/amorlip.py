@@ -202,7 +202,13 @@ class AmorLIP(Objective):
             return
         truth, estimates = batch_log_normalizers(pairs, tau, self.eps), self.estimates(pairs, tau)
         image, text = (calibration_ratio(t, e).mean() for t, e in zip(truth, estimates, strict=True))
-        self._metrics.note(calibration=(image + text) / 2, calibration_image=image, calibration_text=text)
+        floor = torch.stack(estimates) - math.log(self.eps)
+        self._metrics.note(
+            calibration=(image + text) / 2,
+            calibration_image=image,
+            calibration_text=text,
+            predicted_at_eps=(floor < 1).float().mean(),  # within a factor e of the floor eps decides
+        )
 
     @torch.no_grad()
     def _note_normalizers(self, pairs: Pairs, tau: Tensor, log_sum: Both, rho: float) -> None:

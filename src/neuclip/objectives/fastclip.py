@@ -69,7 +69,7 @@ class FastCLIP(Objective):
         temperature_gradient: Literal["paper", "fastclip"] = FastCLIPSettings.temperature_gradient,
         temperature_initial: float | None = None,
         temperature_lr: float | None = None,
-        temperature_range: tuple[float, ...] = FastCLIPSettings.temperature_range,
+        temperature_range: tuple[float, float] | None = None,
         table_path: str | Path | None = None,
         mask_duplicates: bool = FastCLIPSettings.mask_duplicates,
     ) -> None:
@@ -290,14 +290,15 @@ class AdamTemperatures(MomentumTemperatures):
 
 
 def individual_temperatures(
-    variant: Variant, initial: float | None, learning_rate: float | None, limits: tuple[float, ...]
+    variant: Variant, initial: float | None, learning_rate: float | None, limits: tuple[float, float] | None
 ) -> MomentumTemperatures | None:
     """How the variant moves its individual temperatures, if it has them; what is not given is the variant's own."""
     kinds: dict[str, type[MomentumTemperatures]] = {"v2": AdamTemperatures, "isogclr": MomentumTemperatures}
     if variant not in kinds:
         return None
     kind = kinds[variant]
-    initial, (lowest, highest) = initial or kind.initial, limits or (kind.lowest, kind.highest)
+    initial = initial or kind.initial
+    lowest, highest = limits if limits and any(limits) else (kind.lowest, kind.highest)
     if not 0 < lowest <= initial <= highest:
         raise ValueError(
             f"temperature_initial {initial} is not within temperature_range {lowest}, {highest} above 0; give both"

@@ -31,6 +31,6 @@ OF_THE_MODEL = ("bias_initial",)
 
 def build_objective(name: str, settings: Any, *, embed_dim: int, dataset_size: int, total_samples: int) -> Objective:
     """The objective a run asked for; `settings` is its dataclass of `neuclip.settings.objectives`."""
-    known = {"embed_dim": embed_dim, "dataset_size": dataset_size, "total_samples": total_samples}
+    known: dict[str, Any] = {"embed_dim": embed_dim, "dataset_size": dataset_size, "total_samples": total_samples}
     told = {field: value for field, value in asdict(settings).items() if field not in OF_THE_MODEL}
     return OBJECTIVES[name](**{need: known[need] for need in NEEDS.get(name, ())}, **told)

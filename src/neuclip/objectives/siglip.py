@@ -71,6 +71,7 @@ class SigLIP(Objective):
         self._metrics.note(
             accuracy=(torch.cat(right) == pairs.own).float().mean(),
             calibration=None,  # no normalizer
+            bias=bias,
             positive_logit=scale * positive + bias,
             negative_logit=scale * (similarities - positive) / max(len(pairs.all_image) - 1, 1) + bias,
         )

@@ -71,7 +71,9 @@ class FastCLIPSettings:
     )
     temperature_initial: float = described(0.0, "v2, isogclr: individual temperatures begin here; 0: 0.03, 0.01")
     temperature_lr: float = described(0.0, "v2, isogclr: their rate; 0: 0.0133, 0.01")
-    temperature_range: tuple[float, ...] = described((), "v2, isogclr: their limits; none: 0.01,1 and 0.005,0.05")
+    temperature_range: tuple[float, float] = described(
+        (0.0, 0.0), "v2, isogclr: their limits; 0,0: 0.01,1 and 0.005,0.05"
+    )
     table_path: str = described("", "keep the moving averages in a memory-mapped file there; '': in memory")
     mask_duplicates: bool = described(False, "pairs with an equal caption are no negatives of each other")
 
@@ -82,7 +84,7 @@ class FastCLIPSettings:
         check_at_least("objective.eps", self.eps, 0, "the default is 1e-6")
         check_at_least("objective.temperature_initial", self.temperature_initial, 0, "0: the variant's own")
         check_at_least("objective.temperature_lr", self.temperature_lr, 0, "0: the variant's own")
-        if self.temperature_range and not (len(self.temperature_range) == 2 and min(self.temperature_range) > 0):
+        if any(self.temperature_range) and min(self.temperature_range) <= 0:
             raise AskedWrongly(
                 f"objective.temperature_range is {self.temperature_range}; give two numbers above 0, such as 0.01,1"
             )
@@ -90,7 +92,7 @@ class FastCLIPSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AmorLIPSettings:
-    """Sums over the batch, blended with what small networks learnt of them in the epoch before. Defaults: CC12M's."""
+    """Sums over the batch, blended with what small networks learnt of them the epoch before."""
 
     rho: tuple[float, ...] = described(
         (8.5, -8.5, -8.5), "one constant per equal part of the run: positive lowers the temperature, negative raises it"

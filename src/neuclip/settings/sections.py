@@ -22,7 +22,7 @@ class RunSettings:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = described(
         "auto", "autocast of the towers; auto: bf16 where the device has it, fp32 elsewhere and on the CPU"
     )
-    threads: int = described(0, "CPU threads; 0 leaves PyTorch's choice")
+    threads: int = described(0, "CPU threads per process; 0: PyTorch's choice, several processes share the cores")
 
     def __post_init__(self) -> None:
         check_at_least("run.threads", self.threads, 0, "0 leaves PyTorch's choice")
@@ -97,8 +97,9 @@ class TemperatureSettings:
     minimum: float = described(0.01, "tau is held at or above this (tau_0)")
     maximum: float = described(1.0, "tau is held at or below this")
     learning_rate: float = described(1.25e-4, "rate of ln(1/tau); 0 keeps tau constant")
-    schedule: Literal["constant", "cosine"] = described(
-        "constant", "constant, or cosine: warm-up and decay as the towers' rate"
+    schedule: Literal["constant", "cosine", "step_threshold"] = described(
+        "constant",
+        "constant; cosine: warm-up and decay as the towers' rate; step_threshold: a third of it while tau <= 0.03",
     )
 
     def __post_init__(self) -> None:
@@ -115,10 +116,14 @@ class TrainSettings:
     """How much, and in which bites."""
 
     batch_size: int = described(1024, "pairs per step over all processes: the contrastive batch")
+    micro_batch_size: int = described(
+        0, "pairs per process and forward pass; fewer need less memory, one more forward pass, and give the same gradient"
+    )
     samples: int = described(100_000_000, "budget in samples seen; the run takes samples // batch_size steps")
 
     def __post_init__(self) -> None:
         check_at_least("train.batch_size", self.batch_size, 1, "the paper uses 1024 to 5120")
+        check_at_least("train.micro_batch_size", self.micro_batch_size, 0, "0 takes the process's whole share at once")
         if self.samples < self.batch_size:
             raise AskedWrongly(
                 f"train.samples {self.samples} is below train.batch_size {self.batch_size}; "
@@ -139,12 +144,19 @@ class EvaluationSettings:
     every: int = described(0, "samples between evaluations; 0: only at the end")
     batch_size: int = described(256, "pictures per forward pass")
     error_anchors: int = described(0, "anchors for the normalizer error at the end; 0: leave it to `neuclip error`")
+    error_every: int = described(0, "samples between such errors, taken at evaluations on the way; 0: only at the end")
     gallery: int = described(12, "held-out queries per direction shown in the report")
 
     def __post_init__(self) -> None:
         check_at_least("evaluation.every", self.every, 0, "0 evaluates only at the end")
         check_at_least("evaluation.batch_size", self.batch_size, 1, "256 fits almost anywhere")
         check_at_least("evaluation.error_anchors", self.error_anchors, 0, "0 for none, the paper uses 10000")
+        check_at_least("evaluation.error_every", self.error_every, 0, "0 measures only at the end")
+        if self.error_every and not (self.error_anchors and self.every):
+            raise AskedWrongly(
+                "evaluation.error_every measures at evaluations on the way; "
+                f"give --evaluation.error_anchors 2000 --evaluation.every {self.every or self.error_every} with it"
+            )
         check_at_least("evaluation.gallery", self.gallery, 0, "0 for none")
 
 

@@ -31,11 +31,12 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Scores:
-    """exp((cos_ij - s_ii) / tau - log m - largest_i) over this process's block, and what it amounts to over all."""
+    """exp((cos_ij - s_ii) / tau - log m) over this process's block, as exponentials_ij * exp(shared_i) so that neither
+    overflows, and the logarithm of its sum over all processes."""
 
-    exponentials: Tensor  # (B, my prototypes)
-    largest: Tensor  # (B,)
-    log_mean: Tensor  # (B,) over all processes
+    exponentials: Tensor  # (B, my prototypes), at most 1
+    shared: Tensor  # (B,)
+    log_mean: Tensor  # (B,)
 
     def alpha(self, eps: float) -> Tensor:  # (B,)
         return add_eps(self.log_mean, eps)
@@ -43,15 +44,14 @@ class Scores:
 
 def scores(unit: Tensor, anchors: Anchors, tau: Tensor, buffer: Tensor) -> Scores:  # (m, d), (B, m)
     """Eq. 10 and 11, every block. `buffer` is overwritten and becomes the exponentials."""
-    # Scaling the smaller matrix and adding inside the product saves two passes over (B, m).
-    offset = -(anchors.positive / tau) - anchors.log_count
-    torch.addmm(offset[:, None], anchors.features / tau, unit.T, out=buffer)
+    # What an anchor's whole row shares, its positive and the count, needs no pass over (B, m).
+    torch.mm(anchors.features / tau, unit.T, out=buffer)
     if anchors.masked is not None:
         buffer.masked_fill_(anchors.masked, -torch.inf)
-    largest = buffer.amax(dim=1).clamp_(min=LOWEST) if len(unit) else torch.full_like(offset, LOWEST)
-    buffer.sub_(largest[:, None]).exp_()
-    log_mean = largest + buffer.sum(dim=1).log()
-    return Scores(buffer, largest, _over_processes(log_mean))
+    largest = buffer.amax(dim=1).clamp_(min=LOWEST) if len(unit) else buffer.new_full((len(buffer),), LOWEST)
+    total = buffer.sub_(largest[:, None]).exp_().sum(dim=1)
+    shared = largest - anchors.positive / tau - anchors.log_count
+    return Scores(buffer, shared, _over_processes(shared + total.log()))
 
 
 def _over_processes(log_mean: Tensor) -> Tensor:  # (B,)
@@ -83,7 +83,7 @@ def prototype_gradient(
     else:
         slope = (alpha - log_normalizer) / tau
     # d alpha_i / d excess_ij = exp(excess_ij - alpha_i). The factor of row i goes to the smaller matrix.
-    weight = slope * torch.exp(found.largest - alpha) / len(log_normalizer)
+    weight = slope * torch.exp(found.shared - alpha) / len(log_normalizer)
     torch.mm(found.exponentials.T, weight[:, None] * anchors.features, out=pull)
     # Through the division by the length: what points along a prototype has no effect.
     along = torch.linalg.vecdot(pull, unit)[:, None]

@@ -109,5 +109,5 @@ class Prototypes(ShardedRows):
         unit = F.normalize(self.active_rows(active), dim=1)
         found = scores(unit, anchors, tau, unit.new_empty(len(anchors.features), len(unit)))
         alpha = found.alpha(eps)
-        pulled = found.exponentials.mul_(torch.exp(found.largest - alpha)[:, None]) @ unit
+        pulled = found.exponentials.mul_(torch.exp(found.shared - alpha)[:, None]) @ unit
         return alpha, torch.exp(found.log_mean - alpha), scatter_sum(pulled)

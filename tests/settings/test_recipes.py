@@ -1,0 +1,106 @@
+"""The paper's Tables 1, 3 and 4 against what `recipes/paper/` gives, for every setting and objective."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from neuclip.settings.objectives import OBJECTIVES
+from neuclip.settings.paper import FOLDER, paper_objectives, paper_recipe, paper_settings
+from neuclip.settings.reading import read_settings
+from neuclip.settings.recipe import shipped_recipes
+
+# Table 1: samples, vision encoder, batch size; Table 3: lr, lr of tau, wd, warmup, rho.
+TABLES = {
+    "cc3m": (100_000_000, "RN50", 1024, 1e-3, 1.25e-4, 0.1, 10_000, 6.5),
+    "cc12m": (300_000_000, "ViT-B-32", 2048, 4e-4, 5e-5, 0.1, 10_000, 8.5),
+    "dfn-14m": (320_000_000, "ViT-B-32", 4096, 5e-4, 6.25e-5, 0.2, 500, 11.0),
+    "dfn-192m": (1_300_000_000, "ViT-B-16", 5120, 3.125e-4, 3.9e-5, 0.2, 500, 11.0),
+    "dfn-1b": (3_000_000_000, "ViT-B-16", 5120, 3.125e-4, 3.9e-5, 0.2, 500, 11.0),
+}
+ALL_RUNS = list(itertools.product(TABLES, OBJECTIVES))
+
+
+def test_every_setting_of_the_paper_is_there_with_every_objective():
+    assert paper_settings() == list(TABLES)
+    assert paper_objectives() == list(OBJECTIVES) == ["clip", "siglip", "fastclip", "amorlip", "neuclip"]
+
+
+@pytest.mark.parametrize(("setting", "objective"), ALL_RUNS)
+def test_what_is_printed_is_a_recipe_that_train_reads_as_the_same_run(setting, objective, tmp_path):
+    recipe = paper_recipe(setting, objective)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe.as_yaml())
+    assert read_settings(file) == recipe.settings()
+    assert read_settings(file).objective_name == objective
+
+
+@pytest.mark.parametrize(("setting", "objective"), ALL_RUNS)
+def test_every_run_has_the_numbers_of_tables_1_and_3(setting, objective):
+    settings = paper_recipe(setting, objective).settings()
+    samples, model, batch_size, rate, temperature_rate, decay, warmup, rho = TABLES[setting]
+    assert (settings.train.samples, settings.model.name, settings.train.batch_size) == (samples, model, batch_size)
+    optimizer = settings.optimizer
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.warmup) == (rate, decay, warmup)
+    assert (optimizer.beta2, optimizer.eps) == ((0.999, 1e-8) if model == "RN50" else (0.98, 1e-6))
+    assert settings.temperature.learning_rate == (rate if objective in ("clip", "siglip") else temperature_rate)
+    if objective in ("fastclip", "neuclip"):
+        assert settings.objective.rho == rho
+    if objective == "amorlip":
+        assert settings.objective.rho == (rho, -rho, -rho)
+
+
+@pytest.mark.parametrize("setting", TABLES)
+def test_each_method_has_its_authors_temperature(setting):
+    def told(objective):
+        temperature = paper_recipe(setting, objective).settings().temperature
+        return temperature.initial, temperature.schedule
+
+    assert told("clip") == (0.07, "cosine")
+    assert told("siglip") == (0.1, "cosine")
+    assert told("fastclip") == told("amorlip") == (0.07, "step_threshold")
+    assert told("neuclip") == (0.07, "constant")
+
+
+@pytest.mark.parametrize("setting", TABLES)
+def test_neuclip_has_the_numbers_of_table_4(setting):
+    told = paper_recipe(setting, "neuclip").settings().objective
+    assert (told.network_optimizer, told.network_lr, told.network_weight_decay) == ("adagrad", 1.0, 0.0)
+    assert (told.num_prototypes, told.restart_every, told.inner_steps) == (4096, 500, 10)
+
+
+@pytest.mark.parametrize("setting", TABLES)
+def test_fastclip_is_what_its_code_computes_with_the_eps_of_its_scripts(setting):
+    told = paper_recipe(setting, "fastclip").settings().objective
+    assert (told.variant, told.temperature_gradient, told.gamma) == ("v3", "fastclip", 0.2)
+    assert told.eps == (1e-14 if setting.startswith("cc") else 1e-6)
+
+
+@pytest.mark.parametrize("setting", TABLES)
+def test_amorlip_clips_its_gradient_and_is_called_extrapolated_where_its_authors_gave_nothing(setting):
+    recipe = paper_recipe(setting, "amorlip")
+    assert recipe.settings().optimizer.clip_gradient_norm == 1.0
+    origins = [origin for key, (_, origin) in recipe.lines.items() if key.startswith(("objective.", "optimizer."))]
+    assert any("extrapolated" in origin for origin in origins) == (setting != "cc12m")
+
+
+@pytest.mark.parametrize(("setting", "objective"), ALL_RUNS)
+def test_every_value_has_its_origin_in_a_line_of_a_wide_terminal(setting, objective):
+    lines = paper_recipe(setting, objective).as_yaml().splitlines()
+    values = [line for line in lines if re.match("  (?!name: )", line)]
+    assert all(re.search(r"  # \S", line) for line in values)
+    assert "${" not in "".join(lines)
+    assert max(map(len, lines)) <= 110
+
+
+def test_no_number_of_the_paper_is_written_in_two_files():
+    """A rate of the temperature, say, stands with its setting, and objectives take it up by name."""
+    for file in (FOLDER / "objectives").glob("*.yaml"):
+        tables = [line for line in file.read_text().splitlines() if "# Table 3" in line or "# Table 1" in line]
+        assert all("${" in line for line in tables), file
+
+
+def test_the_parts_are_no_recipes_of_their_own():
+    assert "everywhere" not in shipped_recipes() and "cc3m" not in shipped_recipes()
