@@ -26,6 +26,18 @@ def test_the_objectives_are_reached_by_their_names():
     assert (neuclip.CLIP, neuclip.NeuCLIP) == (CLIP, NeuCLIP)
 
 
+def test_fastclip_is_reached_by_its_name():
+    from neuclip.objectives.fastclip import FastCLIP
+
+    assert neuclip.FastCLIP is FastCLIP
+
+
+def test_amorlip_is_reached_by_its_name():
+    from neuclip.objectives.amorlip import AmorLIP
+
+    assert neuclip.AmorLIP is AmorLIP
+
+
 def test_every_public_name_is_there_and_listed():
     for name in neuclip.__all__:
         assert getattr(neuclip, name) is not None

@@ -107,7 +107,7 @@ def gather_values(rows: Tensor) -> Tensor:  # (b, ...) -> (B, ...)
         return rows
     rows = rows.contiguous()
     gathered = rows.new_empty((world_size() * len(rows), *rows.shape[1:]))
-    _all_gather(gathered, rows)
+    _all_gather(gathered, rows, group=_group_of(rows))
     _count((world_size() - 1) * rows.nbytes)
     return gathered
 
@@ -117,7 +117,7 @@ def scatter_sum(rows: Tensor) -> Tensor:  # (B, d) -> (b, d)
     if world_size() == 1:
         return rows
     mine = rows.new_empty((len(rows) // world_size(), *rows.shape[1:]))
-    _reduce_scatter(mine, rows.contiguous())
+    _reduce_scatter(mine, rows.contiguous(), group=_group_of(rows))
     _count((world_size() - 1) * mine.nbytes)
     return mine
 
@@ -127,7 +127,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
     if world_size() == 1:
         return values.detach()
     total = values.detach().clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=_group_of(total))
     _count(2 * (world_size() - 1) / world_size() * total.nbytes)
     return total
 
@@ -172,8 +172,12 @@ def values_everywhere(value: int) -> list[int]:
     return [int(one) for one in gathered]
 
 
+def _group_of(values: Tensor) -> dist.ProcessGroup | None:
+    return _on_host() if values.device.type == "cpu" else None
+
+
 def _on_host() -> dist.ProcessGroup | None:
-    """The group for questions between hosts. NCCL moves device memory only, and asking it would stall the device."""
+    """The group for what lies in host memory: NCCL moves device memory only, and asking it would stall the device."""
     global _host_group
     if dist.get_backend() == "gloo":
         return None

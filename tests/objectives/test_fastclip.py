@@ -319,6 +319,14 @@ def test_individual_temperatures_obey_their_arguments():
     assert objective.metrics["temperatures_at_limit"] > 0
 
 
+def test_capped_gradients_of_individual_temperatures_are_counted():
+    for variant, rho, want in (("v2", 100.0, 1.0), ("v2", 0.0, 0.0), ("isogclr", 100.0, 0.0)):
+        objective = make(variant, rho=rho, temperature_initial=0.05)
+        text = unit(1, D, seed=0).expand(B, D)  # all equal: g = 1, the gradient is rho
+        objective(text, text, scale_of(0.1), sample_ids=torch.tensor(VISITS[0]))
+        assert objective.metrics["temperature_gradients_capped"] == want
+
+
 def test_state_of_another_variant_is_refused():
     with pytest.raises(RuntimeError, match="temperature_image"):
         make("v3").load_state_dict(make("v2").state_dict())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 from hypothesis import assume, given, settings, strategies
@@ -40,8 +41,11 @@ def values_of(declared: Any, default: Any) -> strategies.SearchStrategy[Any]:
     """Values near the default, so that most pass their section's checks, and any text at all."""
     if get_origin(declared) is Literal:
         return strategies.sampled_from(get_args(declared))
+    if get_origin(declared) in (Union, UnionType):  # X | None
+        return strategies.none() | values_of(get_args(declared)[0], 1)
     if get_origin(declared) is tuple and Ellipsis in get_args(declared):
-        return strategies.lists(values_of(str, ""), max_size=3).map(tuple)
+        element = get_args(declared)[0]
+        return strategies.lists(values_of(element, element()), max_size=3).map(tuple)
     if declared is bool:
         return strategies.booleans()
     if declared is int:

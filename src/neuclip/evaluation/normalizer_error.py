@@ -80,7 +80,7 @@ def squared_errors(estimate: Both, truth: Both, repeated: Tensor) -> dict[str, f
     errors = torch.stack([(a.double() - b.double()).square() for a, b in zip(estimate, truth, strict=True)])  # (2, A)
     known = ~errors.isnan().any(dim=0)
     if not known.any():
-        raise RunFailed("the method has no estimate for any of the anchors; train it first")
+        raise NoEstimate("the method has no estimate yet for any of the anchors")
     image, text = errors[:, known].mean(dim=1).tolist()
     unique = errors[:, known & ~repeated]
     return {

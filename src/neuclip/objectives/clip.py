@@ -48,7 +48,9 @@ class CLIP(Objective):
         # Cross-entropy with the positive in the denominator is log(1 + N g), N the number of others: the mini-batch
         # form at eps = 1 / N, without the factor tau.
         others = pairs.others.log()
-        image, text = (torch.logaddexp(side, -others) for side in batch_log_normalizers(pairs, tau, 0.0))
+        others_only = batch_log_normalizers(pairs, tau, 0.0)
+        image, text = (torch.logaddexp(side, -others) for side in others_only)
+        self._note_weights(others_only, (image, text))
         ratio = normalizer_over(pairs, tau, (image, text))
         return (image + text).mean() / 2 + others.mean() + (ratio - ratio.detach()) / 2
 

@@ -1,9 +1,9 @@
 """Pushing anchors and candidates apart: the one gradient that all softmax-like objectives share.
 
-Whatever normalizers a method believes in, its towers receive the gradient of g_i / nu_i, summed over both sides, with nu
-held constant. So it is written once, in closed form: a local row's gradient as an anchor and its gradient as a candidate
-of every other anchor come from the same (b, B) block, given a few numbers of each anchor. Nothing travels back through
-the gather, and each side needs one matrix product instead of two.
+Whatever normalizers a method believes in, its towers receive the gradient of g_i / nu_i, summed over both sides, with
+nu held constant. So it is written once, in closed form: a local row's gradient as an anchor and its gradient as a
+candidate of every other anchor come from the same (b, B) block, given a few numbers of each anchor. Nothing travels
+back through the gather, and each side needs one matrix product instead of two.
 """
 
 from __future__ import annotations

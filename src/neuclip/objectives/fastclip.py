@@ -19,7 +19,6 @@ from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
 from neuclip.settings.objectives import FastCLIPSettings
 
 Variant = Literal["v0", "v1", "v2", "v3", "sogclr", "isogclr"]
-GRADIENT_LIMIT = 5.0  # v2 limits a sample's temperature gradient to +-5, as its authors do
 
 
 class FastCLIP(Objective):
@@ -159,13 +158,14 @@ class FastCLIP(Objective):
     def _stepped(self, pairs: Pairs, temperature: Both, log_u: Both, ids: Tensor, stored: Tensor) -> Tensor:
         """The individual temperatures after this visit, and their moments: (B, columns after log u)."""
         assert self.individual is not None
-        gradient = gather_values(individual_gradient(pairs, temperature, log_u, self.rho)).cpu()
-        after = self.individual.stepped(stored[:, 2:], mean_by_id(ids, gradient))
+        gradient = mean_by_id(ids, gather_values(individual_gradient(pairs, temperature, log_u, self.rho)).cpu())
+        after = self.individual.stepped(stored[:, 2:], gradient)
         moved, lowest, highest = after[:, :2], self.individual.lowest, self.individual.highest
         self._metrics.note(
             mean_temperature_image=moved[:, 0].mean(),
             mean_temperature_text=moved[:, 1].mean(),
             temperatures_at_limit=((moved <= lowest) | (moved >= highest)).float().mean(),
+            temperature_gradients_capped=(gradient.abs() > self.individual.largest_gradient).float().mean(),
         )
         return after
 
@@ -174,6 +174,7 @@ class FastCLIP(Objective):
         # In train mode g / u is below B / gamma. In eval mode u may be old, and g beyond anything it knew.
         limit = LARGEST_EXPONENT[tau.dtype]
         floor = (torch.maximum(log_u[0], batch[0] - limit), torch.maximum(log_u[1], batch[1] - limit))
+        self._note_weights(batch, floor)
         if isinstance(temperature, tuple):
             image, text = temperature
             value = ((log_u[0] + self.rho) * image).mean() + ((log_u[1] + self.rho) * text).mean()
@@ -259,6 +260,7 @@ class MomentumTemperatures:
     highest: float = 0.05
 
     columns: ClassVar[tuple[str, ...]] = ("temperature_image", "temperature_text", "momentum_image", "momentum_text")
+    largest_gradient: ClassVar[float] = math.inf
 
     def current(self, stored: Tensor) -> Tensor:  # (B, columns) -> (B, 2)
         return stored[:, :2].nan_to_num(nan=self.initial)
@@ -279,9 +281,10 @@ class AdamTemperatures(MomentumTemperatures):
     highest: float = 1.0
 
     columns: ClassVar[tuple[str, ...]] = (*MomentumTemperatures.columns, "square_image", "square_text", "visits")
+    largest_gradient: ClassVar[float] = 5.0  # as its authors cap it
 
     def stepped(self, stored: Tensor, gradient: Tensor) -> Tensor:
-        gradient = gradient.clamp(-GRADIENT_LIMIT, GRADIENT_LIMIT)
+        gradient = gradient.clamp(-self.largest_gradient, self.largest_gradient)
         first, second, visits = stored[:, 2:].nan_to_num(nan=0.0).split([2, 2, 1], dim=1)
         first, second, visits = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient.square(), visits + 1
         step = first / (1 - 0.9**visits) / ((second / (1 - 0.999**visits)).sqrt() + 1e-8)

@@ -115,7 +115,7 @@ class NeuCLIP(Objective):
         return loss
 
     def _robust_loss(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> Tensor:
-        """Eq. 12: tau * mean(r + alpha), r = exp(log-normalizer - alpha), image side plus text side, plus 2 tau (rho - 1).
+        """Eq. 12: tau * mean(r + alpha), r = exp(log-normalizer - alpha), both sides, plus 2 tau (rho - 1).
 
         Its gradient has three parts: through tau itself, through r at constant alpha, and through alpha.
         """
@@ -126,6 +126,7 @@ class NeuCLIP(Objective):
         value = sum((r + a.detach()).mean() for r, a in zip(ratio, alpha, strict=True)) + 2 * (self.rho - 1)
         largest = LARGEST_EXPONENT[tau.dtype]
         believed = [torch.maximum(a.detach(), l - largest) for l, a in zip(log_normalizer, alpha, strict=True)]
+        self._note_weights(log_normalizer, (believed[0], believed[1]))
         through_ratio = normalizer_over(pairs, inside, (believed[0], believed[1]))
         through_alpha = sum(((1 - r) * a).mean() for r, a in zip(ratio, alpha, strict=True))
         through = through_ratio + through_alpha

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from neuclip.objectives.metrics import Metrics
-from neuclip.objectives.pairs import Pairs, check_features, check_keys, check_unit_rows, full_precision, gather_pairs
+from neuclip.objectives.pairs import (
+    Both,
+    Pairs,
+    check_features,
+    check_keys,
+    check_unit_rows,
+    full_precision,
+    gather_pairs,
+)
 
 
 class NoEstimate(RuntimeError):
@@ -121,3 +129,8 @@ class Objective(nn.Module, ABC):
 
     def _note_accuracy(self, pairs: Pairs) -> None:
         self._metrics.note(accuracy=(pairs.similarities()[0].argmax(dim=1) == pairs.own).float().mean())
+
+    def _note_weights(self, log_normalizer: Both, believed: Both) -> None:
+        """How unequally anchors pull: the deviation of g / nu over the batch, both as logarithms."""
+        exponent = torch.stack(log_normalizer) - torch.stack(believed)
+        self._metrics.note(weight_deviation=exponent.detach().exp().std(correction=0))

@@ -30,7 +30,7 @@ class Pairs:
     all_image: Tensor  # (B, d)
     all_text: Tensor  # (B, d)
     own: Tensor  # (b,) the column of each anchor's own partner among the candidates
-    excluded: Tensor  # (b, B) bool, symmetric over the batch: own partner, same sample, with mask_duplicates same caption
+    excluded: Tensor  # (b, B) bool, symmetric: own partner, same sample, with mask_duplicates same caption
     sample_ids: Tensor | None = None  # (b,)
     all_sample_ids: Tensor | None = None  # (B,)
     all_caption_ids: Tensor | None = None  # (B,) only where duplicates are masked

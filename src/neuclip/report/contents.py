@@ -15,7 +15,7 @@ import yaml
 from neuclip.errors import AskedWrongly
 from neuclip.records import RunFolder, read_lines
 
-OBJECTIVE_TITLES = {"clip": "CLIP", "neuclip": "NeuCLIP"}
+OBJECTIVE_TITLES = {"clip": "CLIP", "fastclip": "FastCLIP", "amorlip": "AmorLIP", "neuclip": "NeuCLIP"}
 
 
 @dataclass(frozen=True)

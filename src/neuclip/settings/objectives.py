@@ -144,7 +144,7 @@ class NeuCLIPSettings:
     restart: Literal["periodic", "rolling"] = described(
         "periodic", "rolling renews the oldest prototypes with each batch instead of all every so often"
     )
-    restart_every: int = described(500, "periodic: steps between restarts of the prototypes; 0: only at the start (T_r)")
+    restart_every: int = described(500, "periodic: steps between restarts; 0: only at the start (T_r)")
     inner_steps: int = described(10, "updates of the prototypes per batch (T_u)")
     rho: float = described(6.5, "the robust loss's constant: larger drives the temperature lower")
     eps: float = described(1e-6, "added to each normalizer, inside the logarithm")

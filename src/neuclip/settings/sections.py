@@ -117,7 +117,7 @@ class TrainSettings:
 
     batch_size: int = described(1024, "pairs per step over all processes: the contrastive batch")
     micro_batch_size: int = described(
-        0, "pairs per process and forward pass; fewer need less memory, one more forward pass, and give the same gradient"
+        0, "pairs per process and forward pass: less memory, one more pass, the same gradient (BatchNorm sees chunks)"
     )
     samples: int = described(100_000_000, "budget in samples seen; the run takes samples // batch_size steps")
 

@@ -78,10 +78,9 @@ def prototype_gradient(
     torch.div(rows, lengths, out=unit)
     found = scores(unit, anchors, tau, workspace.buffer)
     alpha = found.alpha(eps)
-    if fit == "unified":  # d/d alpha of exp(L - alpha) + alpha
-        slope = -torch.expm1(capped_exponent(log_normalizer, alpha))
-    else:
-        slope = (alpha - log_normalizer) / tau
+    # d/d alpha of exp(L - alpha) + alpha, or of (alpha - L)^2 / 2
+    exponent = capped_exponent(log_normalizer, alpha)
+    slope = -torch.expm1(exponent) if fit == "unified" else (alpha - log_normalizer) / tau
     # d alpha_i / d excess_ij = exp(excess_ij - alpha_i). The factor of row i goes to the smaller matrix.
     weight = slope * torch.exp(found.shared - alpha) / len(log_normalizer)
     torch.mm(found.exponentials.T, weight[:, None] * anchors.features, out=pull)

@@ -75,9 +75,7 @@ class Prototypes(ShardedRows):
         rows = self.active_rows(active)
         workspace = Workspace(len(log_normalizer), rows)
         for _ in range(steps):
-            gradient = prototype_gradient(
-                rows, anchors, log_normalizer, tau=tau, eps=eps, fit=fit, workspace=workspace
-            )
+            gradient = prototype_gradient(rows, anchors, log_normalizer, tau=tau, eps=eps, fit=fit, workspace=workspace)
             self._update(rows, gradient, scratch=workspace.unit)
 
     def _update(self, rows: Tensor, gradient: Tensor, scratch: Tensor) -> None:
