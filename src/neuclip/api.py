@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from neuclip.data.builtin import builtin_names, held_out
+from neuclip.distributed import alone, is_main, world_size
 from neuclip.errors import AskedWrongly
 from neuclip.evaluation.embedding import embed_pairs
 from neuclip.evaluation.gallery import gallery
@@ -20,7 +22,6 @@ from neuclip.evaluation.runner import Evaluation, HeldOutSets, evaluate_towers
 from neuclip.models.export import export_model
 from neuclip.models.towers import BuiltModel, Tokenize, Transform, build_model
 from neuclip.objectives.objective import Objective
-from neuclip.objectives.registry import build_objective
 from neuclip.records import RunFolder, append_line, keep_lines, read_lines, write_json
 from neuclip.report.page import write_report
 from neuclip.settings.keys import changed_fields
@@ -32,23 +33,38 @@ from neuclip.training.checkpoint import checkpoints_in, latest_checkpoint, load_
 from neuclip.training.environment import environment, peak_memory_bytes
 from neuclip.training.loop import train as train_loop
 from neuclip.training.precision import choose_device
-from neuclip.training.run import Run, build_run, build_towers, open_training_source
+from neuclip.training.reading import fault_log
+from neuclip.training.run import Run, build_run, build_towers, objective_for, open_training_source
+from neuclip.training.together import failing_together, on_main, processes, texts_of_all
 
 # What may differ between a run and its continuation: where and how it runs, never what it computes.
-MAY_CHANGE_AT_RESUME = ("run.device", "run.threads", "data.workers", "evaluation.", "checkpoint.", "log.")
+MAY_CHANGE_AT_RESUME = (
+    "run.device",
+    "run.threads",
+    "data.workers",
+    "train.micro_batch_size",
+    "evaluation.",
+    "checkpoint.",
+    "log.",
+)
 MATCHES_SHOWN = 5  # per query of the gallery
+EPS_OF_OTHERS = 1e-6  # for the normalizer error of a method that has no eps of its own: SigLIP
 
 
 def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:
     """Train as `settings` say (default: recipe tiny), or continue the run `resume`. Answers the run's folder.
 
+    Under torchrun every process calls it; they train one run together, and the main one writes.
+
     >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
     """
     settings = with_held_out_sets(settings or read_settings())
-    sets = HeldOutSets.open(settings.evaluation.retrieval, settings.evaluation.zero_shot)
-    run = start_run(settings) if resume is None else continue_run(settings, RunFolder(resume))
-    train_loop(run, lambda run: evaluate_on_the_way(run, sets))
-    finish(run, sets)
+    asked = settings.evaluation
+    with processes(choose_device(settings.run.device)):
+        sets = on_main(lambda: HeldOutSets.open(asked.retrieval, asked.zero_shot)) or HeldOutSets({}, {})
+        run = start_run(settings) if resume is None else continue_run(settings, RunFolder(resume))
+        train_loop(run, lambda run: evaluate_on_the_way(run, sets))
+        finish(run, sets)
     return run.folder.path
 
 
@@ -86,7 +102,7 @@ def normalizer_error(run: Path, *, anchors: int, seed: int, checkpoint: str = ""
     settings = read_settings(folder.settings, [])
     path = find_checkpoint(folder, checkpoint)
     built = build_towers(settings, choose_device(settings.run.device))
-    objective = build_objective(settings.objective_name, settings.objective, embed_dim=built.embed_dim)
+    objective = objective_for(settings, built, len(open_training_source(settings)))
     state = load_checkpoint(path)
     built.towers.model.load_state_dict(state["model"])
     objective.load_state_dict(state["objective"])
@@ -104,14 +120,21 @@ def with_held_out_sets(settings: Settings) -> Settings:
 
 
 def start_run(settings: Settings) -> Run:
-    folder = RunFolder(new_folder(settings))
-    run = build_run(settings, folder)
-    folder.path.mkdir(parents=True)
-    write_settings(settings, folder.settings)
-    write_json(folder.environment, environment(run.device, run.precision, run.fingerprint))
+    """Collective."""
+    chosen = on_main(lambda: new_folder(settings))
+    folder = texts_of_all(str(chosen or ""), choose_device(settings.run.device))[0]
+    run = build_run(settings, RunFolder(folder))
+    started = environment(run.device, run.precision, run.fingerprint) | {"processes": world_size()}
+    on_main(lambda: make_folder(run, started))
     run.save()  # a disk that cannot hold a checkpoint says so now, not after an hour
     _announce(run)
     return run
+
+
+def make_folder(run: Run, started: dict[str, Any]) -> None:
+    run.folder.path.mkdir(parents=True)
+    write_settings(run.settings, run.folder.settings)
+    write_json(run.folder.environment, started)
 
 
 def new_folder(settings: Settings) -> Path:
@@ -131,6 +154,19 @@ def new_folder(settings: Settings) -> Path:
 
 
 def continue_run(settings: Settings, folder: RunFolder) -> Run:
+    """Collective; on any number of processes."""
+    with failing_together():
+        check_continuable(settings, folder)
+    run = build_run(settings, folder)
+    with failing_together():
+        run.load(load_checkpoint(find_checkpoint(folder)))
+    for path in (folder.records, folder.evaluation):
+        on_main(partial(keep_lines, path, run.samples))
+    _announce(run)
+    return run
+
+
+def check_continuable(settings: Settings, folder: RunFolder) -> None:
     stored = read_settings(folder.settings, [])
     changed = [key for key in changed_fields(stored, settings) if not key.startswith(MAY_CHANGE_AT_RESUME)]
     if changed:
@@ -138,12 +174,6 @@ def continue_run(settings: Settings, folder: RunFolder) -> Run:
             f"{folder.path} cannot be continued with another {', '.join(changed)}; "
             "leave the flag out, or start a new run with it"
         )
-    run = build_run(settings, folder)
-    run.load(load_checkpoint(find_checkpoint(folder)))
-    for path in (folder.records, folder.evaluation):
-        keep_lines(path, run.samples)
-    _announce(run)
-    return run
 
 
 def find_checkpoint(folder: RunFolder, name: str = "") -> Path:
@@ -176,33 +206,57 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
     return built, settings
 
 
-def record_evaluation(run: Run, sets: HeldOutSets) -> Evaluation:
-    """Measure, and write it down."""
+def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | None = None) -> Evaluation:
+    """Measure, and write it down, in one line with the normalizer `errors` if they were measured too."""
     settings = run.settings
     measured = evaluate_towers(
         run.built, sets, batch_size=settings.evaluation.batch_size, workers=settings.data.workers
     )
-    if measured.figures:
-        append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **measured.figures})
+    figures = measured.figures | (errors or {})
+    if figures:
+        append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
     return measured
 
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
-    measured = record_evaluation(run, sets)
+    """Collective: the main process measures while the others wait."""
+    objective = objective_alone(run) if _error_due(run) else None
+    on_main(lambda: _evaluate_on_the_way(run, sets, objective))
+
+
+def _evaluate_on_the_way(run: Run, sets: HeldOutSets, objective: Objective | None) -> None:
+    errors = _errors(run, objective) if objective else {}
+    measured = record_evaluation(run, sets, errors)
     if measured.figures:
         print(f"at {run.samples:,} samples: {headline_text(measured.figures)}", file=sys.stderr)
 
 
+def objective_alone(run: Run) -> Objective | None:
+    """Collective. In the main process a copy of the objective that holds the whole state and needs no other process."""
+    state = run.objective.state_dict()
+    if not is_main():
+        return None
+    with alone():
+        copy = objective_for(run.settings, run.built, len(run.source))
+        copy.load_state_dict(state)
+        return copy.eval()
+
+
 def finish(run: Run, sets: HeldOutSets) -> None:
-    """Held-out figures, normalizer error, gallery, model folder, summary and report of a finished run."""
+    """Collective: the main process writes the results while the others wait."""
     seconds = run.seconds
+    objective = objective_alone(run) if run.settings.evaluation.error_anchors else None
+    on_main(lambda: write_results(run, sets, objective, seconds))
+
+
+def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seconds: float) -> None:
+    """Held-out figures, normalizer error, gallery, model folder, summary and report of a finished run."""
     measured = record_evaluation(run, sets)
     summary = summarise(run, measured.figures, seconds)
-    run.objective.eval()
     asked = run.settings.evaluation
-    if asked.error_anchors:
+    if objective:
         summary["normalizer_error"] = _measure_error(
-            run.settings, run.built, run.objective, anchors=asked.error_anchors, seed=run.settings.run.seed
+            run.settings, run.built, objective, anchors=asked.error_anchors, seed=run.settings.run.seed
         )
     if sets.retrieval and asked.gallery:
         write_json(run.folder.gallery, _gallery(run, sets, measured))
@@ -226,9 +280,23 @@ def summarise(run: Run, figures: dict[str, float], seconds: float) -> dict[str, 
         "seconds": seconds,  # of training, with the evaluations in between and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
-        "skipped": dict(run.fault_log().counts),
+        "skipped": dict(fault_log(run).counts),
         "evaluation": figures,
     }
+
+
+def _error_due(run: Run) -> bool:
+    """Whether `evaluation.error_every` has been passed since the evaluation before."""
+    asked = run.settings.evaluation
+    latest = run.samples // asked.every * asked.every  # evaluations come at the first step past a multiple of `every`
+    return bool(asked.error_every) and latest // asked.error_every > (latest - asked.every) // asked.error_every
+
+
+def _errors(run: Run, objective: Objective) -> dict[str, float]:
+    """`normalizer_error.method` and `.minibatch`; a method without an estimate has only the second."""
+    anchors, seed = run.settings.evaluation.error_anchors, run.settings.run.seed
+    found = _measure_error(run.settings, run.built, objective, anchors=anchors, seed=seed)
+    return {f"normalizer_error.{name}": errors["mean"] for name, errors in found["estimators"].items()}
 
 
 def _measure_error(
@@ -247,7 +315,7 @@ def _measure_error(
         embedded.image_features,
         embedded.text_features[embedded.caption_of],
         logit_scale=built.towers.logit_scale.detach(),
-        eps=settings.objective.eps,
+        eps=getattr(settings.objective, "eps", EPS_OF_OTHERS),
         objective=objective,
         batch_size=settings.train.batch_size,
         anchors=anchors,
@@ -276,12 +344,15 @@ def _gallery(run: Run, sets: HeldOutSets, measured: Evaluation) -> dict[str, Any
 
 
 def _announce(run: Run) -> None:
+    if not is_main():
+        return
     settings, batch = run.settings, run.settings.train.batch_size
+    where = f"{run.device}" if world_size() == 1 else f"{world_size()} processes on {run.device}"
     parameters = sum(p.numel() for p in run.built.towers.parameters())
     print(
         f"{run.folder.path}\n"
         f"  {settings.objective_name} on {len(run.source):,} pairs of {settings.data.train}\n"
-        f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {run.device})\n"
+        f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {where})\n"
         f"  {run.total_steps - run.step:,} steps of {batch}, to {run.total_steps * batch:,} samples "
         f"({run.total_steps * batch / len(run.source):.1f} epochs)",
         file=sys.stderr,

@@ -36,7 +36,7 @@ def raising(error: BaseException):
     ("arguments", "told"),
     [
         ("trian", "no command 'trian'; did you mean train?"),
-        ("zzz", "no command 'zzz'; choose train, eval, error, report or data"),
+        ("zzz", "no command 'zzz'; choose train, eval, error, report, data or recipe"),
         ("--zzz", "no flag '--zzz'"),
         ("train --train.batchsize 8", "did you mean --train.batch_size?"),
         ("train --trian.batch_size 8", "did you mean --train.batch_size?"),

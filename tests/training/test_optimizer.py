@@ -32,6 +32,13 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(towers):
     assert [g["params"] for g in groups if g["name"] == "temperature"] == [[towers.model.logit_scale]]
 
 
+def test_the_bias_of_siglip_has_the_towers_rate_and_no_decay():
+    towers = build_model("tiny", initial_bias=-10.0).towers
+    update = optimizer(towers, TemperatureSettings(learning_rate=0), learning_rate=0.5, weight_decay=0.9)
+    update.update(towers.logit_bias + 0 * sum(p.sum() for p in towers.parameters()), step=0)
+    assert towers.logit_bias.item() == pytest.approx(-10.5)
+
+
 def test_the_temperature_has_its_own_rate_and_stays_in_its_range(towers):
     towers.set_temperature(0.0101)
     update = optimizer(towers, TemperatureSettings(learning_rate=0.1, minimum=0.01))

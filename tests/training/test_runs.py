@@ -143,7 +143,8 @@ def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path
     monkeypatch.undo()
     assert stopped.value.exit_code == code
     folder = tmp_path / "stopped"
-    assert load_checkpoint(checkpoints_in(RunFolder(folder).checkpoints)[-1])["step"] == 5
+    # Asked during the evaluation after step 4, and no step more.
+    assert load_checkpoint(checkpoints_in(RunFolder(folder).checkpoints)[-1])["step"] == 4
     assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
     api.train(read_settings(folder / "settings.yaml", ["--evaluation.every", "0"]), resume=folder)
     assert losses(folder) == losses(finished.path)
@@ -216,9 +217,9 @@ def test_too_many_bad_pictures_stop_the_run_with_the_list(small_settings, tmp_pa
 
 
 def test_not_a_number_stops_with_step_and_ids_and_the_last_checkpoint_stands(small_settings, tmp_path, monkeypatch):
-    from neuclip.training import loop
+    from neuclip.training import accumulation, loop
 
-    real, calls = loop.autocast, iter(range(100))
+    real, calls = accumulation.autocast, iter(range(100))
 
     def poisoned(device, precision):
         if next(calls) == 4:
@@ -228,7 +229,7 @@ def test_not_a_number_stops_with_step_and_ids_and_the_last_checkpoint_stands(sma
 
     settings = small_settings(tmp_path, "--run.name", "r")
     run = api.start_run(api.with_held_out_sets(settings))
-    monkeypatch.setattr(loop, "autocast", poisoned)
+    monkeypatch.setattr(accumulation, "autocast", poisoned)
     with pytest.raises(RunFailed, match=r"not a number at step 4 .*sample ids \d+"):
         loop.train(run, lambda run: None)
     state = load_checkpoint(checkpoints_in(run.folder.checkpoints)[-1])

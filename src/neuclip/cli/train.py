@@ -24,7 +24,8 @@ from neuclip.settings.sections import Settings
 COMMAND = Command(
     usage="train [RECIPE] [--section.field value ...] | train --resume RUN",
     about=f"""Trains a model and leaves a run folder with records, checkpoints, the model for open_clip and a report.
-RECIPE is a YAML file or a shipped one ({", ".join(shipped_recipes())}); without it: tiny. Flags overrule it.""",
+RECIPE is a YAML file or a shipped one ({", ".join(shipped_recipes())}); without it: tiny. Flags overrule it.
+On N processes, one per GPU or a share of the cores each: torchrun --nproc-per-node N -m neuclip train ...""",
     flags=(
         Flag("resume", str, "continue this run from its last checkpoint, with its own settings"),
         Flag("json", bool, "print the run's summary as JSON on stdout at the end; everything else goes to stderr"),

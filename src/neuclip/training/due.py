@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from neuclip.distributed import is_main
 from neuclip.training.run import Run
 
 
@@ -18,7 +19,8 @@ class Due:
     @classmethod
     def for_checkpoints(cls, run: Run) -> Due:
         settings = run.settings.checkpoint
-        return cls(every_samples=settings.every_samples, every_minutes=settings.every_minutes)
+        # Clocks differ: the main process looks at its own, and the others follow.
+        return cls(every_samples=settings.every_samples, every_minutes=settings.every_minutes if is_main() else 0.0)
 
     def __call__(self, run: Run) -> bool:
         before = run.samples - run.settings.train.batch_size

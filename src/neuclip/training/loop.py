@@ -7,64 +7,69 @@ from collections.abc import Callable
 from torch import Tensor
 
 from neuclip.data.sample import Batch
+from neuclip.distributed import any_process
 from neuclip.errors import RunFailed, Stopped
+from neuclip.training.accumulation import Accumulation
+from neuclip.training.caption_ids import caption_ids
 from neuclip.training.due import Due
 from neuclip.training.observer import Observer
 from neuclip.training.optimizer import NotFinite
-from neuclip.training.precision import autocast
+from neuclip.training.reading import read_batches
 from neuclip.training.run import Run
 from neuclip.training.stopping import StopRequest
+from neuclip.training.together import raise_together
 
 
 def train(run: Run, evaluate: Callable[[Run], object]) -> None:
-    """Train to the end of the budget, from wherever the run stands. `evaluate` measures and writes it down."""
+    """Train to the end of the budget, from wherever the run stands. `evaluate` measures and writes it down.
+
+    Collective: every process runs this loop on its rows of each batch, and all leave it after the same step.
+    """
     observer = Observer(run)
-    faults = run.fault_log()
-    faults.note_source(run.source)
-    towers, objective = run.built.towers, run.objective
+    towers, objective = run.built.towers.train(), run.objective.train()
+    accumulation = Accumulation(towers, micro_batch_size=run.settings.train.micro_batch_size, precision=run.precision)
     save_due, evaluation_due = Due.for_checkpoints(run), Due(every_samples=run.settings.evaluation.every)
-    towers.train()
     with StopRequest() as stop:
-        for batch in observer.watched(run.batches()):
-            faults.note(batch)
+        for batch in observer.watched(read_batches(run, stop)):
             images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
-            with observer.phase("towers"), autocast(run.device, run.precision):
-                image, text = towers(images, tokens)
-            with observer.phase("normalizer"):
-                loss = objective(image, text, towers.logit_scale, sample_ids=ids)
             with observer.phase("towers"):
-                gradient_norm = updated(run, loss, batch)
+                image, text, scale, bias = accumulation.features(images, tokens)
+            with observer.phase("normalizer"):
+                loss = objective(image, text, scale, bias, sample_ids=ids, caption_ids=caption_ids(tokens))
+            with observer.phase("towers"):
+                gradient_norm = updated(run, loss, accumulation, batch)
             run.step += 1
             observer.note(loss, gradient_norm)
-            if stop.signal is not None:
-                stop_here(run, stop, observer)
             if evaluation_due(run) and run.step < run.total_steps:
                 evaluate(run)
                 towers.train()
                 observer.restart_clock()
-            if save_due(run):
+            if any_process(stop.requested or save_due(run)):
+                if stop.anywhere():
+                    break
                 run.save()
                 observer.restart_clock()
     observer.close()
     run.save()
+    if stop.anywhere():
+        stopped(run, stop)
 
 
-def updated(run: Run, loss: Tensor, batch: Batch) -> Tensor:
+def updated(run: Run, loss: Tensor, accumulation: Accumulation, batch: Batch) -> Tensor:
     try:
-        return run.optimizer.update(loss, run.step)
+        return run.optimizer.update(loss, run.step, accumulation.backward)
     except NotFinite as error:
         ids = ", ".join(str(i) for i in batch.ids[:8].tolist())
-        raise RunFailed(
+        failure = RunFailed(
             f"not a number at step {run.step} ({error}; sample ids {ids}, ...); stopped before the update, the last "
             "checkpoint is intact; start a new run with a lower --optimizer.learning_rate, or look at those samples"
-        ) from error
+        )
+        raise_together(failure, cause=error)
 
 
-def stop_here(run: Run, stop: StopRequest, observer: Observer) -> None:
-    run.save()
-    observer.close()
-    raise Stopped(
+def stopped(run: Run, stop: StopRequest) -> None:
+    message = (
         f"stopped and saved at {run.samples:,} of {run.settings.train.samples:,} samples; "
-        f"continue with: neuclip train --resume {run.folder.path}",
-        stop.exit_code,
+        f"continue with: neuclip train --resume {run.folder.path}"
     )
+    raise_together(Stopped(message, stop.exit_code))

@@ -1,14 +1,17 @@
-"""Who watches a run: one record per logging step, written, shown, and handed to the sinks."""
+"""Who watches a run: one record per logging step, of all processes, written, shown, and handed to the sinks by one."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from neuclip.data.sample import Batch
+from neuclip.distributed import is_main, sum_over_processes
 from neuclip.records import append_line
 from neuclip.training.phases import Phases
 from neuclip.training.progress import TrainingProgress
@@ -23,7 +26,7 @@ class Observer:
         self.run = run
         self.phases = Phases(run.device)
         self.phase = self.phases.phase
-        self.sinks = open_sinks(run.settings.log, run.folder)
+        self.sinks = open_sinks(run.settings.log, run.folder) if is_main() else []
         self.progress = TrainingProgress(
             total_samples=run.total_steps * run.settings.train.batch_size, first_sample=run.samples
         )
@@ -47,15 +50,20 @@ class Observer:
         return step % self.run.settings.log.every == 0 or step in (1, self.run.total_steps)
 
     def note(self, loss: Tensor, gradient_norm: Tensor) -> None:
+        """Collective on logging steps."""
         if not self._logs_at(self.run.step):
             return
-        record = self._record(loss.item(), gradient_norm.item())
+        measured = mean_over_processes({"loss": loss.item(), **self.run.objective.metrics}, self.run.device)
+        if is_main():
+            self._write(self._record(measured, gradient_norm.item()))
+
+    def _write(self, record: dict[str, Any]) -> None:
         append_line(self.run.folder.records, record)
         for sink in self.sinks:
             sink.write(record)
         self.progress.show(record)
 
-    def _record(self, loss: float, gradient_norm: float) -> dict[str, Any]:
+    def _record(self, measured: dict[str, float | None], gradient_norm: float) -> dict[str, Any]:
         run, now = self.run, time.perf_counter()
         rate = (run.samples - self.last_samples) / (now - self.last_time)
         self.restart_clock()
@@ -63,16 +71,25 @@ class Observer:
             "samples": run.samples,
             "step": run.step,
             "epoch": run.samples / len(run.source),
-            "loss": loss,
+            "loss": measured.pop("loss"),
             "temperature": run.temperature,
             "learning_rate": run.optimizer.learning_rate(run.step - 1),
             "gradient_norm": gradient_norm,
             "samples_per_second": rate,
             **self.phases.shares(),
-            **run.objective.metrics,
+            **measured,
         }
 
     def close(self) -> None:
         self.progress.close()
         for sink in self.sinks:
             sink.close()
+
+
+def mean_over_processes(values: dict[str, float | None], device: torch.device) -> dict[str, float | None]:
+    """Collective. What no process has stays None; what some have is the mean over those."""
+    host = torch.device("cpu") if device.type == "mps" else device  # which knows no float64
+    known = [value is not None and not math.isnan(value) for value in values.values()]
+    numbers = [value if here else 0.0 for value, here in zip(values.values(), known, strict=True)]
+    sums, counts = sum_over_processes(torch.tensor([numbers, known], dtype=torch.float64, device=host)).tolist()
+    return {name: total / count if count else None for name, total, count in zip(values, sums, counts, strict=True)}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from neuclip.distributed import any_process
 from neuclip.models.towers import Towers
 from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
-from neuclip.training.schedule import warmup_steps, warmup_then_cosine
+from neuclip.training.schedule import temperature_rate, warmup_steps, warmup_then_cosine
 
 
 class NotFinite(Exception):
@@ -45,15 +47,15 @@ class TowerOptimizer:
     def learning_rate(self, step: int) -> float:
         return warmup_then_cosine(step, peak=self.settings.learning_rate, warmup=self.warmup, total=self.total_steps)
 
-    def update(self, loss: Tensor, step: int) -> Tensor:
-        """Answers the norm of the gradient before clipping."""
-        self.scaler.scale(loss).backward()
+    def update(self, loss: Tensor, step: int, backward: Callable[[Tensor], None] = Tensor.backward) -> Tensor:
+        """Answers the norm of the gradient before clipping. Collective: not a number in one process stops all."""
+        backward(self.scaler.scale(loss))
         self.scaler.unscale_(self.adamw)
         limit = self.settings.clip_gradient_norm or torch.inf
         norm = nn.utils.clip_grad_norm_(self.towers.parameters(), limit)
         # With fp16 an overflowing gradient is normal: the scaler skips that step and lowers its scale.
         checked = loss if self.scaler.is_enabled() else loss + norm
-        if not torch.isfinite(checked.detach()):
+        if any_process(not torch.isfinite(checked.detach())):
             self.adamw.zero_grad(set_to_none=True)
             raise NotFinite(f"loss {loss.item():.4g}, gradient norm {norm.item():.4g}")
         self._set_rates(step)
@@ -65,9 +67,14 @@ class TowerOptimizer:
 
     def _set_rates(self, step: int) -> None:
         rate = self.learning_rate(step)
-        share = rate / self.settings.learning_rate if self.temperature.schedule == "cosine" else 1.0
+        of_temperature = temperature_rate(
+            self.temperature.schedule,
+            rate=self.temperature.learning_rate,
+            towers_share=rate / self.settings.learning_rate,
+            tau=1 / self.towers.logit_scale.item(),
+        )
         for group in self.adamw.param_groups:
-            group["lr"] = self.temperature.learning_rate * share if group["name"] == "temperature" else rate
+            group["lr"] = of_temperature if group["name"] == "temperature" else rate
 
     def state_dict(self) -> dict[str, Any]:
         return {"adamw": self.adamw.state_dict(), "scaler": self.scaler.state_dict()}
@@ -78,7 +85,8 @@ class TowerOptimizer:
 
 
 def parameter_groups(towers: Towers, weight_decay: float) -> list[dict[str, Any]]:
-    """Weights with decay; vectors and scalars (gains, biases, class tokens) without; the temperature by itself.
+    """Weights with decay; vectors and scalars (gains, biases, class tokens, SigLIP's logit bias) without; the
+    temperature by itself.
 
     By dimension, not by name: a naive AdamW over all parameters would decay the temperature too.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 
 import torch
@@ -10,8 +11,13 @@ from neuclip.errors import AskedWrongly
 
 
 def choose_device(asked: str) -> torch.device:
-    """`auto`: cuda, then mps, then cpu."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    """`auto`: cuda, then mps, then cpu. Several processes cannot share one mps, which has no exchange between them."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available() and not several,
+        "cpu": True,
+    }
     if asked == "auto":
         return torch.device(next(name for name, present in available.items() if present))
     if not available[asked]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 
-from neuclip.data.faults import FaultLog
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
@@ -25,6 +25,8 @@ from neuclip.settings.sections import Settings
 from neuclip.training.checkpoint import save_checkpoint
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.precision import choose_device, choose_precision
+from neuclip.training.randomness import continue_random_state, random_states_of_all
+from neuclip.training.together import failing_together, main_first, on_main, raise_together, texts_of_all
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Run:
     precision: torch.dtype
     source: Source
     fingerprint: dict[str, Any]
+    data: Batches
     built: BuiltModel
     objective: Objective
     optimizer: TowerOptimizer
@@ -58,25 +61,12 @@ class Run:
         return 1 / self.built.towers.logit_scale.item()
 
     def batches(self) -> Iterator[Batch]:
-        """The rest of the run, from the step it has reached."""
-        settings = self.settings
-        batches = Batches(
-            self.source,
-            Order(len(self.source), settings.run.seed),
-            batch_size=settings.train.batch_size,
-            transform=self.built.train_transform,
-            tokenize=self.built.tokenize,
-            seed=settings.run.seed,
-            workers=settings.data.workers,
-            rank=rank(),
-            ranks=world_size(),
-        )
-        return batches.steps(self.samples, self.total_steps - self.step)
-
-    def fault_log(self) -> FaultLog:
-        return FaultLog(self.folder.skipped, self.settings.data.max_bad_share)
+        """This process's rows of the rest of the run, from the step it has reached."""
+        return self.data.steps(self.samples, self.total_steps - self.step)
 
     def save(self) -> None:
+        """Collective: each process gives its part of the objective's state and its generators', the main one writes.
+        Towers and AdamW's moments are equal in all."""
         state = {
             "step": self.step,
             "samples": self.samples,
@@ -87,12 +77,14 @@ class Run:
             "model": self.built.towers.model.state_dict(),
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "random": torch.get_rng_state(),
+            "random": random_states_of_all(self.device),
         }
-        save_checkpoint(self.folder.checkpoints, state, samples=self.samples, keep=self.settings.checkpoint.keep)
+        keep = self.settings.checkpoint.keep
+        on_main(lambda: save_checkpoint(self.folder.checkpoints, state, samples=self.samples, keep=keep))
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was saved; refuse the state of another model, objective or data set."""
+        """Continue where `state` was saved, on any number of processes; refuse the state of another model, objective or
+        data set."""
         mine = {"objective_name": self.settings.objective_name, "model_name": self.settings.model.name}
         for key, value in mine.items():
             if state[key] != value:
@@ -110,21 +102,29 @@ class Run:
         self.built.towers.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"])
+        continue_random_state(state["random"], self.device)
         self.step, self.seconds_before = state["step"], state["seconds"]
 
 
 def build_run(settings: Settings, folder: RunFolder) -> Run:
-    """Fails here, in the first seconds, for whatever in the settings cannot work."""
+    """Collective. Fails here, in the first seconds, for whatever in the settings cannot work."""
+    source = main_first(lambda: open_training_source(settings))
+    with failing_together():
+        run = assembled(settings, folder, source)
+    check_common_data(run)
+    return run
+
+
+def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
     device = choose_device(settings.run.device)
     precision = choose_precision(settings.run.precision, device)
-    if settings.run.threads:
-        torch.set_num_threads(settings.run.threads)
-    source = open_training_source(settings)
+    set_threads(settings.run.threads, device)
     torch.manual_seed(settings.run.seed)
     built = build_towers(settings, device)
     total_steps = settings.train.samples // settings.train.batch_size
-    objective = build_objective(settings.objective_name, settings.objective, embed_dim=built.embed_dim).to(device)
+    objective = objective_for(settings, built, len(source)).to(device)
+    if rank():  # weights begin alike in all processes, dropout does not
+        torch.manual_seed(settings.run.seed + rank())
     optimizer = TowerOptimizer(
         built.towers, settings.optimizer, settings.temperature, total_steps=total_steps, precision=precision
     )
@@ -135,11 +135,55 @@ def build_run(settings: Settings, folder: RunFolder) -> Run:
         precision=precision,
         source=source,
         fingerprint=fingerprint(source),
+        data=batches_of(source, settings, built),
         built=built,
         objective=objective,
         optimizer=optimizer,
         total_steps=total_steps,
     )
+
+
+def objective_for(settings: Settings, built: BuiltModel, dataset_size: int) -> Objective:
+    batch_size = settings.train.batch_size
+    return build_objective(
+        settings.objective_name,
+        settings.objective,
+        embed_dim=built.embed_dim,
+        dataset_size=dataset_size,
+        total_samples=settings.train.samples // batch_size * batch_size,
+    )
+
+
+def batches_of(source: Source, settings: Settings, built: BuiltModel) -> Batches:
+    return Batches(
+        source,
+        Order(len(source), settings.run.seed),
+        batch_size=settings.train.batch_size,
+        transform=built.train_transform,
+        tokenize=built.tokenize,
+        seed=settings.run.seed,
+        workers=settings.data.workers,
+        rank=rank(),
+        ranks=world_size(),
+    )
+
+
+def set_threads(asked: int, device: torch.device) -> None:
+    """0 leaves PyTorch's choice to a process that is alone. torchrun sets 1 for each of several, whatever the machine
+    has; on a CPU they share its cores instead."""
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if world_size() > 1 else 1
+    if asked:
+        torch.set_num_threads(asked)
+    elif beside > 1 and device.type == "cpu" and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // beside))
+
+
+def check_common_data(run: Run) -> None:
+    """Collective. Processes on several machines must see the same data: an id means one sample everywhere."""
+    seen = texts_of_all(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})", run.device)
+    if len(set(seen)) > 1:
+        raise_together(AskedWrongly(f"processes see different data: {', '.join(seen)}; give all the same files"))
 
 
 def open_training_source(settings: Settings) -> Source:
@@ -157,9 +201,17 @@ def open_training_source(settings: Settings) -> Source:
 
 def build_towers(settings: Settings, device: torch.device) -> BuiltModel:
     model = settings.model
+    wants_bias = settings.objective_name == "siglip"
     built = build_model(
-        model.name, pretrained=model.pretrained, image_size=model.image_size, crop_scale=settings.data.crop_scale
+        model.name,
+        pretrained=model.pretrained,
+        image_size=model.image_size,
+        crop_scale=settings.data.crop_scale,
+        initial_bias=settings.objective.initial_bias(settings.train.batch_size) if wants_bias else None,
     )
+    if built.towers.logit_bias is not None:
+        # In a model that brings a bias, for the softmax objectives it would be a parameter without a gradient.
+        built.towers.logit_bias.requires_grad_(wants_bias)
     if not (model.pretrained or model.name.startswith("local-dir:")):
         built.towers.set_temperature(settings.temperature.initial)
     if model.gradient_checkpointing:

@@ -1,10 +1,12 @@
-"""Ctrl-C and SIGTERM: finish the step, save, and leave with the exit code that says why."""
+"""Ctrl-C and SIGTERM: finish the step, save, and leave with the exit code that says why; all processes together."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
 from typing import Any
+
+from neuclip.distributed import values_everywhere
 
 
 class StopRequest:
@@ -15,12 +17,24 @@ class StopRequest:
         self.signal: int | None = None
 
     def __enter__(self) -> StopRequest:
-        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._previous: dict[int, Any] = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         return self
 
     def __exit__(self, *_: Any) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    @property
+    def requested(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self.signal is not None
+
+    def anywhere(self) -> bool:
+        """Collective. Whether any process was asked to stop; then all know by which signal."""
+        self.signal = max(values_everywhere(self.signal or 0)) or None
+        return self.requested
 
     @property
     def exit_code(self) -> int:
@@ -30,3 +44,5 @@ class StopRequest:
         if self.signal == signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
+        # torchrun signals the whole group, so the data workers may die too. Their death must not break into the step.
+        self._previous.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))

@@ -1,0 +1,34 @@
+"""The state of torch's generators, on the host and on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from neuclip.distributed import gather_values, rank
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """What the next draws of this process depend on."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type in ("cuda", "mps"):
+        state[device.type] = getattr(torch, device.type).get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type in state and device.type != "cpu":
+        getattr(torch, device.type).set_rng_state(state[device.type])
+
+
+def random_states_of_all(device: torch.device) -> dict[str, Tensor]:
+    """Collective. One row per process."""
+    return {name: gather_values(row[None].to(device)).cpu() for name, row in random_state(device).items()}
+
+
+def continue_random_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Each process takes up its own row; one that was not there before goes on as it was seeded."""
+    if rank() < len(states["cpu"]):
+        # Cloned, for torch reads a state from the start of its storage, which a row is not.
+        set_random_state({name: rows[rank()].clone() for name, rows in states.items()}, device)

@@ -1,0 +1,57 @@
+"""Batches as all processes read them: bad samples of all are listed in one place, and who cannot read on ends all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from neuclip.data.faults import FaultLog
+from neuclip.data.sample import Batch, Fault
+from neuclip.distributed import any_process, is_main, world_size
+from neuclip.errors import RunFailed
+from neuclip.training.run import Run
+from neuclip.training.stopping import StopRequest
+from neuclip.training.together import raise_first, raise_together, texts_of_all
+
+
+class CountedFaults(FaultLog):
+    """The same counting without the file, so that every process judges alike while the main one writes."""
+
+    def _append(self, fault: Fault) -> None:
+        self._remember(fault)
+
+
+def fault_log(run: Run) -> FaultLog:
+    share = run.settings.data.max_bad_share
+    if is_main():
+        return FaultLog(run.folder.skipped, share)
+    return CountedFaults(run.folder.skipped.with_suffix(".nowhere"), share)
+
+
+def read_batches(run: Run, stop: StopRequest) -> Iterator[Batch]:
+    """This process's batches. Collective; costs one byte per step unless a sample is bad."""
+    log, batches = fault_log(run), run.batches()
+    log.note_source(run.source)
+    while True:
+        batch, failure = _next(batches)
+        faults = batch.faults if batch else ()
+        if any_process(failure is not None or bool(faults)):
+            if stop.anywhere():  # a signal to the whole group of processes ends the data workers too
+                return
+            raise_first(failure)
+            texts = texts_of_all(json.dumps(faults), run.device)
+            faults = tuple(Fault(*fault) for text in texts for fault in json.loads(text))
+        if batch is None:
+            return
+        try:
+            log.note(batch._replace(ids=batch.ids.repeat(world_size()), faults=faults))
+        except RunFailed as too_many:
+            raise_together(too_many)
+        yield batch
+
+
+def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
+    try:
+        return next(batches, None), None
+    except Exception as failure:
+        return None, failure

@@ -1,0 +1,77 @@
+"""What the processes of test_trainer_ranks.py run: `-m tests.processes.trainer scenarios FOLDER`, or `dies FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuclip import api
+from neuclip.distributed import join_processes, rank
+from neuclip.settings.reading import read_settings
+from neuclip.settings.sections import Settings
+
+BATCH, STEPS = 8, 12
+
+
+def settings_for(folder: Path, name: str, *flags: str) -> Settings:
+    """A run of seconds: transformers without BatchNorm or dropout, so that only rounding depends on the processes."""
+    fixed = f"""--run.folder {folder} --run.name {name} --data.train {folder}/shards --data.workers 0
+        --model.name {folder}/small.json --train.batch_size {BATCH} --train.samples {STEPS * BATCH} --log.every 1
+        --objective.num_prototypes 21 --objective.restart_every 5 --evaluation.every {4 * BATCH}
+        --evaluation.error_anchors 0 --evaluation.gallery 0
+        --checkpoint.every_minutes 0 --checkpoint.every_samples {3 * BATCH}""".split()
+    return read_settings(None, [*fixed, *flags])
+
+
+def scenarios(folder: Path) -> dict[str, Any]:
+    """Runs, each to its end or to its failure; how each ended in this process."""
+    ask_second_to_stop = {"evaluate": lambda *_: signal.raise_signal(signal.SIGTERM) if rank() else None}
+    spoilt = ["--data.train", str(folder / "spoilt")]
+    bad = ["--data.train", str(folder / "bad"), "--train.samples", "240"]
+    resumed = settings_for(folder, "killed", "--evaluation.every", "0")
+    return {
+        "two": ended(lambda: api.train(settings_for(folder, "two", "--evaluation.error_anchors", "20"))),
+        "chunks": ended(lambda: api.train(settings_for(folder, "chunks", "--train.micro_batch_size", "3"))),
+        "spoilt": ended(lambda: api.train(settings_for(folder, "spoilt-run", *spoilt))),
+        "bad": ended(lambda: api.train(settings_for(folder, "bad-run", *bad))),
+        "odd": ended(lambda: api.train(settings_for(folder, "odd", "--train.batch_size", "9"))),
+        "stopped": ended(lambda: api.train(settings_for(folder, "stopped")), **ask_second_to_stop),
+        "resumed": ended(lambda: api.train(resumed, resume=folder / "killed")),
+    }
+
+
+def ended(action: Callable[[], object], evaluate: Callable[..., None] | None = None) -> str:
+    real = api.evaluate_on_the_way
+    api.evaluate_on_the_way = evaluate or real
+    try:
+        return f"done {action()}"
+    except SystemExit as left:
+        return f"left with {left.code}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        api.evaluate_on_the_way = real
+
+
+def killed(*_: object) -> None:
+    """The second process dies without a word while the first one goes on."""
+    if rank():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    if sys.argv[1] == "dies":
+        api.evaluate_on_the_way = killed
+        sys.argv = ["neuclip", "train", str(folder / "killed.yaml")]
+        runpy.run_module("neuclip", run_name="__main__", alter_sys=True)
+    join_processes(torch.device("cpu"))
+    (folder / f"ended-{rank()}.json").write_text(json.dumps(scenarios(folder)))
