@@ -42,9 +42,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("icons-128", "icons", ("new-drawings", "new-concepts"), 128, 5, 39_936, 70),
-    Setting("icons-32", "icons", ("new-drawings", "new-concepts"), 32, 5, 39_936, 100),
-    Setting("photos-128", "photos", ("test",), 128, 5, 39_936, 80),
+    Setting("icons-128", "icons", ("new-drawings", "new-concepts"), 128, 4, 31_744, 70),
+    Setting("icons-32", "icons", ("new-drawings", "new-concepts"), 32, 4, 31_744, 100),
+    Setting("photos-128", "photos", ("test",), 128, 4, 31_744, 80),
 )
 ICONS_128, ICONS_32, PHOTOS_128 = SETTINGS
 

@@ -64,7 +64,7 @@ def test_tuning_names_no_test_part_and_trains_on_nothing_it_measures_on(root):
         flags = run.flags(root)
         tests = [f"/data/{setting.data}/{part}" for setting in SETTINGS for part in setting.tests]
         assert not any(part in " ".join(flags.values()) for part in tests)
-        assert len(open_source(flags["data.train"])) == 35  # five of six shards with seven pairs each
+        assert len(open_source(flags["data.train"])) == 28  # four of six shards with seven pairs each
         assert flags["evaluation.retrieval"].endswith("00005.tar")
 
 
@@ -101,7 +101,7 @@ def test_errors_on_the_way_without_evaluations_are_refused():
 
 @pytest.mark.slow
 def test_runs_measure_the_error_on_the_way_are_skipped_when_done_and_resumed_when_not(root):
-    setting = Setting("shapes", "icons", ("new-drawings", "new-concepts"), 8, 5, 64, 1)
+    setting = Setting("shapes", "icons", ("new-drawings", "new-concepts"), 8, 4, 64, 1)
     clip, _, siglip, *_ = METHODS
     runs = [PlannedRun("final", setting, method, 0, 0) for method in (clip, siglip)]
     assert execute(runs, root, parallel=2) == []

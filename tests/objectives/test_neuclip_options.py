@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from neuclip import CLIP, NeuCLIP
+from neuclip import CLIP, FastCLIP, NeuCLIP
 from tests.references import contrastive
 
 B, D = 6, 5
@@ -187,6 +187,21 @@ def test_no_prediction_makes_the_loss_smaller_than_the_exact_one(shift, seed):
     objective = NeuCLIP(D, num_prototypes=5, inner_steps=0)
     objective(*batch(seed + 1), SCALE * math.exp(shift / 3))
     assert objective(*batch(seed), SCALE) >= CLIP(form="minibatch")(*batch(seed), SCALE) - 1e-12
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (NeuCLIP(D, num_prototypes=5).state_dict(), r"shape \(5, 5\), not \(4, 5\)"),
+        (NeuCLIP(D, network="mlp").state_dict(), "Missing key"),
+        (FastCLIP(7).state_dict(), "Missing key"),
+        (CLIP().state_dict(), "Missing key"),
+    ],
+)
+def test_the_state_of_another_objective_is_refused_in_one_line(state, reason):
+    with pytest.raises(ValueError, match=reason) as refused:
+        NeuCLIP(D, num_prototypes=4).load_state_dict(state)
+    assert "not the state of NeuCLIP" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_captions_that_are_all_equal_leave_no_negatives():

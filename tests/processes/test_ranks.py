@@ -95,8 +95,41 @@ def one_process(rank: int, ranks: int, folder: str) -> None:
             objective = build().double()
             objective.load_state_dict(saved[name]["whole"]["state"])
             found[name]["continued"] = run(objective, range(STEPS, STEPS + MORE), rank, ranks)
+    found["inside DDP"] = state_inside_ddp(rank, ranks)
+    found["unequal"] = complaint_about(F.normalize(torch.randn(2 + rank % 2, D), dim=1))
     torch.save(found, f"{folder}/{ranks}-{rank}.pt")
     dist.destroy_process_group()
+
+
+class Module(torch.nn.Module):
+    """Towers and objective in one module, as Lightning has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(100)
+        weights = [torch.randn(INPUT, D, generator=generator, dtype=torch.float64) for _ in range(2)]
+        self.weights = torch.nn.ParameterList(weights)
+        self.objective = METHODS["neuclip"]()
+
+    def forward(self, images: Tensor, texts: Tensor) -> Tensor:
+        image, text = F.normalize(images @ self.weights[0], dim=1), F.normalize(texts @ self.weights[1], dim=1)
+        return self.objective(image, text, torch.tensor(8.0, dtype=torch.float64))
+
+
+def state_inside_ddp(rank: int, ranks: int) -> dict[str, Any]:
+    module, mine = Module(), slice(rank * B // ranks, (rank + 1) * B // ranks)
+    wrapped = torch.nn.parallel.DistributedDataParallel(module)
+    for step in range(STEPS):
+        wrapped(*(x[mine] for x in batch(step)[:2])).backward()
+    return module.objective.state_dict()
+
+
+def complaint_about(rows: Tensor) -> str:
+    try:
+        CLIP()(rows, rows, torch.tensor(10.0))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +182,21 @@ def test_the_state_of_two_processes_continues_alike_on_one_and_on_four(name, run
     assert_same(run(objective, range(STEPS, STEPS + MORE), 0, 1), alone[name]["continued"], "on one")
     for rank in range(4):
         assert_same(runs[f"4-{rank}"][name]["continued"], alone[name]["continued"], f"on four, rank {rank}")
+
+
+@pytest.mark.slow
+def test_inside_a_module_that_ddp_wraps_each_process_keeps_its_own_block(runs):
+    module = Module()
+    for step in range(STEPS):
+        module(*batch(step)[:2])
+    for process in ("2-0", "2-1", "4-3"):
+        assert_same(runs[process]["inside DDP"], module.objective.state_dict(), process)
+
+
+@pytest.mark.slow
+def test_processes_with_different_batch_sizes_are_told_so_instead_of_hanging(runs):
+    for process in ("2-0", "2-1", "4-0", "4-3"):
+        assert "different batch sizes (2, 3" in runs[process]["unequal"]
 
 
 @pytest.mark.slow

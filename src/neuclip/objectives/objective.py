@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuclip.objectives.metrics import Metrics
+from neuclip.objectives.normalizers.sharded import ShardedRows
 from neuclip.objectives.pairs import (
     Both,
     Pairs,
@@ -26,8 +29,8 @@ class NoEstimate(RuntimeError):
 class Objective(nn.Module, ABC):
     """A contrastive loss with whatever state its method needs, called as `objective(image, text, logit_scale)`.
 
-    A method subclasses it and says `loss(pairs, tau)`. State is buffers, never parameters: `list(parameters()) == []`,
-    so that no outer optimizer picks it up. `train()` lets forward update state, `eval()` writes nothing.
+    A method subclasses it and says `loss(pairs, tau)`. State is never a parameter: `list(parameters()) == []`, so
+    that no outer optimizer picks it up. `train()` lets forward update state, `eval()` writes nothing.
     """
 
     def __init__(self, embed_dim: int | None = None, *, mask_duplicates: bool = False) -> None:
@@ -86,6 +89,17 @@ class Objective(nn.Module, ABC):
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
         raise NoEstimate(f"{type(self).__name__} has no normalizer")
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Continue from `state_dict()` of the same objective with the same sizes, from any number of processes."""
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            reasons = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+            raise ValueError(
+                f"this is not the state of {type(self).__name__} as it was built here ({reasons[0]}); "
+                "load it into the objective that saved it, with the same arguments"
+            ) from error
+
     def _pairs(
         self,
         image: Tensor,
@@ -116,10 +130,13 @@ class Objective(nn.Module, ABC):
         """Move the state to the features' device, and to float64 when they are, so that nobody has to remember to.
         Answers the type to compute in: float32, or float64 when features or state are."""
         dtype = torch.promote_types(features.dtype, torch.float32)
-        state = [buffer for buffer in self.buffers() if buffer.is_floating_point()]
-        for buffer in state:
-            dtype = torch.promote_types(dtype, buffer.dtype)
-        if any(buffer.device != features.device or buffer.dtype != dtype for buffer in state):
+        sharded = [
+            block for part in self.modules() if isinstance(part, ShardedRows) for block in part.blocks().values()
+        ]
+        state = [tensor for tensor in (*self.buffers(), *sharded) if tensor.is_floating_point()]
+        for tensor in state:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+        if any(tensor.device != features.device or tensor.dtype != dtype for tensor in state):
             self.to(features.device, dtype)
         return dtype
 

@@ -54,10 +54,10 @@ class Prototypes(ShardedRows):
         """Overwrite `slots`; with `reset` their optimizer forgets them."""
         self.rows[slots] = features
         if reset and self.optimizer == "adagrad":
-            self.get_buffer("sums")[slots] = self.initial_accumulator
+            self.blocks()["sums"][slots] = self.initial_accumulator
         elif reset and self.optimizer == "adam":
             for name in ("first", "second", "steps"):
-                self.get_buffer(name)[slots] = 0
+                self.blocks()[name][slots] = 0
 
     @torch.no_grad()
     def learn(
@@ -79,7 +79,7 @@ class Prototypes(ShardedRows):
             self._update(rows, gradient, scratch=workspace.unit)
 
     def _update(self, rows: Tensor, gradient: Tensor, scratch: Tensor) -> None:
-        rate, state = self.learning_rate, {name: b[: len(rows)] for name, b in self.named_buffers(recurse=False)}
+        rate, state = self.learning_rate, {name: block[: len(rows)] for name, block in self.blocks().items()}
         if self.weight_decay and self.optimizer == "adam":  # decoupled, as AdamW's
             rows.mul_(1 - rate * self.weight_decay)
         elif self.weight_decay:

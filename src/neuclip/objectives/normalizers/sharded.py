@@ -11,20 +11,28 @@ from neuclip.distributed import gather_shares, my_share
 
 
 class ShardedRows(nn.Module):
-    """A module whose buffers are blocks of rows of a state with `size` rows.
+    """A module with blocks of rows of a state that has `size` rows in all.
 
-    `state_dict()` is collective and answers whole tensors in slot order, so that it loads on any number of processes.
+    Blocks are plain attributes, not buffers: DDP would overwrite those of a module inside it with process 0's. They
+    move with `.to()`, and `state_dict()` is collective and answers whole tensors in slot order, so that it loads on any
+    number of processes.
     """
 
     def __init__(self, size: int):
         super().__init__()
         self.size = size
         self.share = my_share(size)
+        self.names: list[str] = []
 
     def add_rows(self, name: str, *shape: int, fill: float | int = 0.0) -> None:
-        """A buffer `name` with rows of `shape`: of float32, or of int64 where `fill` is an int."""
+        """An attribute `name` with rows of `shape`: of float32, or of int64 where `fill` is an int."""
         dtype = torch.int64 if isinstance(fill, int) else torch.float32
-        self.register_buffer(name, torch.full((len(self.share), *shape), fill, dtype=dtype))
+        self.names.append(name)
+        setattr(self, name, torch.full((len(self.share), *shape), fill, dtype=dtype))
+
+    def blocks(self) -> dict[str, Tensor]:
+        """What this process keeps, by name."""
+        return {name: getattr(self, name) for name in self.names}
 
     def follow_processes(self) -> None:
         """An objective may be built before the processes have met; it keeps its block from the first call on."""
@@ -35,27 +43,39 @@ class ShardedRows(nn.Module):
             raise RuntimeError(
                 "the number of processes changed since this objective was used; build a new one and load its state_dict"
             )
-        for name, rows in list(self.named_buffers(recurse=False)):
-            self.register_buffer(name, rows[share.start : share.stop].clone())
+        for name, rows in self.blocks().items():
+            setattr(self, name, rows[share.start : share.stop].clone())
         self.share = share
 
+    def _apply(self, fn: Any, recurse: bool = True) -> ShardedRows:
+        super()._apply(fn, recurse)
+        for name, rows in self.blocks().items():
+            setattr(self, name, fn(rows))
+        return self
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        for name, rows in self.named_buffers(recurse=False):
+        for name, rows in self.blocks().items():
             destination[prefix + name] = gather_shares(rows.detach(), self.size).clone()
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        _strict, missing, unexpected, errors = args[1:]
-        names = {name for name, _ in self.named_buffers(recurse=False)}
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         self.share = my_share(self.size)
-        for name in sorted(names):
-            whole: Tensor | None = state.get(prefix + name)
-            mine = self.get_buffer(name)
+        for name, rows in self.blocks().items():
+            whole: Tensor | None = state_dict.get(prefix + name)
+            wanted = (self.size, *rows.shape[1:])
             if whole is None:
-                missing.append(prefix + name)
-            elif whole.shape != (self.size, *mine.shape[1:]):
-                errors.append(f"{prefix}{name} has shape {tuple(whole.shape)}, not {(self.size, *mine.shape[1:])}")
+                missing_keys.append(prefix + name)
+            elif whole.shape != wanted:
+                error_msgs.append(f"{prefix}{name} has shape {tuple(whole.shape)}, not {wanted}")
             else:
-                rows = whole[self.share.start : self.share.stop].to(mine.device, mine.dtype, copy=True)
-                self.register_buffer(name, rows)
-        mine_only = (key for key in state if key.startswith(prefix) and key[len(prefix) :] not in names)
-        unexpected.extend(key for key in mine_only if "." not in key[len(prefix) :])
+                setattr(self, name, whole[self.share.start : self.share.stop].to(rows.device, rows.dtype, copy=True))
+        mine = (key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in self.names)
+        unexpected_keys.extend(mine)

@@ -1,0 +1,71 @@
+"""NeuCLIP in Lightning:
+
+python examples/lightning_module.py
+python examples/lightning_module.py --resume --epochs 12
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from tiny_data import Shapes
+from tiny_towers import EMBED_DIM, TinyTowers
+from torch.utils.data import DataLoader, DistributedSampler
+
+from neuclip import NeuCLIP
+from neuclip.models.torchvision_guard import guard_torchvision
+
+guard_torchvision()  # for a CPU-only torch beside a torchvision built for CUDA, which lightning would not survive
+import lightning as L  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+
+
+class ContrastiveModule(L.LightningModule):
+    def __init__(self, objective: NeuCLIP) -> None:
+        super().__init__()
+        self.towers = TinyTowers()
+        self.objective = objective  # its state goes into Lightning's checkpoints with the rest
+
+    def training_step(self, batch, batch_number):
+        image, text, logit_scale = self.towers(batch["pixel_values"], batch["input_ids"])
+        return self.objective(image, text, logit_scale, sample_ids=batch["sample_ids"])
+
+    def on_train_batch_end(self, outputs, batch, batch_number):
+        if self.trainer.is_last_batch and self.trainer.is_global_zero:
+            figures = {"loss": outputs["loss"].item(), **self.objective.metrics}
+            shown = (f"{name} {figures[name]:.5f}" for name in ("loss", "accuracy", "calibration"))
+            print(f"epoch {self.current_epoch + 1}", *shown, flush=True)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=2e-3)
+
+    def train_dataloader(self):
+        data, ranks, rank = Shapes(), self.trainer.world_size, self.trainer.global_rank
+        sampler = DistributedSampler(data, num_replicas=ranks, rank=rank)  # its order survives a resume
+        return DataLoader(data, batch_size=32 // ranks, sampler=sampler)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
+    parser.add_argument("--folder", type=Path, default=Path("runs/lightning_module"))
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
+    parser.add_argument("--devices", type=int, default=1, help="processes, each with its own device")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)
+    trainer = L.Trainer(
+        max_epochs=arguments.epochs,
+        devices=arguments.devices,
+        callbacks=[ModelCheckpoint(arguments.folder, filename="last", enable_version_counter=False)],
+        logger=False,
+        enable_progress_bar=False,
+    )
+    last = arguments.folder / "last.ckpt" if arguments.resume else None
+    trainer.fit(ContrastiveModule(objective), ckpt_path=last)
+
+
+if __name__ == "__main__":
+    main()

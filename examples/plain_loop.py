@@ -1,0 +1,78 @@
+"""NeuCLIP in a plain PyTorch loop. On two processes it trains the same weights as on one:
+
+python examples/plain_loop.py
+torchrun --nproc-per-node 2 examples/plain_loop.py
+python examples/plain_loop.py --resume --epochs 12
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+from tiny_data import Shapes
+from tiny_towers import EMBED_DIM, TinyTowers
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from neuclip import NeuCLIP
+
+BATCH_SIZE = 32  # of all processes together
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
+    parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain_loop.pt"))
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    arguments = parser.parse_args()
+    several = "WORLD_SIZE" in os.environ  # as torchrun says
+    if several:
+        dist.init_process_group("gloo")
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+    torch.manual_seed(0)
+    towers = TinyTowers()
+    model = DistributedDataParallel(towers) if several else towers
+    optimizer = torch.optim.AdamW(towers.parameters(), lr=2e-3)
+    # The one line of the loss; it gathers the features of all processes itself. embed_dim alone gives the paper's
+    # settings, the rest suits 512 samples.
+    objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)
+    first_epoch = 0
+    if arguments.resume:
+        saved = torch.load(arguments.checkpoint, weights_only=True)
+        towers.load_state_dict(saved["towers"])
+        optimizer.load_state_dict(saved["optimizer"])
+        objective.load_state_dict(saved["objective"])
+        first_epoch = saved["epoch"]
+
+    data = Shapes()
+    sampler = DistributedSampler(data, num_replicas=ranks, rank=rank)
+    loader = DataLoader(data, batch_size=BATCH_SIZE // ranks, sampler=sampler)
+    for epoch in range(first_epoch, arguments.epochs):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            image, text, logit_scale = model(batch["pixel_values"], batch["input_ids"])
+            loss = objective(image, text, logit_scale, sample_ids=batch["sample_ids"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if rank == 0:
+            figures = {"loss": loss.item(), **objective.metrics}  # of this process's part of the last batch
+            shown = (f"{name} {figures[name]:.5f}" for name in ("loss", "accuracy", "calibration"))
+            print(f"epoch {epoch + 1}", *shown, flush=True)
+
+        # Every process asks for the state, as each holds a part of it; one writes. It loads on any number of them.
+        state = {"towers": towers.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+        state["objective"] = objective.state_dict()
+        if rank == 0:
+            arguments.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, arguments.checkpoint)
+    if several:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

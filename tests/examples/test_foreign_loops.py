@@ -1,0 +1,112 @@
+"""The examples do what they show, each run as a user would run it: they learn, and their checkpoints restore the
+objective."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = ("plain_loop", "open_clip_trainer", "hugging_face_trainer", "lightning_module")
+# One thread, so that equal sums come out equal; and no look at the network, which nothing here needs.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+CHANCE = 1 / 32  # accuracy within a batch
+
+
+def run(folder: Path, script: str, *flags: str, processes: int = 1) -> str:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
+    command = [sys.executable, *(launcher if processes > 1 else []), str(EXAMPLES / f"{script}.py"), *flags]
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def figures(output: str, name: str) -> list[float]:
+    """The values of a figure in the order in which they were printed, in whichever way the loop prints."""
+    return [float(value) for value in re.findall(rf"\b{name}\b'?:? '?(-?[\d.]+)", output, flags=re.IGNORECASE)]
+
+
+def assert_learned(output: str) -> None:
+    loss, accuracy = figures(output, "loss"), figures(output, "accuracy")
+    assert loss[-1] < loss[0]
+    # The loss alone would also fall with the temperature.
+    assert accuracy[-1] > 5 * CHANCE
+    assert all(0.1 < value < 10 for value in figures(output, "calibration"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> tuple[Path, str]:
+    """A plain loop of four epochs: its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("plain")
+    return folder, run(folder, "plain_loop", "--epochs", "4")
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory) -> Path:
+    """The folder of a plain loop that was stopped after two of four epochs."""
+    folder = tmp_path_factory.mktemp("half")
+    run(folder, "plain_loop", "--epochs", "2")
+    return folder
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_example_is_shorter_than_80_lines(script):
+    assert len((EXAMPLES / f"{script}.py").read_text(encoding="utf-8").splitlines()) < 80
+
+
+@pytest.mark.slow
+def test_the_plain_loop_learns(plain):
+    assert_learned(plain[1])
+
+
+@pytest.mark.slow
+def test_the_plain_loop_resumes_to_the_digit(plain, half, tmp_path):
+    shutil.copytree(half / "runs", tmp_path / "runs")
+    resumed = run(tmp_path, "plain_loop", "--resume", "--epochs", "4")
+    assert resumed.splitlines() == plain[1].splitlines()[2:]
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_from_the_state_of_one_and_train_the_same_weights(plain, half, tmp_path):
+    shutil.copytree(half / "runs", tmp_path / "runs")
+    run(tmp_path, "plain_loop", "--resume", "--epochs", "4", processes=2)
+    files = [folder / "runs" / "plain_loop.pt" for folder in (half, plain[0], tmp_path)]
+    before, one, two = (torch.load(file, weights_only=True)["towers"]["text.0.weight"] for file in files)
+    assert torch.allclose(one, two, atol=1e-3)
+    assert not torch.allclose(one, before, atol=1e-2)  # the two epochs in between moved them by far more
+
+
+@pytest.mark.slow
+def test_lightning_stopped_and_resumed_gives_the_figures_of_the_plain_loop(plain, tmp_path):
+    run(tmp_path, "lightning_module", "--epochs", "2")
+    resumed = run(tmp_path, "lightning_module", "--resume", "--epochs", "4")
+    for name in ("loss", "accuracy", "calibration"):
+        assert figures(resumed, name) == pytest.approx(figures(plain[1], name)[2:], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_hugging_faces_trainer_learns_and_resumes_to_the_digit(tmp_path):
+    whole = run(tmp_path, "hugging_face_trainer", "--epochs", "4")
+    assert_learned(whole)
+    for later in (48, 64):
+        shutil.rmtree(tmp_path / "runs" / "hugging_face_trainer" / f"checkpoint-{later}")
+    resumed = run(tmp_path, "hugging_face_trainer", "--epochs", "4", "--resume")
+    assert figures(resumed, "calibration") == figures(whole, "calibration")[2:]
+
+
+@pytest.mark.slow
+def test_open_clips_trainer_learns_and_resumes_with_the_objectives_state(tmp_path):
+    first = run(tmp_path, "open_clip_trainer", "--name", "shapes", "--epochs", "2")
+    second = run(tmp_path, "open_clip_trainer", "--name", "shapes", "--epochs", "5", "--resume", "latest")
+    assert_learned(first + second)
+    states = tmp_path / "runs" / "open_clip_trainer" / "shapes" / "objective"
+    loaded = [torch.load(states / f"epoch_{epoch}.pt", weights_only=True) for epoch in (2, 5)]
+    # The trainer does not keep its order over a resume, so figures cannot be compared; the count of steps can.
+    assert [state["network._extra_state"]["step"] for state in loaded] == [32, 80]
