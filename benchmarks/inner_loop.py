@@ -17,7 +17,7 @@ from torch import Tensor
 
 from neuclip.objectives.formulas.conjugate import calibration_ratio
 from neuclip.objectives.formulas.normalizer import add_eps
-from neuclip.objectives.normalizers.inner_loop import Anchors
+from neuclip.objectives.normalizers.inner_loop import anchors_at
 from neuclip.objectives.normalizers.prototypes import Prototypes
 
 SHAPES = [(128, 512, 128), (512, 2048, 256), (1024, 4096, 512)]  # batch, prototypes, width
@@ -37,8 +37,8 @@ def closed_form(rows: Tensor, anchors: Tensor, positive: Tensor, target: Tensor)
         *rows.shape, optimizer="adagrad", learning_rate=0.05, weight_decay=0.0, initial_accumulator=0.0
     )
     prototypes.rows.copy_(rows)
-    side = Anchors(anchors, positive, torch.tensor(float(len(rows))).log(), masked=None)
-    prototypes.learn(side, target, steps=STEPS, active=len(rows), tau=TAU, eps=EPS, fit="unified")
+    side = anchors_at(TAU, anchors, positive, torch.tensor(float(len(rows))).log())
+    prototypes.learn(side, target, steps=STEPS, active=len(rows), eps=EPS, fit="unified")
 
 
 def autograd(rows: Tensor, anchors: Tensor, positive: Tensor, target: Tensor) -> None:

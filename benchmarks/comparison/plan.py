@@ -1,7 +1,7 @@
 """Which runs there are: the tuning ones, on a held-out shard of the training part, and the final ones, on the tests.
 
 Tuning never sees a test part, and the final stage chooses nothing. All is tuned on the icons at batch 128; batch 32 and
-the photos take what was best there, by the rules of `scaled` and `Method.at_batch_32`.
+the photos take what was best there, by the rules of `scaled` and `Method.small_batch`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.comparison.methods import METHODS, TEMPERATURE_RATE, Flags, Method
+from benchmarks.comparison.methods import METHODS, TEMPERATURE_RATE, TUNED_BATCH, Flags, Method
 from benchmarks.comparison.pictures import shrunk
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder
@@ -19,7 +19,6 @@ from neuclip.settings.reading import read_settings
 
 HERE = Path(__file__).parent
 COMMON = HERE / "common.yaml"
-TUNED_BATCH = 128
 TUNING_SEED = 10
 FINAL_SEEDS = (0, 1, 2)
 ERROR_POINTS = 4  # over training, the end among them

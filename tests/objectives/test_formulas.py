@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neuclip.objectives.formulas.conjugate import calibration_ratio
 from neuclip.objectives.formulas.normalizer import log_normalizer
-from neuclip.objectives.normalizers.inner_loop import Anchors, scores
+from neuclip.objectives.normalizers.inner_loop import anchors_at, scores
 from tests.references import contrastive
 
 SEEDS = (0, 1, 2)
@@ -39,9 +39,10 @@ def test_log_normalizer_equals_the_double_loop(seed, tau, eps):
 def test_the_prototypes_prediction_equals_the_double_loop(seed, tau, eps):
     anchors, rows = unit(6, 5, seed=seed), 3 * torch.randn(7, 5, dtype=torch.float64)
     positive = unit(6, 5, seed=seed + 1).mul(anchors).sum(1)
-    seen = Anchors(anchors, positive, torch.tensor(7.0, dtype=torch.float64).log(), masked=None)
+    temperature, count = torch.tensor(tau, dtype=torch.float64), torch.tensor(7.0, dtype=torch.float64)
+    seen = anchors_at(temperature, anchors, positive, count.log())
     buffer = torch.empty(6, 7, dtype=torch.float64)
-    got = scores(F.normalize(rows, dim=1), seen, torch.tensor(tau, dtype=torch.float64), buffer).alpha(eps)
+    got = scores(F.normalize(rows, dim=1), seen, buffer).alpha(eps)
     want = [
         contrastive.alpha(anchors[i].tolist(), positive[i].item(), rows.tolist(), tau, eps) for i in range(len(anchors))
     ]

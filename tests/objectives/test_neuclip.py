@@ -9,7 +9,7 @@ from torch import Tensor
 
 from neuclip import NeuCLIP
 from neuclip.objectives.formulas.normalizer import log_normalizer
-from neuclip.objectives.normalizers.inner_loop import Anchors, Workspace, prototype_gradient
+from neuclip.objectives.normalizers.inner_loop import Anchors, Workspace, anchors_at, prototype_gradient
 from neuclip.objectives.normalizers.prototypes import Prototypes
 from neuclip.objectives.normalizers.refill import Refill
 from tests.references import contrastive
@@ -33,8 +33,8 @@ def targets_and_positive(image: Tensor, text: Tensor, tau: Tensor, eps: float):
     return [log_normalizer(x, s.diagonal(), tau=tau, eps=eps, excluded=mask) for x in (s, s.T)], s.diagonal()
 
 
-def side(image: Tensor, text: Tensor, prototypes: int) -> Anchors:
-    return Anchors(image, (image * text).sum(1), torch.tensor(prototypes, dtype=torch.float64).log(), masked=None)
+def side(image: Tensor, text: Tensor, prototypes: int, tau: Tensor) -> Anchors:
+    return anchors_at(tau, image, (image * text).sum(1), torch.tensor(prototypes, dtype=torch.float64).log())
 
 
 @pytest.mark.parametrize(("seed", "tau", "eps"), CASES)
@@ -48,7 +48,7 @@ def test_prototype_gradient_equals_autograd_and_is_orthogonal_to_its_prototype(s
     (want,) = torch.autograd.grad(reference(image, text, rows, other, tau, rho=6.5, eps=eps), [rows])
     (target, _), _ = targets_and_positive(image, text, tau, eps)
     got = prototype_gradient(
-        rows.detach(), side(image, text, M), target, tau=tau, eps=eps, fit=fit, workspace=Workspace(B, rows.detach())
+        rows.detach(), side(image, text, M, tau), target, eps=eps, fit=fit, workspace=Workspace(B, rows.detach())
     )
     assert close(got, want, 1e-11)
     assert (got * rows).sum(1).abs().max() < 1e-12
@@ -71,7 +71,7 @@ def test_five_inner_steps_follow_torchs_optimizers(optimizer, weight_decay, fit)
         "adam": lambda p: torch.optim.AdamW(p, 0.3, weight_decay=weight_decay),  # decoupled, as Algorithm 3 has it
         "sgd": lambda p: torch.optim.SGD(p, 0.3, weight_decay=weight_decay),
     }[optimizer]([parameter])
-    prototypes.learn(side(image, text, M), target, steps=5, active=M, tau=tau, eps=eps, fit=fit)
+    prototypes.learn(side(image, text, M, tau), target, steps=5, active=M, eps=eps, fit=fit)
     reference = contrastive.unified_objective if fit == "unified" else contrastive.separate_objective
     for _ in range(5):
         torchs.zero_grad()

@@ -16,17 +16,25 @@ from neuclip.distributed import gather_values, world_size
 from neuclip.objectives.formulas.conjugate import capped_exponent
 from neuclip.objectives.formulas.normalizer import add_eps
 
+WARM = 1 / 40  # exp(40) is 2e17; float32 ends at exp(88)
 LOWEST = -1e30  # stands in for the maximum of an empty row, where -inf - (-inf) would be not a number
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """One side of the global batch, as its prototypes see it."""
+    """One side of the global batch at one temperature, as its prototypes see it. Made by `anchors_at`."""
 
     features: Tensor  # (B, d)
-    positive: Tensor  # (B,)
-    log_count: Tensor  # (B,) or (): logarithm of the number of prototypes that each mean is over, of all processes
+    scaled: Tensor  # (B, d) features / tau: what all updates share is computed once
+    offset: Tensor  # (B,) -s_ii / tau - log of the number of prototypes, of all processes, that the mean is over
+    tau: Tensor  # scalar
     masked: Tensor | None  # (B, my prototypes) bool: no candidates of this anchor
+
+
+def anchors_at(
+    tau: Tensor, features: Tensor, positive: Tensor, log_count: Tensor, masked: Tensor | None = None
+) -> Anchors:  # (), (B, d), (B,), (B,) or ()
+    return Anchors(features, features / tau, -positive / tau - log_count, tau, masked)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Scores:
     """exp((cos_ij - s_ii) / tau - log m) over this process's block, as exponentials_ij * exp(shared_i) so that neither
     overflows, and the logarithm of its sum over all processes."""
 
-    exponentials: Tensor  # (B, my prototypes), at most 1
+    exponentials: Tensor  # (B, my prototypes)
     shared: Tensor  # (B,)
     log_mean: Tensor  # (B,)
 
@@ -42,16 +50,25 @@ class Scores:
         return add_eps(self.log_mean, eps)
 
 
-def scores(unit: Tensor, anchors: Anchors, tau: Tensor, buffer: Tensor) -> Scores:  # (m, d), (B, m)
+def scores(unit: Tensor, anchors: Anchors, buffer: Tensor) -> Scores:  # (m, d), (B, m)
     """Eq. 10 and 11, every block. `buffer` is overwritten and becomes the exponentials."""
     # What an anchor's whole row shares, its positive and the count, needs no pass over (B, m).
-    torch.mm(anchors.features / tau, unit.T, out=buffer)
+    torch.mm(anchors.scaled, unit.T, out=buffer)
     if anchors.masked is not None:
         buffer.masked_fill_(anchors.masked, -torch.inf)
-    largest = buffer.amax(dim=1).clamp_(min=LOWEST) if len(unit) else buffer.new_full((len(buffer),), LOWEST)
-    total = buffer.sub_(largest[:, None]).exp_().sum(dim=1)
-    shared = largest - anchors.positive / tau - anchors.log_count
+    shared = anchors.offset
+    if not _stays_in_range(anchors.tau):
+        largest = buffer.amax(dim=1).clamp_(min=LOWEST) if len(unit) else buffer.new_full((len(buffer),), LOWEST)
+        buffer.sub_(largest[:, None])
+        shared = shared + largest
+    total = buffer.exp_().sum(dim=1)
     return Scores(buffer, shared, _over_processes(shared + total.log()))
+
+
+def _stays_in_range(tau: Tensor) -> bool:
+    """Cosines are between -1 and 1, so at a warm temperature no exponential leaves float32 and two passes over (B, m)
+    can be saved. Only a CPU is asked: for the answer a GPU would have to be waited for."""
+    return tau.device.type == "cpu" and bool(tau >= WARM)
 
 
 def _over_processes(log_mean: Tensor) -> Tensor:  # (B,)
@@ -66,7 +83,6 @@ def prototype_gradient(
     anchors: Anchors,
     log_normalizer: Tensor,
     *,
-    tau: Tensor,
     eps: float,
     fit: Literal["unified", "separate"],
     workspace: Workspace,
@@ -76,16 +92,16 @@ def prototype_gradient(
     unit, pull = workspace.unit, workspace.pull
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     torch.div(rows, lengths, out=unit)
-    found = scores(unit, anchors, tau, workspace.buffer)
+    found = scores(unit, anchors, workspace.buffer)
     alpha = found.alpha(eps)
     # d/d alpha of exp(L - alpha) + alpha, or of (alpha - L)^2 / 2
     exponent = capped_exponent(log_normalizer, alpha)
-    slope = -torch.expm1(exponent) if fit == "unified" else (alpha - log_normalizer) / tau
+    slope = -torch.expm1(exponent) if fit == "unified" else (alpha - log_normalizer) / anchors.tau
     # d alpha_i / d excess_ij = exp(excess_ij - alpha_i). The factor of row i goes to the smaller matrix.
     weight = slope * torch.exp(found.shared - alpha) / len(log_normalizer)
     torch.mm(found.exponentials.T, weight[:, None] * anchors.features, out=pull)
     # Through the division by the length: what points along a prototype has no effect.
-    along = torch.linalg.vecdot(pull, unit)[:, None]
+    along = torch.mul(pull, unit, out=workspace.scratch).sum(dim=1, keepdim=True)
     return pull.addcmul_(unit, along, value=-1).div_(lengths)
 
 
@@ -97,3 +113,4 @@ class Workspace:
         self.buffer = rows.new_empty(batch, len(rows))
         self.unit = torch.empty_like(rows)
         self.pull = torch.empty_like(rows)
+        self.scratch = torch.empty_like(rows)

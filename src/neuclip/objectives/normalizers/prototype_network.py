@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neuclip.distributed import gather_values, sum_over_processes
-from neuclip.objectives.normalizers.inner_loop import Anchors
+from neuclip.objectives.normalizers.inner_loop import Anchors, anchors_at
 from neuclip.objectives.normalizers.prototypes import Prototypes, RowOptimizer
 from neuclip.objectives.normalizers.refill import Refill
 from neuclip.objectives.normalizers.sharded import ShardedRows
@@ -83,13 +83,14 @@ class PrototypeNetwork(nn.Module):
     def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> None:
         """Algorithm 1, lines 6-8: `inner_steps` updates on the log-normalizers (b,), (b,) of the batch."""
         targets = gather_values(torch.stack(log_normalizer, dim=1)).unbind(dim=1)
-        for prototypes, anchors, target in zip(self._sides(), self._anchors(pairs, written=True), targets, strict=True):
+        for prototypes, anchors, target in zip(
+            self._sides(), self._anchors(pairs, tau, written=True), targets, strict=True
+        ):
             prototypes.learn(
                 anchors,
                 target,
                 steps=self.inner_steps,
                 active=self.refill.active,
-                tau=tau.detach(),
                 eps=self.eps,
                 fit=self.fit,
             )
@@ -98,8 +99,10 @@ class PrototypeNetwork(nn.Module):
         """The predicted log-normalizers of this process's anchors; with `gradient`, in features and temperature.
         `written`: `restart` has seen this batch, so its own features may be among the prototypes."""
         predictions = []
-        for side, (prototypes, anchors) in enumerate(zip(self._sides(), self._anchors(pairs, written), strict=True)):
-            known: dict[str, Any] = {"active": self.refill.active, "tau": tau.detach(), "eps": self.eps}
+        for side, (prototypes, anchors) in enumerate(
+            zip(self._sides(), self._anchors(pairs, tau, written), strict=True)
+        ):
+            known: dict[str, Any] = {"active": self.refill.active, "eps": self.eps}
             if gradient and torch.is_grad_enabled():
                 alpha, dependence, pulled = prototypes.alpha_with_slope(anchors, **known)
                 features = (pairs.image, pairs.text)[side]
@@ -113,7 +116,7 @@ class PrototypeNetwork(nn.Module):
     def _sides(self) -> tuple[Prototypes, Prototypes]:
         return self.for_image, self.for_text
 
-    def _anchors(self, pairs: Pairs, written: bool) -> tuple[Anchors, Anchors]:
+    def _anchors(self, pairs: Pairs, tau: Tensor, written: bool) -> tuple[Anchors, Anchors]:
         positive = pairs.all_positive
         log_count, masked = positive.new_tensor(math.log(self.refill.active)), None
         if self.owners is not None:
@@ -122,8 +125,8 @@ class PrototypeNetwork(nn.Module):
             count = self.refill.active - sum_over_processes(masked.sum(dim=1))
             log_count = count.clamp(min=1).to(positive.dtype).log()
         return (
-            Anchors(pairs.all_image, positive, log_count, masked),
-            Anchors(pairs.all_text, positive, log_count, masked),
+            anchors_at(tau.detach(), pairs.all_image, positive, log_count, masked),
+            anchors_at(tau.detach(), pairs.all_text, positive, log_count, masked),
         )
 
     def get_extra_state(self) -> dict[str, int]:

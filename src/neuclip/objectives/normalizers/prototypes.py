@@ -67,16 +67,15 @@ class Prototypes(ShardedRows):
         *,
         steps: int,
         active: int,
-        tau: Tensor,
         eps: float,
         fit: Literal["unified", "separate"],
     ) -> None:
-        """Algorithm 1, lines 6-8, for one side: features, log-normalizers (B,) and temperature held constant."""
+        """Algorithm 1, lines 6-8, for one side: features and log-normalizers (B,) held constant."""
         rows = self.active_rows(active)
         workspace = Workspace(len(log_normalizer), rows)
         for _ in range(steps):
-            gradient = prototype_gradient(rows, anchors, log_normalizer, tau=tau, eps=eps, fit=fit, workspace=workspace)
-            self._update(rows, gradient, scratch=workspace.unit)
+            gradient = prototype_gradient(rows, anchors, log_normalizer, eps=eps, fit=fit, workspace=workspace)
+            self._update(rows, gradient, scratch=workspace.scratch)
 
     def _update(self, rows: Tensor, gradient: Tensor, scratch: Tensor) -> None:
         rate, state = self.learning_rate, {name: block[: len(rows)] for name, block in self.blocks().items()}
@@ -85,7 +84,7 @@ class Prototypes(ShardedRows):
         elif self.weight_decay:
             gradient.add_(rows, alpha=self.weight_decay)
         if self.optimizer == "adagrad":
-            adagrad_update(rows, state["sums"], gradient, scratch, learning_rate=rate)
+            adagrad_update(rows, state["sums"], gradient, learning_rate=rate)
         elif self.optimizer == "adam":
             moments = (state["first"], state["second"], state["steps"])
             adam_update(rows, *moments, gradient, scratch, learning_rate=rate)
@@ -93,19 +92,19 @@ class Prototypes(ShardedRows):
             sgd_update(rows, gradient, learning_rate=rate)
 
     @torch.no_grad()
-    def alpha(self, anchors: Anchors, *, active: int, tau: Tensor, eps: float) -> Tensor:  # (B,)
+    def alpha(self, anchors: Anchors, *, active: int, eps: float) -> Tensor:  # (B,)
         """The predicted log-normalizer of every anchor."""
         unit = F.normalize(self.active_rows(active), dim=1)
-        return scores(unit, anchors, tau, unit.new_empty(len(anchors.features), len(unit))).alpha(eps)
+        return scores(unit, anchors, unit.new_empty(len(anchors.features), len(unit))).alpha(eps)
 
     @torch.no_grad()
     def alpha_with_slope(
-        self, anchors: Anchors, *, active: int, tau: Tensor, eps: float
+        self, anchors: Anchors, *, active: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (b, d)
         """`alpha`; how far each depends on the prototypes at all (1 where eps is negligible); and for this process's
         anchors the mean prototype under their softmax, which is tau times the gradient in the anchor's feature."""
         unit = F.normalize(self.active_rows(active), dim=1)
-        found = scores(unit, anchors, tau, unit.new_empty(len(anchors.features), len(unit)))
+        found = scores(unit, anchors, unit.new_empty(len(anchors.features), len(unit)))
         alpha = found.alpha(eps)
         pulled = found.exponentials.mul_(torch.exp(found.shared - alpha)[:, None]) @ unit
         return alpha, torch.exp(found.log_mean - alpha), scatter_sum(pulled)

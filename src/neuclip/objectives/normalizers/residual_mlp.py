@@ -101,7 +101,7 @@ class ResidualMLP(nn.Module):
         if self.optimizer == "sgd":
             sgd_update(self.weights, gradient, learning_rate=rate)
         elif self.optimizer == "adagrad":
-            adagrad_update(self.weights, self.second_moment, gradient, scratch, learning_rate=rate)
+            adagrad_update(self.weights, self.second_moment, gradient, learning_rate=rate)
         else:
             moments = self.first_moment, self.second_moment
             adam_update(self.weights, *moments, self.updates, gradient, scratch, learning_rate=rate)

@@ -5,17 +5,29 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.optim.adagrad import adagrad
 
 ADAGRAD_EPS = 1e-10  # torch.optim.Adagrad's
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8  # torch.optim.Adam's
 
 
 @torch.no_grad()
-def adagrad_update(rows: Tensor, sums: Tensor, gradient: Tensor, scratch: Tensor, *, learning_rate: float) -> None:
-    """torch.optim.Adagrad. `scratch` is overwritten."""
-    sums.addcmul_(gradient, gradient)
-    torch.sqrt(sums, out=scratch)
-    rows.addcdiv_(gradient, scratch.add_(ADAGRAD_EPS), value=-learning_rate)
+def adagrad_update(rows: Tensor, sums: Tensor, gradient: Tensor, *, learning_rate: float) -> None:
+    """torch.optim.Adagrad; on a CPU in one pass over the rows instead of four."""
+    if not len(rows):
+        return
+    adagrad(
+        [rows],
+        [gradient],
+        [sums],
+        [torch.zeros(())],  # steps; without a decay of the rate nobody looks at them
+        fused=rows.device.type == "cpu",
+        lr=learning_rate,
+        weight_decay=0.0,
+        lr_decay=0.0,
+        eps=ADAGRAD_EPS,
+        maximize=False,
+    )
 
 
 @torch.no_grad()
