@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 
 from neuclip.data.faults import FaultLog, stand_ins
+from neuclip.data.loader import Batches
+from neuclip.data.order import Order
 from neuclip.data.sample import Batch, Fault
+from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.records import read_lines
+from tests.data.test_loader import plain
+from tests.data.test_sources import picture, write_tar
+from tests.data.test_transforms import encoded, png
 
 
 def batch(size: int, bad: list[int], reason: str = "picture is empty") -> Batch:
@@ -69,9 +76,36 @@ def test_the_share_is_that_of_what_was_read_so_epochs_do_not_hide_it(tmp_path):
     assert log.read <= 500
 
 
-def test_a_limit_of_zero_stops_at_the_first_bad_sample(tmp_path):
+def test_the_first_bad_samples_of_a_run_do_not_stop_it_however_small_its_batches(tmp_path):
+    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    for bad in ([0], [], [1], [0], *[[]] * 36):  # 3 of the first 16 samples, 3 of all 160
+        log.note(batch(4, bad))
+    assert (log.read, log.bad) == (160, 3)
+
+
+def test_a_limit_of_zero_stops_at_the_first_bad_sample_and_a_limit_of_one_never(tmp_path):
     with pytest.raises(RunFailed):
-        FaultLog(tmp_path / "skipped.jsonl", limit=0.0).note(batch(100, [1]))
+        FaultLog(tmp_path / "skipped.jsonl", limit=0.0).note(batch(4, [1]))
+    FaultLog(tmp_path / "all.jsonl", limit=1.0).note(batch(1000, list(range(1000))))
+
+
+def test_a_name_that_no_encoding_holds_is_listed_all_the_same(tmp_path):
+    class Strange:
+        faults = (Fault(-1, "no picture", "caf\udce9.tar: \u2028\n"),)
+
+    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log.note_source(Strange())
+    assert FaultLog(log.path, limit=0.05).counts == {"no picture": 1}
+    assert read_lines(log.path)[0]["where"] == Strange.faults[0].where
+
+
+def test_two_faults_of_one_place_are_two(tmp_path):
+    class Holed:
+        faults = (Fault(-1, "no picture", "0.tar: a"), Fault(-1, "name occurs twice", "0.tar: a"))
+
+    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log.note_source(Holed())
+    assert log.counts == {"no picture": 1, "name occurs twice": 1}
 
 
 def test_what_never_became_a_sample_is_listed_and_takes_no_part_in_the_share(tmp_path):
@@ -83,3 +117,53 @@ def test_what_never_became_a_sample_is_listed_and_takes_no_part_in_the_share(tmp
     log.note_source(Holed())
     log.note(batch(200, []))
     assert log.counts == {"no picture": 2} and len(read_lines(tmp_path / "skipped.jsonl")) == 2
+
+
+GOOD = {
+    "jpeg named png": picture(1, "jpg"),
+    "cmyk": encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"),
+    "sixteen bits": png(2, 2, 16, 0, b"\0\x80\0\x80\0" * 2),
+    "palette": encoded(Image.new("P", (8, 8)), transparency=0),
+    "alpha": encoded(Image.new("RGBA", (8, 8), (255, 0, 0, 9))),
+    "animated": encoded(Image.new("P", (8, 8)), "GIF", save_all=True, append_images=[Image.new("P", (8, 8), 1)]),
+}
+BAD = {
+    "empty": (b"", b"words", "picture is empty"),
+    "cut off": (picture(2, "jpg", (64, 64))[:-300], b"words", "picture is cut off"),
+    "a page": (b"<html>404</html>", b"words", "picture does not decode"),
+    "bomb": (png(50_000, 50_000, 1, 0, bytes(99)), b"words", "picture is too large"),
+    "without caption": (picture(3), None, "caption is missing"),
+    "no words": (picture(4), b" \n", "caption is empty"),
+    "latin-1": (picture(5), "caf\u00e9".encode("latin-1"), "caption is not UTF-8"),
+}
+
+
+def words(captions: list[str]) -> torch.Tensor:
+    return torch.tensor([[len(caption)] for caption in captions])
+
+
+def test_every_kind_of_bad_sample_keeps_its_id_and_is_listed_under_its_reason(tmp_path):
+    kinds = {name: (content, b"words", "") for name, content in GOOD.items()} | BAD
+    members = [
+        member
+        for name, (image, caption, _) in kinds.items()
+        for member in ((f"{name}.png", image), *([(f"{name}.txt", caption)] if caption is not None else []))
+    ]
+    source = open_source(str(write_tar(tmp_path / "0.tar", [*members, ("without picture.txt", b"words")])))
+    batches = Batches(
+        source, Order(13, seed=0), batch_size=13, transform=plain, tokenize=words, seed=0, workers=0
+    ).steps(0, 2)  # fmt: skip
+    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.6)
+    log.note_source(source)
+    for batch in batches:
+        log.note(batch)
+        assert sorted(batch.ids.tolist()) == list(range(13)) and batch.images.shape == (13, 3, 4, 4)
+        assert batch.tokens.tolist() == [[len("words")]] * 13
+    found = {record["id"]: (record["reason"], record["where"]) for record in read_lines(log.path)}
+    shard = tmp_path / "0.tar"
+    assert found.pop(-1) == ("no picture", f"{shard}: without picture")
+    assert {id: reason for id, (reason, _) in found.items()} == {
+        id: reason for id, (_, _, reason) in enumerate(kinds.values()) if reason
+    }
+    assert all(where.startswith(f"{shard}: {list(kinds)[id]}.") for id, (_, where) in found.items())
+    assert log.counts.total() == len(BAD) + 1 and (log.read, log.bad) == (26, 2 * len(BAD))

@@ -25,8 +25,8 @@ class FaultLog:
     """`skipped.jsonl` of a run: each bad sample once, over resumes too; stops the run when too many are bad.
 
     The rule: bad samples read / samples read since this process started must not exceed `limit` by more than chance
-    (three standard deviations of a count with that share), from 100 samples on. A sample that is met again in a later
-    epoch counts again on both sides, so the share stays that of the data.
+    (three standard deviations of a count with that share), from 100 samples on; with a limit of 0 the first bad sample
+    stops. A sample that is met again in a later epoch counts again on both sides, so the share stays that of the data.
 
     >>> log = FaultLog(RunFolder("runs/x").skipped, limit=0.05)
     >>> log.note(batch)
@@ -41,9 +41,8 @@ class FaultLog:
         self.counts: Counter[str] = Counter()  # different bad samples by reason, those of earlier parts of the run too
         self._known: set[tuple[int, str]] = set()
         records = read_lines(path)
-        if path.exists() and not path.read_bytes().endswith(
-            b"\n"
-        ):  # a line that a kill cut off would swallow the next one
+        if path.exists() and not path.read_bytes().endswith(b"\n"):
+            # A line that a kill cut off would swallow the next one.
             write_text_safely(path, "".join(json.dumps(record) + "\n" for record in records))
         for record in records:
             self._remember(Fault(record["id"], record["reason"], record["where"]))
@@ -54,8 +53,9 @@ class FaultLog:
         self.bad += len(batch.faults)
         for fault in batch.faults:
             self._append(fault)
-        allowance = 3 * math.sqrt(self.limit * (1 - self.limit) * self.read)
-        if self.read >= FIRST_CHECK and self.bad > self.limit * self.read + allowance:
+        chance = 3 * math.sqrt(self.limit * (1 - self.limit) * self.read)
+        enough = self.read >= FIRST_CHECK or self.limit == 0
+        if enough and self.bad > self.limit * self.read + chance:
             raise RunFailed(self._too_many())
 
     def note_source(self, source: Source) -> None:
@@ -68,8 +68,8 @@ class FaultLog:
             append_line(self.path, fault._asdict())
 
     def _remember(self, fault: Fault) -> bool:
-        """Whether it is new. Samples are told apart by id, what has no id by its place."""
-        key = (fault.id, fault.where if fault.id < 0 else "")
+        """Whether it is new. Samples are told apart by id, what has no id by reason and place."""
+        key = (fault.id, f"{fault.reason}, {fault.where}" if fault.id < 0 else "")
         if key in self._known:
             return False
         self._known.add(key)

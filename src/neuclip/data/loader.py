@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from neuclip.data.faults import TRIES, stand_ins
-from neuclip.data.order import Order, SourceOrder, augmentation_seeds
+from neuclip.data.order import SourceOrder, augmentation_seeds
 from neuclip.data.sample import BadSample, Batch, Fault, Sample
 from neuclip.data.source import Source
 from neuclip.data.transforms import decode
@@ -26,7 +26,9 @@ PREFETCH = 2  # batches that each worker has ready
 
 
 class Positions(Protocol):
-    """Order or SourceOrder."""
+    """Order, or one that is asked like it."""
+
+    size: int  # of an epoch
 
     def ids(self, start: int, count: int) -> np.ndarray: ...
     def epochs(self, start: int, count: int) -> np.ndarray: ...
@@ -35,7 +37,9 @@ class Positions(Protocol):
 class Batches:
     """The training batches of one process, the same to the bit for any number of workers.
 
-    `transform` and `tokenize` must be picklable: no lambdas, no local functions.
+    `transform` and `tokenize` must be picklable: no lambdas, no local functions. Batches are consecutive windows of the
+    endless order: the last one of an epoch is filled up from the next epoch, never short and never dropped.
+    `start_method` is how workers start ("fork", "spawn", "forkserver"; None: Python's default on this system).
 
     >>> batches = Batches(source, Order(len(source), seed=0), batch_size=1024, transform=transform, tokenize=tokenize,
     ...                   seed=0, workers=4)
@@ -45,7 +49,7 @@ class Batches:
     def __init__(
         self,
         source: Source,
-        order: Order,
+        order: Positions,
         *,
         batch_size: int,
         transform: Transform,
@@ -54,6 +58,7 @@ class Batches:
         workers: int,
         rank: int = 0,
         ranks: int = 1,
+        start_method: str | None = None,
     ):
         if batch_size % ranks:
             below = batch_size // ranks * ranks
@@ -66,22 +71,29 @@ class Batches:
         self.local_batch = batch_size // ranks
         self.rank = rank
         self.workers = workers
+        self.start_method = start_method
         self.windows = Windows(source, order, self.local_batch, transform, tokenize, seed)
 
     def steps(self, first_sample: int, count: int) -> Iterator[Batch]:
         """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
         first = first_sample + self.rank * self.local_batch
         starts = range(first, first + count * self.batch_size, self.batch_size)
-        return _load(self.windows, starts, min(self.workers, count))
+        return _load(self.windows, starts, min(self.workers, count), self.start_method)
 
 
 def sequential(
-    source: Source, *, transform: Transform, tokenize: Tokenize, batch_size: int, workers: int
+    source: Source,
+    *,
+    transform: Transform,
+    tokenize: Tokenize,
+    batch_size: int,
+    workers: int,
+    start_method: str | None = None,
 ) -> Iterator[Batch]:
     """Every id once, in order, with its first caption; the last batch is what is left."""
     starts = range(0, len(source), batch_size)
     windows = Windows(source, SourceOrder(len(source)), batch_size, transform, tokenize, seed=None)
-    return _load(windows, starts, min(workers, len(starts)))
+    return _load(windows, starts, min(workers, len(starts)), start_method)
 
 
 class Windows(Dataset):
@@ -156,8 +168,14 @@ class Windows(Dataset):
         )
 
 
-def _load(windows: Windows, starts: range, workers: int) -> Iterator[Batch]:
-    parallel: dict[str, Any] = {"prefetch_factor": PREFETCH, "worker_init_fn": _start_worker} if workers else {}
+def _load(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch]:
+    parallel: dict[str, Any] = {}
+    if workers:
+        parallel = {
+            "prefetch_factor": PREFETCH,
+            "worker_init_fn": _start_worker,
+            "multiprocessing_context": start_method,
+        }
     loader = DataLoader(
         windows,
         batch_size=None,  # a window already is a batch
