@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tarfile
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuclip.data.index import CutOffError, NotTarError, build_index, index_of, members
+from neuclip.cli.main import main
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.index import CutOffError, NotTarError, build_index, index_and_change, index_of, members
 from neuclip.data.source import open_source
-from tests.data.test_sources import pair, picture, write_tar
+from tests.data.test_sources import contents, pair, picture, write_shards, write_tar
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +88,123 @@ def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path):
         shard.parent.chmod(0o755)
 
 
+def test_what_has_changed_since_a_shard_was_indexed_is_said(tmp_path, capsys):
+    shard = write_tar(tmp_path / "0.tar", pair(0))
+    assert index_and_change(shard)[1] == "" and index_and_change(shard)[1] == ""
+    os.utime(shard, ns=(1, 1))
+    assert index_and_change(shard)[1] == "it was written again since it was indexed"
+    size = shard.stat().st_size
+    write_tar(shard, [member for number in range(9) for member in pair(number)])
+    assert len(open_source(str(shard))) == 9
+    said = capsys.readouterr().err
+    assert f"{shard}: it had {size:,} bytes when it was indexed and has {shard.stat().st_size:,} now" in said
+    assert said.count("\n") == 1
+
+
+def test_an_index_of_another_version_is_rebuilt_without_a_word(tmp_path, monkeypatch, capsys):
+    shard = write_tar(tmp_path / "0.tar", pair(0))
+    monkeypatch.setattr("neuclip.data.index.FORMAT", 1)
+    index_of(shard)
+    monkeypatch.undo()
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+    assert open_source(str(shard)).captions() == ["picture 0"] and capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+    monkeypatch.setattr("neuclip.data.joined_index.MAPPED_FROM", 3)
+
+
+def test_a_mapped_index_says_what_one_in_memory_says(tmp_path, monkeypatch):
+    folder = str(write_shards(tmp_path / "shards", [2, 0, 4, 1]))
+    in_memory = open_source(folder)
+    monkeypatch.setattr("neuclip.data.joined_index.MAPPED_FROM", 3)
+    for _ in range(2):  # made, then found
+        source = open_source(folder)
+        assert source.joined.place is not None and in_memory.joined.place is None
+        assert contents(source) == contents(in_memory) and source.faults == in_memory.faults
+        assert source.captions_sha256 and fingerprint(source) == fingerprint(in_memory)
+
+
+def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path, mapped):
+    sizes = []
+    for count in (4, 200):
+        source = open_source(str(write_shards(tmp_path / f"{count}", [count])))
+        sizes.append(len(pickle.dumps(source)))
+        copy = pickle.loads(pickle.dumps(source))
+        assert not copy.joined.rows.flags.owndata and copy[count - 1].captions == (f"picture {count - 1}",)
+    assert abs(sizes[0] - sizes[1]) < 20  # the names of the files, whatever they hold
+
+
+def test_a_mapped_index_follows_its_shards_and_the_old_one_goes(tmp_path, mapped):
+    folder = write_shards(tmp_path / "shards", [2, 2])
+    first = open_source(str(folder)).joined.place
+    write_shards(folder, [2, 5])
+    source = open_source(str(folder))
+    assert len(source) == 7 and source.joined.place != first and not first.exists()
+    assert [place.name for place in first.parent.iterdir()] == [source.joined.place.name]
+
+
+def test_a_broken_mapped_index_is_made_again(tmp_path, mapped):
+    folder = str(write_shards(tmp_path / "shards", [2, 2]))
+    place = open_source(folder).joined.place
+    for file in ("rows", "shards.json"):
+        (place / file).write_bytes((place / file).read_bytes()[:-3])
+        assert len(open_source(folder)) == 4 and contents(open_source(folder))[3][1] == ("picture 3",)
+
+
+def test_without_a_writable_cache_the_index_stays_in_memory(tmp_path, mapped, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file" / "cache"))
+    source = open_source(str(write_shards(tmp_path / "shards", [2, 2])))
+    assert source.joined.place is None and len(contents(source)) == 4
+
+
+def test_a_caption_key_has_an_index_of_its_own(tmp_path):
+    members = [("a.png", picture(0)), ("a.txt", b"text"), ("a.json", b'{"caption": "usual", "alt": ["other", "more"]}')]
+    shard = write_tar(tmp_path / "0.tar", members)
+    for _ in range(2):
+        assert open_source(str(shard))[0].captions == ("text",)
+        source = open_source(str(shard), caption_key="alt")
+        assert source[0].captions == ("other", "more") and source.captions() == ["other"]
+
+
+def test_data_index_tells_what_it_found_and_verifies_it(tmp_path, capsys):
+    folder = write_shards(tmp_path / "shards", [2, 3])
+    write_tar(folder / "00002.tar", [*pair(9), ("x.txt", b"lonely")])
+    assert main(["data", "index", str(folder), "--verify"]) == 0
+    said = capsys.readouterr().out
+    assert "shards: 6 samples in 3 shards" in said and "21 bytes per sample" in said
+    assert f"no picture: {folder / '00002.tar'}: x" in said and "all shards fit their index" in said
+
+
+@pytest.mark.parametrize("mapped_from", [3, 1000])
+def test_verify_says_what_differs_and_corrects_it(tmp_path, capsys, monkeypatch, mapped_from):
+    monkeypatch.setattr("neuclip.data.joined_index.MAPPED_FROM", mapped_from)
+    folder = write_shards(tmp_path / "shards", [1, 2, 1])
+    open_source(str(folder))
+    shard = folder / "00001.tar"
+    before = shard.stat()
+    shard.write_bytes(shard.read_bytes().replace(b"picture 2", b"picture X"))
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))  # size and time tell nothing
+    assert "picture 2" in open_source(str(folder)).captions()
+    assert main(["data", "index", str(folder), "--verify"]) == 1
+    said = capsys.readouterr().out
+    assert f"{shard}: caption 1 is 'picture X', in its index 'picture 2'; indexed again" in said
+    assert "1 shards did not fit" in said
+    assert open_source(str(folder)).captions() == ["picture 0", "picture 1", "picture X", "picture 3"]
+    assert main(["data", "index", str(folder), "--verify"]) == 0
+
+
+def test_data_that_need_no_index_are_told_apart(tmp_path, capsys):
+    (tmp_path / "0.png").write_bytes(picture(0))
+    (tmp_path / "pairs.csv").write_text("image,caption\n0.png,a\n")
+    assert main(["data", "index", str(tmp_path / "pairs.csv")]) == 2
+    assert "holds no tar shards" in capsys.readouterr().err
+    assert main(["data", "index"]) == 2 and main(["data", "list", "--verify"]) == 2
+    assert "data list takes no --verify; it belongs to neuclip data index" in capsys.readouterr().err
+
+
 def test_members_that_do_not_lie_together_are_one_sample(tmp_path):
     (a, a_text), (b, b_text) = pair(0), pair(1)
     source = open_source(str(write_tar(tmp_path / "0.tar", [a, b, b_text, a_text])))
@@ -130,6 +250,22 @@ def test_a_damaged_header_keeps_the_samples_before_it(tmp_path):
     shard.write_bytes(data)
     assert build_index(shard).captions.strings() == ["picture 0"]
     assert reasons(shard) == {"shard is damaged": 1}
+
+
+def test_what_lies_behind_an_end_mark_is_counted_as_damage(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0))
+    second = write_tar(tmp_path / "1.tar", pair(1)).read_bytes()
+    shard.write_bytes(shard.read_bytes() + second)
+    assert build_index(shard).captions.strings() == ["picture 0"] and reasons(shard) == {"shard is damaged": 1}
+
+
+def test_a_header_with_a_flipped_byte_is_not_believed(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0) + pair(1))
+    data = bytearray(shard.read_bytes())
+    third = [offset for _, offset, _ in members(bytes(data))][2] - 512
+    data[third] ^= 1  # its name would be another sample's
+    shard.write_bytes(data)
+    assert build_index(shard).captions.strings() == ["picture 0"] and reasons(shard) == {"shard is damaged": 1}
 
 
 def test_a_negative_size_ends_the_walk(tmp_path):

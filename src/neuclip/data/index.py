@@ -8,20 +8,19 @@ import mmap
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
+from neuclip.data.captions import captions_from_json
+from neuclip.data.tar_walk import BLOCK, CutOffError, NotTarError, members
 from neuclip.errors import AskedWrongly
 
-FORMAT = 1  # raise it when the meaning of a stored field changes: old index files are then rebuilt
-BLOCK = 512  # tar's unit
-ZEROS = bytes(BLOCK)
-REGULAR = frozenset(b"07\0")
-WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders: their size field does not count
+FORMAT = 2  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
 
@@ -79,45 +78,67 @@ class ShardIndex:
     """The samples of one shard in the order of their first members, their captions, and what was wrong with it."""
 
     rows: np.ndarray  # (n,) of ROW
-    captions: Texts  # first caption of each sample; empty where there is none
+    captions: Texts  # first caption of each sample, stripped; empty where there is none or it is not UTF-8
     notes: tuple[tuple[str, str, int], ...]  # reason, where it was met first, how often
 
 
-def index_of(shard: Path) -> ShardIndex:
-    """The index of a plain tar: read from its file if that is still true, else built and stored."""
-    status = _status(shard)
-    places = _places(shard)
-    for place in places:
-        if (index := _read(place, status)) is not None:
-            return index
-    index = build_index(shard)
-    for place in places:
-        if _may_write(place.parent) and _write(place, index, status):
-            break  # with no writable place at all the index is simply built again next time
-    return index
+def index_of(shard: Path, caption_key: str = "") -> ShardIndex:
+    """The index of a plain tar: read from its file if that is still true, else built and stored.
+
+    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own.
+    """
+    return index_and_change(shard, caption_key)[0]
 
 
-def build_index(shard: Path) -> ShardIndex:
-    """Walk the headers of a plain tar and group its members into samples.
+def index_and_change(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
+    """As `index_of`, and what has changed since the stored index was written; "" if nothing has, or none was stored."""
+    status = status_of(shard)
+    change = ""
+    for place in places_of(shard, caption_key):
+        stored, why_not = read_index(place, status)
+        if stored is not None:
+            return stored, ""
+        change = change or why_not
+    index = build_index(shard, caption_key)
+    store_index(places_of(shard, caption_key), index, status)
+    return index, change
+
+
+def store_index(places: list[Path], index: ShardIndex, status: tuple[int, int]) -> Path | None:
+    """Where it was stored; None when no place can be written: the index is then simply built again next time."""
+    for place in places:
+        if _may_write(place.parent) and write_index(place, index, status):
+            return place
+    return None
+
+
+def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
+    """Walk the headers of a plain tar and group its members into samples."""
+    try:
+        with shard.open("rb") as file:
+            return index_of_file(file, str(shard), caption_key)
+    except OSError as error:
+        raise AskedWrongly(f"{shard}: cannot be read ({error.strerror}); check its permissions and the disk") from error
+
+
+def index_of_file(file: BinaryIO, shown: str, caption_key: str) -> ShardIndex:
+    """As `build_index`, of an open file; notes name it as `shown`.
 
     Members belong together when they share the path up to the first dot of the base name (the webdataset layout).
     """
-    try:
-        with shard.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return ShardIndex(np.zeros(0, ROW), Texts.of([]), (("shard is empty", str(shard), 1),))
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Grouping(shard, data).index()
-    except OSError as error:
-        raise AskedWrongly(f"{shard}: cannot be read ({error.strerror}); check its permissions and the disk") from error
+    if os.fstat(file.fileno()).st_size == 0:
+        return ShardIndex(np.zeros(0, ROW), Texts.of([]), (("shard is empty", shown, 1),))
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Grouping(shown, data, caption_key).index()
 
 
 class _Grouping:
     """One walk over a shard: rows by key, in the order in which keys first appear."""
 
-    def __init__(self, shard: Path, data: mmap.mmap):
+    def __init__(self, shard: str, data: mmap.mmap, caption_key: str):
         self.shard = shard
         self.data = data
+        self.caption_key = caption_key
         self.rows: dict[bytes, list[int]] = {}
         self.notes: dict[str, tuple[str, int]] = {}
 
@@ -151,7 +172,7 @@ class _Grouping:
                 self._note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
             else:
                 row[0], row[1] = offset // BLOCK, size
-        elif extension == b"txt" and row[4] != TEXT_CAPTION:
+        elif extension == b"txt" and row[4] != TEXT_CAPTION and not self.caption_key:
             row[2], row[3], row[4] = offset // BLOCK, size, TEXT_CAPTION
         elif extension == b"json" and row[4] == NO_CAPTION:
             row[2], row[3], row[4] = offset // BLOCK, size, JSON_CAPTION
@@ -172,23 +193,12 @@ class _Grouping:
     def _caption(self, row: tuple[int, ...]) -> bytes:
         raw = self.data[row[2] * BLOCK : row[2] * BLOCK + row[3]]
         if row[4] == JSON_CAPTION:
-            return next(iter(captions_in_json(raw)), "").encode()
-        return raw if row[4] == TEXT_CAPTION else b""
+            return next(iter(captions_from_json(raw, self.caption_key or "caption")), "").strip().encode()
+        return text_or_nothing(raw).encode() if row[4] == TEXT_CAPTION else b""
 
     def _note(self, reason: str, where: str) -> None:
         first, count = self.notes.get(reason, (where, 0))
         self.notes[reason] = (first, count + 1)
-
-
-def captions_in_json(raw: bytes) -> tuple[str, ...]:
-    """What the key "caption" of a JSON member holds: one text or a list of them; nothing if it holds neither."""
-    try:
-        value = json.loads(raw).get("caption")
-    except (ValueError, AttributeError, RecursionError):
-        return ()
-    values = value if isinstance(value, list) else [value]
-    # JSON may spell half a character ("\\ud800"), which no tokenizer takes.
-    return tuple(text.encode(errors="replace").decode() for text in values if isinstance(text, str))
 
 
 def _label(raw: bytes) -> int:
@@ -203,7 +213,8 @@ def _shown(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
 
 
-def _status(shard: Path) -> tuple[int, int]:
+def status_of(shard: Path) -> tuple[int, int]:
+    """Size in bytes and time in nanoseconds: what tells a changed shard."""
     try:
         status = shard.stat()
     except OSError as error:
@@ -211,25 +222,40 @@ def _status(shard: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _places(shard: Path) -> list[Path]:
+def places_of(shard: Path, caption_key: str = "") -> list[Path]:
     """Beside the shard; where that folder is read-only, in the cache."""
+    digest = hashlib.sha256(str(shard.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
+    in_cache = cached_place(digest, shard.name, caption_key)
+    return [shard.with_name(in_cache.name.removeprefix(f"{digest}-")), in_cache]
+
+
+def cached_place(digest: str, name: str, caption_key: str) -> Path:
     from neuclip.data.builtin import cache_folder
 
-    digest = hashlib.sha256(str(shard.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
-    name = f"{shard.name}.index.npz"
-    return [shard.with_name(name), cache_folder() / "indexes" / f"{digest}-{name}"]
+    key_part = f".{hashlib.sha256(caption_key.encode()).hexdigest()[:8]}" if caption_key else ""
+    return cache_folder() / "indexes" / f"{digest}-{name}{key_part}.index.npz"
 
 
-def _read(place: Path, status: tuple[int, int]) -> ShardIndex | None:
-    """None when there is no index, or it is another version's, another shard's, or broken."""
+def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[ShardIndex | None, str]:
+    """The stored index; or None and why it cannot be used: "" when there is none or it is another version's.
+
+    `status` is size and time of the shard; None where its time says nothing.
+    """
     try:
         with np.load(place, allow_pickle=False) as stored:
-            if stored["stamp"].tolist() != [FORMAT, *status]:
-                return None
+            version, size, time = stored["stamp"].tolist()
+            if version != FORMAT:
+                return None, ""
+            if size != status[0]:
+                return None, f"it had {size:,} bytes when it was indexed and has {status[0]:,} now"
+            if status[1] is not None and time != status[1]:
+                return None, "it was written again since it was indexed"
             notes = tuple((reason, where, count) for reason, where, count in json.loads(stored["notes"].tobytes()))
-            return ShardIndex(stored["rows"], Texts(stored["caption_bytes"], stored["caption_ends"]), notes)
+            return ShardIndex(stored["rows"], Texts(stored["caption_bytes"], stored["caption_ends"]), notes), ""
+    except FileNotFoundError:
+        return None, ""
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
+        return None, "its index was damaged"
 
 
 def _may_write(folder: Path) -> bool:
@@ -237,7 +263,7 @@ def _may_write(folder: Path) -> bool:
     return not folder.exists() or bool(folder.stat().st_mode & 0o222)
 
 
-def _write(place: Path, index: ShardIndex, status: tuple[int, int]) -> bool:
+def write_index(place: Path, index: ShardIndex, status: tuple[int, int]) -> bool:
     """Store in one move, so that a process that reads at the same time, or a kill, never meets half a file."""
     temporary = ""
     try:
@@ -258,95 +284,3 @@ def _write(place: Path, index: ShardIndex, status: tuple[int, int]) -> bool:
     except OSError:
         Path(temporary).unlink(missing_ok=True) if temporary else None
         return False
-
-
-class CutOffError(Exception):
-    """The file ends inside a member or without its end mark."""
-
-    def __init__(self, position: int):
-        super().__init__(position)
-        self.position = position
-
-
-class NotTarError(Exception):
-    """There is no valid header at this byte."""
-
-    def __init__(self, position: int):
-        super().__init__(position)
-        self.position = position
-
-
-def members(data: mmap.mmap | bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(name, offset of its bytes, number of bytes) of every regular file of a plain tar, as they lie.
-
-    Understands ustar prefixes, GNU long names and large sizes, and pax headers. Raises CutOffError after the last whole
-    member of a truncated file, NotTarError where a header should be and is none.
-    """
-    end = len(data)
-    position = 0
-    long_name, pax_size = b"", -1
-    while position + BLOCK <= end:
-        header = data[position : position + BLOCK]
-        if header == ZEROS:
-            return
-        kind = header[156]
-        size = _size(header, position)
-        if pax_size >= 0 and kind in REGULAR:
-            size = pax_size
-        start = position + BLOCK
-        stop = start if kind in WITHOUT_DATA else start + size
-        if stop > end:
-            raise CutOffError(position)
-        if kind in REGULAR:
-            yield long_name or _name(header), start, size
-            long_name, pax_size = b"", -1
-        elif kind == 76:  # L: the next member's name
-            long_name = data[start:stop].rstrip(b"\0")
-        elif kind == 120:  # x: pax fields of the next member
-            long_name, pax_size = _pax(data[start:stop], long_name)
-        elif kind not in b"Kg":
-            long_name, pax_size = b"", -1
-        position = start + (stop - start + BLOCK - 1) // BLOCK * BLOCK
-    raise CutOffError(position)
-
-
-def _size(header: bytes, position: int) -> int:
-    """The size field, if this is a header at all: it says "ustar", or, in tars from before 1988, its checksum fits."""
-    try:
-        if header[257:262] != b"ustar" and int(header[148:156].rstrip(b"\0 "), 8) != _checksum(header):
-            raise NotTarError(position)
-        if header[124] & 0x80:  # GNU: sizes from 8 GB on are binary
-            return int.from_bytes(header[125:136], "big")
-        size = int(header[124:136].rstrip(b"\0 ") or b"0", 8)
-        if size < 0:
-            raise NotTarError(position)
-        return size
-    except ValueError as error:
-        raise NotTarError(position) from error
-
-
-def _checksum(header: bytes) -> int:
-    return sum(header) - sum(header[148:156]) + 8 * ord(" ")  # it counts its own eight bytes as blanks
-
-
-def _name(header: bytes) -> bytes:
-    name = header[: header.find(b"\0", 0, 100)] if b"\0" in header[:100] else header[:100]
-    if header[345] and header[257:263] == b"ustar\0":  # GNU headers ("ustar ") use these bytes for other things
-        return header[345:500].rstrip(b"\0") + b"/" + name
-    return name
-
-
-def _pax(records: bytes, name: bytes) -> tuple[bytes, int]:
-    """`path` and `size` of a pax header: records of the form b"<length> <key>=<value>\\n"."""
-    size = -1
-    while records:
-        length, _, _ = records.partition(b" ")
-        if not length.isdigit() or int(length) == 0:
-            break
-        key, _, value = records[len(length) + 1 : int(length) - 1].partition(b"=")
-        if key == b"path":
-            name = value
-        elif key == b"size" and value.isdigit():
-            size = int(value)
-        records = records[int(length) :]
-    return name, size

@@ -7,15 +7,28 @@ import gzip
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from neuclip.data.index import BLOCK, JSON_CAPTION, NO_CAPTION, NO_LABEL, ROW, captions_in_json, index_of
+from neuclip.data.captions import captions_from_json, usable_captions
+from neuclip.data.index import (
+    BLOCK,
+    JSON_CAPTION,
+    NO_CAPTION,
+    NO_LABEL,
+    ShardIndex,
+    build_index,
+    index_and_change,
+    places_of,
+    status_of,
+    store_index,
+)
+from neuclip.data.joined_index import joined_index
 from neuclip.data.sample import BadSample, Fault, Sample
 from neuclip.errors import AskedWrongly
 from neuclip.progress import track
@@ -26,55 +39,92 @@ OPEN_FILES = 128  # per process; systems often allow 1024 and a large set has te
 class TarSource:
     """Pairs of one or many shards; ids run through the shards in the order given, in each by position.
 
-    It holds 21 bytes per sample and travels to worker processes by fork or by pickle.
+    Captions are those of `txt` members, else of the key "caption" of `json` members; with a `caption_key`, those of
+    that key of `json` members alone. It holds 21 bytes per sample: from a million samples on not in memory, but in a
+    mapped file that all processes of a machine share.
     """
 
-    def __init__(self, name: str, shards: list[Path]):
+    most_open = 0  # files; 0: OPEN_FILES
+
+    def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
+        self.paths = [plain_tar(shard) for shard in track(shards, "unpacking", len(shards), "shards")]
+        self._join(name, [str(path) for path in self.paths], [status_of(path) for path in self.paths], caption_key)
+
+    def _join(self, name: str, shards: list[str], stamps: Sequence[object], caption_key: str) -> None:
+        """Join the indexes of all shards. A stamp changes when its shard changes."""
         self.name = name
-        self.shards = [plain_tar(shard) for shard in track(shards, "unpacking", len(shards), "shards")]
-        rows, self.starts, faults = [], [0], []
-        for shard in track(self.shards, "indexing", len(shards), "shards"):
-            index = index_of(shard)
-            rows.append(index.rows)
-            self.starts.append(self.starts[-1] + len(index.rows))
-            for reason, where, count in index.notes:
-                faults.append(Fault(-1, reason, where if count == 1 else f"{where} and {count - 1} more"))
-        self.rows = np.concatenate(rows) if rows else np.zeros(0, ROW)
-        self.starts_array = np.array(self.starts[1:], dtype=np.int64)
-        self.faults = tuple(faults)
+        self.shards = shards  # as messages name them
+        self.caption_key = caption_key
+        self.changes: dict[str, str] = {}  # what has changed since a shard was indexed
         self._files: OrderedDict[int, int] = OrderedDict()
+        self.joined = joined_index(shards, [caption_key, *stamps], self._numbers(), self.index)
+        self.faults = tuple(
+            Fault(-1, reason, where if count == 1 else f"{where} and {count - 1} more")
+            for reason, where, count in self.joined.notes
+        )
+        if self.changes:
+            first, change = next(iter(self.changes.items()))
+            more = f" and {len(self.changes) - 1} more shards have changed" if len(self.changes) > 1 else ""
+            print(f"{first}: {change}{more}; indexed again", file=sys.stderr)
+
+    def _numbers(self) -> Iterator[int]:
+        """The shards, one after the other, as they are indexed."""
+        return track(range(len(self.shards)), "indexing", len(self.shards), "shards")
+
+    def index(self, shard: int) -> ShardIndex:
+        """Stored, or made and stored."""
+        index, change = index_and_change(self.paths[shard], self.caption_key)
+        if change:
+            self.changes[self.shards[shard]] = change
+        return index
+
+    def reread(self, shard: int) -> ShardIndex:
+        """The index of a shard as it is now, whatever is stored."""
+        return build_index(self.paths[shard], self.caption_key)
+
+    def store(self, shard: int, index: ShardIndex) -> None:
+        """Store another index for a shard; sources that are opened from now on use it."""
+        store_index(places_of(self.paths[shard], self.caption_key), index, status_of(self.paths[shard]))
+
+    def _open(self, shard: int) -> int:
+        return os.open(self.paths[shard], os.O_RDONLY)
+
+    @property
+    def captions_sha256(self) -> str | None:
+        """What data/fingerprint.py would find, where it is stored."""
+        return self.joined.captions_sha256
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.joined.rows)
 
     def __getitem__(self, id: int) -> Sample:
-        if not 0 <= id < len(self.rows):
-            raise IndexError(f"sample {id} of {len(self.rows)}")
-        image_block, image_size, caption_block, caption_size, kind, label = self.rows[id].item()
-        shard = int(np.searchsorted(self.starts_array, id, side="right"))
+        if not 0 <= id < len(self):
+            raise IndexError(f"sample {id} of {len(self)}")
+        image_block, image_size, caption_block, caption_size, kind, label = self.joined.rows[id].item()
+        shard = self.joined.shard_of(id)
         image = self._read(shard, image_block, image_size)
         if kind == NO_CAPTION and label == NO_LABEL:
             raise BadSample("caption is missing", self._where(shard, image_block))
         if kind == NO_CAPTION:
             return Sample(image, ())
         raw = self._read(shard, caption_block, caption_size)
+        found = captions_from_json(raw, self.caption_key or "caption") if kind == JSON_CAPTION else (raw,)
         try:
-            return Sample(image, _captions(raw, kind))
+            return Sample(image, usable_captions(found, ""))
         except BadSample as bad:
             raise BadSample(bad.reason, self._where(shard, caption_block)) from None
 
     def where(self, id: int) -> str:
         """Shard and member of the picture, for messages."""
-        shard = int(np.searchsorted(self.starts_array, id, side="right"))
-        return self._where(shard, int(self.rows[id]["image_block"]))
+        return self._where(self.joined.shard_of(id), int(self.joined.rows[id]["image_block"]))
 
     def captions(self) -> list[str]:
         """The first caption of every id; "" where there is none. Read from the index files, not from the shards."""
-        return [text for shard in self.shards for text in index_of(shard).captions.strings()]
+        return [text for shard in range(len(self.shards)) for text in self.index(shard).captions.strings()]
 
     def labels(self) -> list[int] | None:
         """The class (`cls` member) of every id; None unless every sample has one."""
-        labels = self.rows["label"]
+        labels = self.joined.rows["label"]
         return None if len(labels) == 0 or (labels == NO_LABEL).any() else labels.tolist()
 
     def _read(self, shard: int, block: int, size: int) -> bytes:
@@ -90,8 +140,8 @@ class TarSource:
         """An open descriptor. pread has no position of its own, so a forked worker may share its parent's."""
         file = self._files.get(shard)
         if file is None:
-            file = self._files[shard] = os.open(self.shards[shard], os.O_RDONLY)
-            if len(self._files) > OPEN_FILES:
+            file = self._files[shard] = self._open(shard)
+            if len(self._files) > (self.most_open or OPEN_FILES):
                 os.close(self._files.popitem(last=False)[1])
         return file
 
@@ -110,20 +160,6 @@ class TarSource:
             os.close(file)
 
 
-def _captions(raw: bytes, kind: int) -> tuple[str, ...]:
-    """What a caption member says. JSON that is broken or has no "caption" counts as missing."""
-    try:
-        captions = captions_in_json(raw) if kind == JSON_CAPTION else (raw.decode(),)
-    except UnicodeDecodeError:
-        raise BadSample("caption is not UTF-8", "") from None
-    if not captions:
-        raise BadSample("caption is missing", "")
-    captions = tuple(text for caption in captions if (text := caption.strip()))
-    if not captions:
-        raise BadSample("caption is empty", "")
-    return captions
-
-
 def plain_tar(shard: Path) -> Path:
     """The shard itself, or its unpacked copy in the cache: gzip cannot be read at an offset."""
     if not shard.name.endswith((".gz", ".tgz")):
@@ -137,7 +173,7 @@ def plain_tar(shard: Path) -> Path:
         unpacked = folder / f"{shard.name.removesuffix('.gz').removesuffix('.tgz').removesuffix('.tar')}.tar"
         if not unpacked.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            _unpack(shard, unpacked)
+            unpack(shard, unpacked)
     except gzip.BadGzipFile as error:
         raise AskedWrongly(f"{shard}: is not a gzip file ({error}); fetch it again") from error
     except OSError as error:
@@ -148,7 +184,7 @@ def plain_tar(shard: Path) -> Path:
     return unpacked
 
 
-def _unpack(shard: Path, unpacked: Path) -> None:
+def unpack(shard: Path, unpacked: Path) -> None:
     """In one move. A damaged end leaves the whole part: the index then notes that the shard is cut off."""
     handle, temporary = tempfile.mkstemp(dir=unpacked.parent, prefix=f".{unpacked.name}.")
     try:

@@ -1,0 +1,268 @@
+"""Files at addresses such as s3://bucket/00000.tar: listed and fetched through fsspec, with patience that ends."""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any, TypeVar
+
+from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.progress import track
+
+T = TypeVar("T")
+REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+QUERY = re.compile(r"\?[^\s'\"),]+")
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+INDEX_SUFFIX = ".index.npz"
+TOGETHER = 8  # requests at a time: most of each one's time is waiting
+VERSION_FIELDS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What remote data may cost. A remote has failed after `attempts` tries, with waits between them that double from
+    `first_wait` seconds on; a try fails when nothing comes for `stall_seconds`, however long the whole file takes."""
+
+    cache_size: int = 64_000_000_000  # bytes of disk
+    stall_seconds: float = 60.0
+    attempts: int = 5
+    first_wait: float = 1.0
+
+
+@dataclass(frozen=True)
+class RemoteShard:
+    """One shard where it lies. `version` changes when it is written again, as far as the remote tells."""
+
+    url: str
+    size: int  # bytes; -1: the remote does not say
+    version: str
+    index_beside: bool | None = None  # None: not known
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(without_query(self.url))
+
+
+class Gone(RunFailed):
+    """The remote answered: there is no such file, or not for you. Asking again would not help."""
+
+
+class Watch:
+    """How many bytes have come. Called by fsspec; the waiting side looks whether the number still grows."""
+
+    def __init__(self, target: Path | None = None):
+        self.bytes = 0
+        self.target = target
+
+    def so_far(self) -> int:
+        if self.target is not None and self.target.exists():
+            return max(self.bytes, self.target.stat().st_size)  # local copies call nobody
+        return self.bytes
+
+
+def is_remote(address: str) -> bool:
+    """Whether it names a place to fetch from: s3://, gs://, https://, memory://, file:// and what else fsspec knows."""
+    return REMOTE.match(address) is not None
+
+
+def without_query(url: str) -> str:
+    """What messages show: the query of a signed address is a secret."""
+    return url.partition("?")[0]
+
+
+def file_system(url: str, limits: Limits) -> tuple[Any, str]:
+    """fsspec's file system for an address, and its name for the file. Asked for anew by each thread and process: fsspec
+    keeps one per process, and one from before a fork would not work."""
+    options: dict[str, Any] = {}
+    try:
+        import fsspec
+
+        if url.startswith(("http://", "https://")):
+            import aiohttp
+
+            # Its default ends every download after five minutes, however well it goes.
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.stall_seconds, sock_read=limits.stall_seconds
+            )
+            options = {"client_kwargs": {"timeout": timeout}}
+        return fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        package = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(url.partition("://")[0], "'neuclip[remote]'")
+        raise AskedWrongly(f"{without_query(url)}: {error}; pip install {package}") from error
+    except ValueError as error:  # an unknown protocol
+        raise AskedWrongly(f"{without_query(url)}: {error}; give s3://, gs://, https:// or a local path") from error
+
+
+def patiently(url: str, action: Callable[[Watch], T], limits: Limits, target: Path | None = None) -> T:
+    """What `action` returns, tried several times. Raises Gone at once, RunFailed in the end: one line with the URL."""
+    failure = ""
+    for attempt in range(limits.attempts):
+        if attempt:
+            time.sleep(limits.first_wait * 2 ** (attempt - 1))
+        try:
+            return watched(action, Watch(target), limits.stall_seconds)
+        except (AskedWrongly, RunFailed):
+            raise
+        except Exception as error:  # each file system has errors of its own
+            verdict = _final(error)
+            if verdict:
+                raise Gone(f"{without_query(url)}: {verdict}") from error
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise RunFailed(
+                    f"{without_query(url)}: no room for it in {target and target.parent} ({error.strerror}); make "
+                    "room, lower --data.cache_size, or point NEUCLIP_CACHE to another disk; then continue with --resume"
+                ) from error
+            failure = _told(error)
+    raise RunFailed(
+        f"{without_query(url)}: could not be fetched in {limits.attempts} tries ({failure}); check the connection and "
+        "the server, then start again (a run that has begun continues with --resume)"
+    )
+
+
+def watched(action: Callable[[Watch], T], watch: Watch, stall_seconds: float) -> T:
+    """Run it in a thread that can be left behind: no file system promises to come back."""
+    outcome: list[Any] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.extend((action(watch), None))
+        except BaseException as error:
+            outcome.extend((None, error))
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    before = watch.so_far()
+    while not done.wait(stall_seconds):
+        if (now := watch.so_far()) == before:
+            raise TimeoutError(f"nothing came for {stall_seconds:g} s")
+        before = now
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
+
+
+def _final(error: Exception) -> str:
+    """Why it is useless to ask again; "" if it is not."""
+    cause = _cause(error)
+    status = getattr(cause, "status", None)
+    if status in (404, 410) or isinstance(cause, FileNotFoundError):
+        return "there is no such file; check the address, or bring it back and continue with --resume"
+    if status in (401, 403) or isinstance(cause, PermissionError):
+        return "access is denied; check your credentials for it, then continue with --resume"
+    return ""
+
+
+def _cause(error: Exception) -> BaseException:
+    """For HTTP, fsspec says "not found" whatever happened; the cause is the truth."""
+    return error.__cause__ or error
+
+
+def _told(error: Exception) -> str:
+    """In one line and without the secrets of a signed address."""
+    cause = _cause(error)
+    return QUERY.sub("", " ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
+
+
+def fetch(url: str, target: Path, size: int, limits: Limits, show: Callable[[int], None] | None = None) -> None:
+    """Download the whole file to `target`; `size` is what it must have, -1 if that is unknown."""
+
+    def download(watch: Watch) -> None:
+        system, path = file_system(url, limits)
+        system.get_file(path, str(target), callback=_callback(watch, show))
+        got = target.stat().st_size
+        if size >= 0 and got != size:
+            raise OSError(f"{got:,} of {size:,} bytes came")
+
+    patiently(url, download, limits, target)
+
+
+def _callback(watch: Watch, show: Callable[[int], None] | None) -> Any:
+    from fsspec.callbacks import Callback
+
+    class Counting(Callback):
+        def call(self, hook_name: str | None = None, **arguments: Any) -> None:
+            watch.bytes = self.value
+            if show is not None:
+                show(self.value)
+
+    return Counting()
+
+
+def fetch_bytes(url: str, limits: Limits) -> bytes:
+    """A small file as a whole."""
+
+    def read(watch: Watch) -> bytes:
+        system, path = file_system(url, limits)
+        return system.cat_file(path)
+
+    return patiently(url, read, limits)
+
+
+def remote_shards(address: str, limits: Limits) -> list[RemoteShard]:
+    """The shards that a remote address means, sorted: one file, a brace pattern, or a folder (and one level below)."""
+    from neuclip.data.source import expand_braces
+
+    try:
+        if "{" in address:
+            return described_shards(sorted(set(expand_braces(address))), limits)
+        if without_query(address).lower().endswith(SHARD_SUFFIXES):
+            return described_shards([address], limits)
+        return _shards_in(address, limits)
+    except Gone as gone:
+        raise AskedWrongly(str(gone)) from gone
+
+
+def described_shards(urls: list[str], limits: Limits) -> list[RemoteShard]:
+    """Ask for size and version of each."""
+    with ThreadPool(TOGETHER) as pool:
+        answers = pool.imap(partial(_described, limits=limits), urls)
+        return list(track(answers, f"asking {_host(urls[0])} for sizes", len(urls), "shards"))
+
+
+def _described(url: str, limits: Limits) -> RemoteShard:
+    def ask(watch: Watch) -> dict[str, Any]:
+        system, path = file_system(url, limits)
+        return system.info(path)
+
+    return _shard(url, patiently(url, ask, limits))
+
+
+def _shard(url: str, info: dict[str, Any], index_beside: bool | None = None) -> RemoteShard:
+    size = info.get("size")
+    version = next((str(info[field]) for field in VERSION_FIELDS if info.get(field)), "")
+    return RemoteShard(url, -1 if size is None else int(size), version, index_beside)
+
+
+def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
+    def ask(watch: Watch) -> dict[str, dict[str, Any]]:
+        system, path = file_system(folder, limits)
+        found = system.find(path, maxdepth=2, detail=True)
+        return {system.unstrip_protocol(name): info for name, info in found.items()}
+
+    found = patiently(folder, ask, limits)
+    shards = {
+        url for url in found if url.lower().endswith(SHARD_SUFFIXES) and not posixpath.basename(url).startswith(".")
+    }
+    shards = {url for url in shards if url.removesuffix(".gz") == url or url.removesuffix(".gz") not in shards}
+    if not shards:
+        raise AskedWrongly(
+            f"{folder}: no tar shards in this folder or one below, or it cannot be listed; "
+            "give a pattern such as .../{00000..00019}.tar"
+        )
+    if any(found[url].get("size") is None for url in shards):  # a web page of links tells names alone
+        return described_shards(sorted(shards), limits)
+    return [_shard(url, found[url], url + INDEX_SUFFIX in found) for url in sorted(shards)]
+
+
+def _host(url: str) -> str:
+    return "/".join(without_query(url).split("/")[:3])
