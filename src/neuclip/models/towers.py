@@ -107,12 +107,12 @@ def build_model(
     128
     """
     open_clip = open_clip_module()
-    known_name, config = _find_config(name)
+    known_name, config = find_config(name)
     if image_size:
         config["vision_cfg"]["image_size"] = image_size
     if initial_bias is not None:
         config["init_logit_bias"] = initial_bias  # in the exported config too, or its weights would not load strictly
-    with _without_chatter():
+    with without_chatter():
         model, train_transform, transform = open_clip.create_model_and_transforms(
             known_name,
             pretrained=pretrained or None,
@@ -138,7 +138,7 @@ def build_model(
     )
 
 
-def _find_config(name: str) -> tuple[str, dict[str, Any]]:
+def find_config(name: str) -> tuple[str, dict[str, Any]]:
     """The name under which open_clip knows the model, and its configuration."""
     open_clip = open_clip_module()
     if name.startswith("local-dir:"):
@@ -178,7 +178,7 @@ def _nearest_model(name: str, known: list[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else "open_clip.list_models() lists them, beside tiny and small"
 
 
-class _without_chatter:  # noqa: N801 (reads as a phrase where it is used)
+class without_chatter:  # noqa: N801 (reads as a phrase where it is used)
     """open_clip logs at warning level that a model it was asked to initialise randomly is random."""
 
     def __enter__(self) -> None:

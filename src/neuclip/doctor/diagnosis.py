@@ -1,0 +1,135 @@
+"""The examination: data, model, plan, objective, room, each noted in turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from neuclip.data.builtin import builtin_names
+from neuclip.data.source import Source, open_training_data
+from neuclip.data.sources.mixture import order_of
+from neuclip.doctor.findings import Findings
+from neuclip.doctor.look import Look, look_at
+from neuclip.doctor.objective import note_objective
+from neuclip.doctor.pairs import (
+    TokenCounter,
+    note_bad,
+    note_caption_lengths,
+    note_equal_captions,
+    note_look,
+    note_pictures,
+    note_source,
+)
+from neuclip.doctor.plan import note_plan, note_temperature, note_warmup
+from neuclip.doctor.room import note_device, note_disk, note_memory
+from neuclip.errors import AskedWrongly
+from neuclip.models.facts import ModelFacts, model_facts, pretrained_is_known, token_counter
+from neuclip.settings.sections import Settings
+
+
+def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) -> tuple[Findings, Look]:
+    """What training with these settings on `ranks` processes would meet.
+
+    >>> findings, look = examine(read_settings(None, ["--data.train", "shards"]))        # doctest: +SKIP
+    >>> findings.ready, findings["data.pairs"]                                           # doctest: +SKIP
+    """
+    findings = Findings()
+    model = model_facts(
+        settings.model.name,
+        image_size=settings.model.image_size,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+    )
+    source = opened(findings, settings)
+    if source is None:
+        return findings, Look()
+    look = look_at(source, seed=settings.run.seed, count=sample)
+    examine_data(findings, settings, source, look, model)
+    examine_run(findings, settings, model, len(source), ranks)
+    return findings, look
+
+
+def opened(findings: Findings, settings: Settings) -> Source | None:
+    """None, with the problem noted, for data that is there and cannot be used; an address of nothing is an error."""
+    data = settings.data
+    try:
+        source = open_training_data(data)
+        findings.note("plan", pairs_per_epoch=order_of(source, settings.run.seed).size)
+        return source
+    except AskedWrongly as error:
+        if not Path(data.train).exists():
+            raise
+        what, _, remedy = str(error).partition("; ")
+        findings.fail(what, "there is nothing to train on", remedy or "give other data")
+        return None
+
+
+def examine_data(findings: Findings, settings: Settings, source: Source, look: Look, model: ModelFacts) -> None:
+    note_source(findings, source, settings.data.train)
+    note_look(findings, look, source)
+    note_bad(findings, look, settings, len(source))
+    note_pictures(findings, look, model)
+    note_caption_lengths(findings, look, model, counter(findings, settings))
+    note_equal_captions(findings, source, look, settings)
+    note_held_out(findings, settings)
+
+
+def examine_run(findings: Findings, settings: Settings, model: ModelFacts, pairs: int, ranks: int) -> None:
+    note_model(findings, settings, model)
+    note_plan(findings, settings, pairs, ranks)
+    note_warmup(findings, settings, findings["plan.steps"])
+    note_temperature(findings, settings, findings["plan.steps"])
+    note_objective(findings, settings, model, pairs, ranks)
+    note_device(findings, settings)
+    note_memory(findings, settings, model)
+    note_disk(findings, settings, model)
+    folder = Path(settings.run.folder) / settings.run.name
+    if settings.run.name and folder.exists():
+        findings.fail(f"{folder} exists", "a run never overwrites another", "give another --run.name")
+
+
+def counter(findings: Findings, settings: Settings) -> TokenCounter | None:
+    try:
+        return token_counter(settings.model.name)
+    except OSError as error:  # a vocabulary that would have to be fetched
+        findings.fail(
+            f"the tokenizer of {settings.model.name} is not on this machine",
+            str(error).splitlines()[0].rstrip("."),
+            "fetch it once while online, or give another --model.name",
+        )
+        return None
+
+
+def note_model(findings: Findings, settings: Settings, model: ModelFacts) -> None:
+    asked = settings.model
+    findings.note(
+        "model",
+        name=asked.name,
+        parameters=model.parameters,
+        image_height=model.image_size[0],
+        image_width=model.image_size[1],
+        context_tokens=model.context_length,
+        embed_dim=model.embed_dim,
+    )
+    if asked.pretrained and not pretrained_is_known(asked.name, asked.pretrained):
+        findings.fail(
+            f"model.pretrained {asked.pretrained} is neither a file nor a tag of {asked.name}",
+            "there are no weights to start from",
+            "give --model.pretrained the path of a checkpoint",
+        )
+
+
+def note_held_out(findings: Findings, settings: Settings) -> None:
+    """Addresses that a run would only open after it has started to build its model."""
+    asked = settings.evaluation
+    named = [address for address in (*asked.retrieval, *asked.zero_shot) if address != "auto"]
+    brings_its_own = settings.data.train in builtin_names() and "auto" in (*asked.retrieval, *asked.zero_shot)
+    findings.note("evaluation", sets=len(named), automatic=brings_its_own)
+    for address in named:
+        builtin = address.partition("/")[0] in builtin_names()
+        if not (builtin or "{" in address or Path(address).exists()):
+            findings.fail(
+                f"{address} does not exist", "held-out data is opened first", "correct --evaluation.retrieval"
+            )
+    if not (named or brings_its_own):
+        findings.warn(
+            "nothing is held out", "the loss alone does not tell a good model", "give --evaluation.retrieval DATA"
+        )

@@ -1,0 +1,56 @@
+"""What a source is made of: its kind, its files and their size, as far as they are known without reading them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from neuclip.data.source import Source
+from neuclip.data.sources.arrow import ArrowPairs
+from neuclip.data.sources.folder import ListedInFolder, PictureFolder
+from neuclip.data.sources.hugging_face import SavedDataset
+from neuclip.data.sources.listed import ListedPairs
+from neuclip.data.sources.mixture import Mixture
+from neuclip.data.sources.remote_tar import RemoteTarSource
+from neuclip.data.sources.tar import TarSource
+
+
+class Files(NamedTuple):
+    """`kind` is one of tar, remote tar, csv, tsv, jsonl, ndjson, parquet, saved data set, folder; of a mixture several,
+    joined by a plus."""
+
+    kind: str
+    number: int  # shards or tables; pictures in files of their own are not counted, except in a folder
+    size: int | None  # bytes; None: not known without asking each file
+
+
+def files_of(source: Source) -> Files:
+    if isinstance(source, Mixture):
+        return _together([files_of(part) for part in source.sources])
+    if isinstance(source, RemoteTarSource):
+        sizes = [shard.size for shard in source.remote]
+        return Files("remote tar", len(sizes), sum(sizes) if min(sizes) >= 0 else None)
+    if isinstance(source, TarSource):
+        return _on_disk("tar", source.paths)
+    if isinstance(source, PictureFolder | ListedInFolder):
+        return Files("folder", len(source), None)
+    if isinstance(source, ListedPairs):
+        return _on_disk(source.path.suffix.lower().removeprefix("."), [source.path])
+    files = getattr(source, "files", []) if isinstance(source, ArrowPairs) else []
+    return _on_disk("saved data set" if isinstance(source, SavedDataset) else "parquet", files)
+
+
+def captions_are_in_files(source: Source) -> bool:
+    """Whether each caption is a file of its own, so that having them all takes long."""
+    parts = source.sources if isinstance(source, Mixture) else (source,)
+    return any(isinstance(part, PictureFolder) for part in parts)
+
+
+def _on_disk(kind: str, files: list[Path]) -> Files:
+    return Files(kind, len(files), sum(file.stat().st_size for file in files))
+
+
+def _together(parts: list[Files]) -> Files:
+    kinds = "+".join(dict.fromkeys(part.kind for part in parts))
+    sizes = [part.size for part in parts if part.size is not None]
+    return Files(kinds, sum(part.number for part in parts), sum(sizes) if len(sizes) == len(parts) else None)

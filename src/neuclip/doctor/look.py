@@ -1,0 +1,91 @@
+"""A look at some of the pairs: read, decoded, measured; what a run would read first."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from PIL import Image, ImageOps
+
+from neuclip.data.order import Order
+from neuclip.data.sample import BadSample
+from neuclip.data.source import Source
+from neuclip.data.sources.mixture import order_of
+from neuclip.data.sources.remote_tar import RemoteTarSource
+from neuclip.data.transforms import decode
+from neuclip.progress import track
+
+LOOKED_AT = 500  # pairs, unless more or fewer are asked for
+SECONDS = 5.0  # unless a number is asked for: large pictures on a slow disk take what they take
+FEWEST = 24  # pairs that are read however long it takes
+SHOWN = 24  # pictures of the contact sheet
+THUMBNAIL = 128  # pixels
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One pair to show."""
+
+    id: int
+    size: tuple[int, int]  # width, height
+    thumbnail: Image.Image
+    caption: str
+
+
+@dataclass
+class Look:
+    """What was met."""
+
+    read: int = 0
+    picture_bytes: int = 0
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # width, height
+    modes: Counter[str] = field(default_factory=Counter)
+    captions: list[tuple[str, ...]] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    first_fault: str = ""
+    shown: list[Shown] = field(default_factory=list)
+
+    @property
+    def bad(self) -> int:
+        return sum(self.faults.values())
+
+
+def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
+    """Read `count` pairs in the order of a run with this seed; None: 500, or what five seconds allow."""
+    ids = ids_to_read(source, seed, count or LOOKED_AT)
+    look = Look()
+    end = time.monotonic() + SECONDS
+    for id in track(ids, "reading pairs", len(ids)):
+        if count is None and look.read >= FEWEST and time.monotonic() > end:
+            break
+        look.read += 1
+        try:
+            _meet(source, id, look)
+        except BadSample as bad:
+            look.faults[bad.reason] += 1
+            look.first_fault = look.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
+    return look
+
+
+def ids_to_read(source: Source, seed: int, count: int) -> list[int]:
+    """The first of the run's order, each once. Of remote data those of one shard: each further one would be fetched."""
+    if isinstance(source, RemoteTarSource):
+        size = int(source.joined.ends[0])
+        return Order(size, seed).ids(0, min(count, size)).tolist()
+    order = order_of(source, seed)
+    return list(dict.fromkeys(order.ids(0, min(count, order.size)).tolist()))
+
+
+def _meet(source: Source, id: int, look: Look) -> None:
+    sample = source[id]
+    if not sample.captions:
+        raise BadSample("caption is missing", source.where(id))
+    image = decode(sample.image)
+    look.captions.append(sample.captions)
+    look.picture_bytes += len(sample.image)
+    look.sizes.append(image.size)
+    look.modes[image.mode] += 1
+    if len(look.shown) < SHOWN:
+        thumbnail = ImageOps.contain(image.convert("RGB"), (THUMBNAIL, THUMBNAIL))  # in the colours training sees
+        look.shown.append(Shown(id, image.size, thumbnail, sample.captions[0]))

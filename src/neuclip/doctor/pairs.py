@@ -1,0 +1,176 @@
+"""What the data is: files, pictures, captions, and what cannot be read."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
+from statistics import median
+
+from neuclip.data.faults import FIRST_CHECK
+from neuclip.data.source import Source
+from neuclip.data.sources.remote_tar import RemoteTarSource
+from neuclip.doctor.files import captions_are_in_files, files_of
+from neuclip.doctor.findings import Findings
+from neuclip.doctor.look import Look
+from neuclip.doctor.wording import percent, plural
+from neuclip.models.facts import ModelFacts
+from neuclip.settings.sections import Settings
+
+CAPTIONS_COUNTED = 2_000_000  # up to here all captions are compared, about a second per million; beyond, a sample
+CAPTION_FILES_COUNTED = 20_000  # where each is a file
+MANY_CUT_OFF = 0.05
+MANY_EQUAL = 0.01  # of a batch
+MANY_SMALL = 0.5
+PATCH = 32
+
+
+def note_source(findings: Findings, source: Source, address: str) -> None:
+    files = files_of(source)
+    findings.note(
+        "data",
+        address=address,
+        name=source.name,
+        kind=files.kind,
+        pairs=len(source),
+        files=files.number,
+        file_bytes=files.size,
+        index_faults=len(source.faults),
+    )
+    if source.faults:
+        first = source.faults[0]
+        findings.warn(
+            f"{plural(len(source.faults), 'fault')} in the files",
+            f"what they hide never becomes a pair; first: {first.reason}, {first.where}",
+            "repair or fetch these files again, or train without that part",
+        )
+
+
+def note_look(findings: Findings, look: Look, source: Source) -> None:
+    shown = [{"id": one.id, "width": one.size[0], "height": one.size[1], "caption": one.caption} for one in look.shown]
+    several = sum(len(captions) > 1 for captions in look.captions)
+    chosen = "from one shard" if isinstance(source, RemoteTarSource) else "first of the run"
+    findings.note("sample", pairs=look.read, share=look.read / len(source), chosen=chosen, shown=shown[:3])
+    findings.note("captions", several_share=several / max(1, len(look.captions)))
+
+
+def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> None:
+    """Judged as a run judges (data/faults.py): the share may exceed the limit by what chance explains."""
+    limit, share = settings.data.max_bad_share, look.bad / look.read
+    # A data set that was looked at whole comes again and again, and chance explains less and less.
+    reads = settings.train.samples if look.read == pairs else look.read
+    allowance = 3 * math.sqrt(limit * (1 - limit) / reads)
+    enough = reads >= FIRST_CHECK or limit == 0
+    stops = look.bad == look.read or (enough and share > limit + allowance)
+    findings.note(
+        "bad", pairs=look.bad, share=share, limit=limit, reasons=dict(look.faults.most_common()), stops_run=stops
+    )
+    what = f"{percent(share)} of the pairs looked at are bad, data.max_bad_share is {percent(limit)}"
+    remedy = f"repair the data (first: {look.first_fault}), or give --data.max_bad_share {min(1, share * 1.5):.2g}"
+    if stops:
+        findings.fail(what, "the run would stop", remedy)
+    elif share > limit:
+        findings.warn(what, "the run may stop on its way", remedy)
+    elif look.bad:
+        findings.warn(
+            f"{percent(share)} of the pairs looked at are bad",
+            "a neighbour stands in for each, so neighbours are seen more often",
+            f"below data.max_bad_share {limit:g} the run goes on; first: {look.first_fault}",
+        )
+
+
+def note_pictures(findings: Findings, look: Look, model: ModelFacts) -> None:
+    if not look.sizes:
+        return
+    widths, heights = ([size[side] for size in look.sizes] for side in (0, 1))
+    needed = min(model.image_size)
+    small = sum(min(size) < needed for size in look.sizes) / len(look.sizes)
+    findings.note(
+        "pictures",
+        **{
+            f"{name}_{side}": found(sides)
+            for side, sides in (("width", widths), ("height", heights))
+            for name, found in (("smallest", min), ("median", median), ("largest", max))
+        },
+        small_share=small,
+        modes=dict(look.modes.most_common()),
+        mean_bytes=look.picture_bytes / len(look.sizes),
+    )
+    # Rounded up to what most vision transformers cut into whole patches.
+    fitting = -(-round(median(min(size) for size in look.sizes)) // PATCH) * PATCH
+    if small > MANY_SMALL and fitting < needed:
+        findings.warn(
+            f"{percent(small)} of the pictures are smaller than the model's {needed} pixels",
+            "they are enlarged, which costs time and brings no detail",
+            f"give --model.image_size {fitting}, or a smaller model",
+        )
+
+
+def note_caption_lengths(findings: Findings, look: Look, model: ModelFacts, count: TokenCounter | None) -> None:
+    """In tokens, start and end included; of every caption of the pairs looked at."""
+    captions = list(chain.from_iterable(look.captions))
+    if count is None or not captions:
+        return
+    lengths = count(captions)
+    cut = sum(length > model.context_length for length in lengths) / len(lengths)
+    findings.note(
+        "captions",
+        smallest_tokens=min(lengths),
+        median_tokens=median(lengths),
+        largest_tokens=max(lengths),
+        context_tokens=model.context_length,
+        cut_off_share=cut,
+    )
+    if cut > MANY_CUT_OFF:
+        findings.warn(
+            f"{percent(cut)} of the captions are longer than the model's {model.context_length} tokens",
+            f"their ends are cut off; the longest has {max(lengths)}",
+            "shorten captions, or give --model.name a model with a longer context",
+        )
+
+
+def note_equal_captions(findings: Findings, source: Source, look: Look, settings: Settings) -> None:
+    """How many pairs share their caption, and how many meet an equal one in a batch, where it is a false negative."""
+    batch = min(settings.train.batch_size, len(source))
+    if len(source) <= (CAPTION_FILES_COUNTED if captions_are_in_files(source) else CAPTIONS_COUNTED):
+        counts = Counter(caption for caption in source.captions() if caption)
+        equal = sum(count for count in counts.values() if count > 1) / len(source)
+        in_batch = share_meeting_an_equal(list(counts.values()), len(source), batch)
+        commonest, times = counts.most_common(1)[0] if counts else ("", 0)
+        findings.note("captions", equal_share=equal, commonest=commonest, commonest_count=times, counted=len(source))
+    else:
+        in_batch = estimated_meeting([captions[0] for captions in look.captions], batch)
+        findings.note("captions", equal_share=None, commonest=None, commonest_count=None, counted=len(look.captions))
+    findings.note("captions", equal_in_batch_share=in_batch)
+    if in_batch > MANY_EQUAL and not settings.objective.mask_duplicates:
+        findings.warn(
+            f"{percent(in_batch)} of a batch meet an equal caption",
+            "each is trained to be unlike the other, though both are right",
+            "give --objective.mask_duplicates true",
+        )
+
+
+def share_meeting_an_equal(counts: Sequence[int], pairs: int, batch: int) -> float:
+    """Expected share of a batch whose caption stands there a second time; `counts`: how often each caption occurs.
+
+    >>> share_meeting_an_equal([2, 1, 1], pairs=4, batch=4)
+    0.5
+    """
+    # A pair with c - 1 equals meets none of them with about (1 - (c - 1)/(n - 1))^(B - 1).
+    alone = sum(
+        count * (1 - (count - 1) / (pairs - 1)) ** (batch - 1) * times
+        for count, times in Counter(counts).items()
+        if count > 1
+    )
+    return (sum(count for count in counts if count > 1) - alone) / pairs if pairs > 1 else 0.0
+
+
+def estimated_meeting(captions: Sequence[str], batch: int) -> float:
+    """The same from a sample: the chance that two pairs are equal, over all couples of the sample, to the batch."""
+    couples = len(captions) * (len(captions) - 1) / 2
+    equal = sum(count * (count - 1) / 2 for count in Counter(captions).values())
+    return 1 - (1 - equal / couples) ** (batch - 1) if couples else 0.0
+
+
+TokenCounter = Callable[[Sequence[str]], list[int]]

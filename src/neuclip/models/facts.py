@@ -1,0 +1,94 @@
+"""What a model is, without its weights: sizes, parameters, activations and how it cuts captions into tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neuclip.models import open_clip_module
+from neuclip.models.towers import find_config, without_chatter
+
+PROBE = 2  # pairs sent through the empty model; BatchNorm takes no single one
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Of a model as open_clip would build it; nothing was allocated to find them."""
+
+    embed_dim: int
+    image_size: tuple[int, int]  # height, width
+    context_length: int
+    parameters: int
+    state_bytes: int  # parameters and buffers, as a checkpoint holds them
+    activation_bytes: int  # float32, per pair: what backward needs
+
+
+def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool = False) -> ModelFacts:
+    """Build the model on the meta device, which has shapes and no numbers, and look at it.
+
+    >>> model_facts("tiny").context_length
+    16
+    """
+    known_name, config = find_config(name)
+    with without_chatter():
+        model = open_clip_module().create_model(
+            known_name,
+            load_weights=False,
+            pretrained_text=False,
+            device="meta",
+            force_image_size=image_size or None,
+            output_dict=False,
+        )
+    if gradient_checkpointing:
+        model.set_grad_checkpointing()
+    size = model.visual.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    context = int(getattr(model, "context_length", config["text_cfg"].get("context_length", 77)))
+    return ModelFacts(
+        embed_dim=config["embed_dim"],
+        image_size=(height, width),
+        context_length=context,
+        parameters=sum(p.numel() for p in model.parameters()),
+        state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()),
+        activation_bytes=_activation_bytes(model, height, width, context),
+    )
+
+
+def token_counter(name: str) -> Callable[[Sequence[str]], list[int]] | None:
+    """Counts the tokens of captions before anything is cut off, start and end included; None for a tokenizer that
+    does not tell. Raises OSError where the tokenizer's files are not on this machine."""
+    with without_chatter():
+        tokenizer = open_clip_module().get_tokenizer(find_config(name)[0])
+    if hasattr(tokenizer, "sot_token_id") and hasattr(tokenizer, "encode"):
+        return lambda captions: [len(tokenizer.encode(caption)) + 2 for caption in captions]
+    inner = getattr(tokenizer, "tokenizer", None)
+    if inner is None:
+        return None
+    return lambda captions: [len(tokens) for tokens in inner(list(captions))["input_ids"]]
+
+
+def pretrained_is_known(name: str, pretrained: str) -> bool:
+    """Whether `pretrained` is a file, or a tag that open_clip has for this model."""
+    return Path(pretrained).exists() or pretrained in open_clip_module().list_pretrained_tags_by_model(name)
+
+
+def _activation_bytes(model: Any, height: int, width: int, context: int) -> int:
+    """What autograd keeps of one pair's forward pass, parameters aside."""
+    own = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, Any] = {}  # by storage: what two operations keep is there once; held, so that no number is reused
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, nn.Identity()):
+        model.encode_image(torch.empty(PROBE, 3, height, width, device="meta"), normalize=True)
+        model.encode_text(torch.zeros(PROBE, context, dtype=torch.long, device="meta"), normalize=True)
+    return sum(storage.nbytes() for storage in kept.values()) // PROBE

@@ -1,0 +1,103 @@
+"""The command: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from neuclip.cli.main import main
+from neuclip.doctor.findings import Findings
+from neuclip.doctor.look import Look
+from neuclip.doctor.page import page_text
+from tests.pictures import write_shards
+
+KEYS = {
+    "": {"ready", "problems", "warnings"},
+    "data": {"address", "name", "kind", "pairs", "files", "file_bytes", "index_faults"},
+    "sample": {"pairs", "share", "chosen", "shown", "sheet"},
+    "bad": {"pairs", "share", "limit", "reasons", "stops_run"},
+    "pictures": {
+        *(f"{which}_{side}" for which in ("smallest", "median", "largest") for side in ("width", "height")),
+        *("small_share", "modes", "mean_bytes"),
+    },
+    "captions": {
+        *("several_share", "smallest_tokens", "median_tokens", "largest_tokens", "context_tokens", "cut_off_share"),
+        *("equal_share", "commonest", "commonest_count", "counted", "equal_in_batch_share"),
+    },
+    "evaluation": {"sets", "automatic"},
+    "model": {"name", "parameters", "image_height", "image_width", "context_tokens", "embed_dim"},
+    "plan": {
+        *("batch_size", "steps", "samples", "epochs", "batches_per_epoch", "ranks", "batch_per_rank", "micro_batch"),
+        *("samples_per_rank", "workers_per_rank", "warmup_steps", "warmup_share", "pairs_per_epoch"),
+    },
+    "temperature": {"initial", "minimum", "maximum", "lowest_in_reach", "learned"},
+    "objective": {
+        *("name", "first_loss", "state_bytes", "state_bytes_per_rank", "working_bytes_per_rank", "prototypes"),
+        *("prototypes_per_batch", "steps_to_fill", "steps_between_renewals", "renewals", "rho", "largest_useful_rho"),
+    },
+    "memory": {
+        *("device", "towers_bytes", "activation_bytes", "objective_bytes", "loading_bytes", "total_bytes"),
+        *("available_bytes",),
+    },
+    "disk": {"checkpoint_bytes", "needed_bytes", "free_bytes"},
+}
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return write_shards(Path("shapes"), 140)
+
+
+def test_a_run_that_would_start_is_told_in_one_screen_and_leaves_nothing_behind_but_a_sheet(shards, capsys):
+    assert main(["doctor", "shapes", "--sheet", "sheet.png"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[-1] == "ready: training would start" and err == ""
+    assert len(lines) <= 40 and max(map(len, lines)) <= 120
+    assert "140 pairs" in lines[0] and "contact sheet: sheet.png" in out
+    assert Image.open("sheet.png").format == "PNG" and not Path("runs").exists()
+
+
+def test_programs_read_stable_flat_keys_and_nothing_else_on_stdout(shards, capsys):
+    assert main(["doctor", "shapes", "tiny", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    sections = {section: {key.partition(".")[2] for key in found if key.startswith(f"{section}.")} for section in KEYS}
+    sections[""] = {key for key in found if "." not in key}
+    assert sections == KEYS
+    assert Path(found["sample.sheet"]).is_file()
+    assert set(found["warnings"][0]) == {"what", "why", "remedy"}
+
+
+def test_a_run_that_would_fail_exits_with_1_and_says_why_last(shards, capsys):
+    assert main(["doctor", "shapes", "--train.batch_size", "150", "--train.samples", "150"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "not ready: training would fail (1 problem)"
+    assert lines[-2].startswith("problem     train.batch_size 150 is larger than the data set")
+
+
+def test_data_that_cannot_be_opened_exits_with_1_in_json_too(shards, capsys):
+    Path("broken.tar").write_bytes(b"not a tar" * 100)
+    assert main(["doctor", "broken.tar", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ready"] is False and "broken.tar" in found["problems"][0]["what"]
+
+
+def test_a_sheet_that_cannot_be_written_is_one_line(shards, capsys):
+    assert main(["doctor", "shapes", "--sheet", "nowhere/sheet.png"]) == 1
+    assert "give another --sheet" in capsys.readouterr().err
+
+
+def test_captions_cannot_command_the_terminal(shards):
+    from neuclip.doctor.diagnosis import examine
+    from neuclip.settings.reading import read_settings
+
+    findings, look = examine(read_settings(None, ["--data.train", "shapes"]), sample=3)
+    assert isinstance(findings, Findings) and isinstance(look, Look)
+    findings["sample.shown"][0]["caption"] = "red\x1b[2J" + "long " * 100
+    page = page_text(findings, width=80)
+    assert "\x1b" not in page and max(map(len, page.splitlines())) <= 80
