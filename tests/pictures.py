@@ -1,4 +1,4 @@
-"""A small data set that the tests make for themselves: coloured shapes with their names, as shards or as CSV."""
+"""Small data sets that the tests make for themselves: coloured shapes with their names, and pictures like photos."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 COLOURS = ("red", "green", "blue", "black", "orange", "purple", "brown", "pink")
@@ -42,6 +43,18 @@ def picture(number: int, size: int = 32) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def photo(number: int, size: tuple[int, int] = (60, 44)) -> bytes:
+    """A JPEG like a photo: soft areas of colour with edges between them and grain over all."""
+    draw = np.random.default_rng(number)
+    areas = Image.fromarray(draw.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    grain = draw.normal(0, 6, (size[1], size[0], 3))
+    pixels = np.asarray(areas, dtype=np.float64)
+    pixels[:, size[0] * (number % 5 + 2) // 9 :] *= 0.7
+    stream = io.BytesIO()
+    Image.fromarray(np.clip(pixels + grain, 0, 255).astype(np.uint8)).save(stream, "JPEG", quality=90)
+    return stream.getvalue()
 
 
 def write_shard(path: Path, numbers: Sequence[int], *, spoilt: Sequence[int] = ()) -> Path:

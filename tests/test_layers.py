@@ -24,8 +24,9 @@ MAY_IMPORT = {
     "training": PARTS,
     "evaluation": PARTS,
     "report": FLOOR,
+    "doctor": FLOOR | {"models", "data"},
     "api": PARTS | {"training", "evaluation", "report", "summary"},
-    "cli": FLOOR | {"api", "data", "report", "summary"},
+    "cli": FLOOR | {"api", "data", "doctor", "report", "summary"},
 }
 NO_TORCH = ("errors", "progress", "settings", "records", "summary", "report", "cli")
 

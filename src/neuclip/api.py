@@ -354,6 +354,6 @@ def _announce(run: Run) -> None:
         f"  {settings.objective_name} on {len(run.source):,} pairs of {settings.data.train}\n"
         f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {where})\n"
         f"  {run.total_steps - run.step:,} steps of {batch}, to {run.total_steps * batch:,} samples "
-        f"({run.total_steps * batch / len(run.source):.1f} epochs)",
+        f"({run.total_steps * batch / run.epoch_samples:.1f} epochs)",
         file=sys.stderr,
     )

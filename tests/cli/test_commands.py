@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from neuclip.cli.doctor import asked_examination
 from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, figures_table, nested_table
@@ -36,6 +37,9 @@ def test_the_examples_of_every_help_can_be_parsed(example):
     if command == "train":
         settings, resume, _ = asked_run(arguments)
         assert settings != read_settings() and resume is None
+    elif command == "doctor":
+        settings, _ = asked_examination(arguments)
+        assert settings.data.train == arguments[0]
     else:
         operands, _ = import_module(f"neuclip.cli.{command}").COMMAND.parse(arguments)
         assert operands

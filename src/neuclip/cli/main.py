@@ -18,7 +18,8 @@ COMMANDS = {
     "eval": "retrieval and zero-shot figures of a run, a checkpoint or a model",
     "error": "how far a run's normalizers are from the exact ones",
     "report": "one self-contained HTML page per run",
-    "data": "the built-in data sets: list them, prepare one",
+    "doctor": "what the data is and what training on it would meet, in seconds",
+    "data": "the built-in data sets: list, prepare; convert your own into shards",
     "recipe": "the paper's settings as recipes: its data sets with every objective",
 }
 

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
+from neuclip.data.remote import Limits, is_remote, without_query
 from neuclip.data.sample import Fault, Sample
-from neuclip.data.sources.csv import CsvSource
+from neuclip.data.sources.columns import Asked
+from neuclip.data.sources.csv import open_csv
+from neuclip.data.sources.folder import open_folder
+from neuclip.data.sources.hugging_face import is_saved_dataset, open_saved_dataset
+from neuclip.data.sources.jsonl import open_jsonl
+from neuclip.data.sources.mixture import Mixture, split_address
+from neuclip.data.sources.parquet import open_parquet
+from neuclip.data.sources.remote_tar import open_remote
 from neuclip.data.sources.tar import TarSource
 from neuclip.errors import AskedWrongly
+from neuclip.settings.sections import DataSettings
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 TABLE_SUFFIXES = (".csv", ".tsv")
+LINES_SUFFIXES = (".jsonl", ".ndjson")
+PARQUET_SUFFIXES = (".parquet",)
+KNOWN_SUFFIXES = (SHARD_SUFFIXES, TABLE_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES)
+KINDS = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of pictures"
 
 
 class Source(Protocol):
     """Pairs with dense ids 0..n-1. It can be pickled: every worker process has its own."""
 
     name: str
-    faults: tuple[Fault, ...]  # what never became a sample: members without a picture, cut-off shards; id -1
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What never became a sample: members without a picture, cut-off shards; id -1."""
 
     def __len__(self) -> int: ...
 
@@ -34,54 +52,138 @@ class Source(Protocol):
         """The first caption of every id, "" where there is none; reads no pictures."""
 
 
-def open_source(address: str, *, image_column: str = "", caption_column: str = "") -> Source:
-    """A built-in name, a tar shard, a folder or brace pattern of shards, or a CSV/TSV file.
+def open_source(
+    address: str,
+    *,
+    image_column: str = "",
+    caption_column: str = "",
+    caption_key: str = "",
+    limits: Limits | None = None,
+) -> Source:
+    """A built-in name, a file or folder of image-text pairs of any known kind, a pattern, or several between commas.
 
-    >>> open_source("icons-30k"); open_source("shards/{00000..00019}.tar"); open_source("pairs.csv")
+    `limits` are those of remote data.
+
+    >>> open_source("icons-30k"); open_source("shards/{00000..00019}.tar"); open_source("pairs.csv:2,photos:0.5")
     """
+    if not address:
+        raise AskedWrongly(f"no data named; give --data.train icons-30k, or {KINDS}")
+    asked = Asked(image_column, caption_column)
+    parts = [(address, Fraction(1))] if Path(address).exists() else split_address(address)
+    sources = [_open_one(part, asked, caption_key, limits or Limits()) for part, _ in parts]
+    weights = [weight for _, weight in parts]
+    return sources[0] if weights == [1] else Mixture(sources, weights)
+
+
+def open_training_data(data: DataSettings) -> Source:
+    """What a run is told to train on."""
+    return open_source(
+        data.train,
+        image_column=data.image_column,
+        caption_column=data.caption_column,
+        caption_key=data.caption_key,
+        limits=Limits(cache_size=data.cache_size, stall_seconds=data.remote_timeout),
+    )
+
+
+def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> Source:
     from neuclip.data.builtin import resolve
 
-    if not address:
-        raise AskedWrongly("no data named; give --data.train icons-30k, a folder of tar shards or a CSV file")
     builtin = resolve(address)
     path = Path(address if builtin is None else builtin)
     name = address if builtin is not None else _name(path)
     source: Source
-    if path.name.lower().endswith(TABLE_SUFFIXES) and path.is_file():
-        source = CsvSource(name, path, image_column, caption_column)
+    if is_remote(address):
+        source = open_remote(_name(Path(without_query(address))), address, caption_key, limits)
+    elif path.is_dir():
+        source = _open_folder(name, path, asked, caption_key)
     else:
-        source = TarSource(name, shards_of(str(path)))
+        source = _open_files(name, files_of(str(path)), asked, caption_key)
     if len(source) == 0:
         first = f"; first of its faults: {source.faults[0].reason}, {source.faults[0].where}" if source.faults else ""
         raise AskedWrongly(f"{address}: holds no samples{first}; give a file or folder with image-text pairs")
     return source
 
 
+def _open_folder(name: str, folder: Path, asked: Asked, caption_key: str) -> Source:
+    """By what lies in it: shards, else a saved data set, else Parquet files, else pictures."""
+    if shards := _files_in(folder, SHARD_SUFFIXES):
+        return TarSource(name, shards, caption_key)
+    if is_saved_dataset(folder):
+        return open_saved_dataset(name, folder, asked)
+    if tables := _files_in(folder, PARQUET_SUFFIXES):
+        _refuse_several_splits(folder, tables)
+        return open_parquet(name, tables, asked)
+    if pictures := open_folder(name, folder, asked):
+        return pictures
+    near = _files_in(folder, TABLE_SUFFIXES)
+    hint = f"; did you mean {near[0]}?" if near else "; expected files such as 00000.tar, or a.jpg and a.txt"
+    raise AskedWrongly(f"{folder}: no tar shards, no Parquet files and no pictures in this folder{hint}")
+
+
+def _open_files(name: str, files: list[Path], asked: Asked, caption_key: str) -> Source:
+    first = files[0].name.lower()
+    kind = next((suffixes for suffixes in KNOWN_SUFFIXES if first.endswith(suffixes)), None)
+    if kind is None:
+        known = ", ".join(suffix for suffixes in KNOWN_SUFFIXES for suffix in suffixes)
+        raise AskedWrongly(f"{files[0]}: unknown kind of data; known are {known}, and folders")
+    other = [file for file in files if not file.name.lower().endswith(kind)]
+    if other:
+        raise AskedWrongly(f"{other[0]}: is of another kind than {files[0]}; give them as {files[0]},{other[0]}")
+    if kind == SHARD_SUFFIXES:
+        return TarSource(name, files, caption_key)
+    if kind == PARQUET_SUFFIXES:
+        return open_parquet(name, files, asked)
+    if len(files) > 1:
+        raise AskedWrongly(
+            f"{files[0]}: is one of {len(files)} tables; give them between commas: {files[0]},{files[1]}"
+        )
+    return open_csv(name, files[0], asked) if kind == TABLE_SUFFIXES else open_jsonl(name, files[0], asked)
+
+
+def _refuse_several_splits(folder: Path, tables: list[Path]) -> None:
+    """train-00000-of-00010.parquet beside test-00000-of-00001.parquet: reading both would train on the test."""
+    splits = sorted({match[1] for table in tables if (match := re.match(r"(\w+)-\d+-of-\d+", table.name))})
+    if len(splits) > 1:
+        chosen = tables[0].with_name(f"{splits[-1]}-*.parquet")
+        raise AskedWrongly(f"{folder}: holds the splits {', '.join(splits)}; give one of them, such as '{chosen}'")
+
+
 def shards_of(address: str) -> list[Path]:
-    """The shards that an address means, sorted by path."""
+    """The tar shards that an address means, sorted by path."""
     path = Path(address)
     if path.is_dir():
-        shards = _shards_in(path)
+        shards = _files_in(path, SHARD_SUFFIXES)
         if not shards:
             raise AskedWrongly(
                 f"{address}: no tar shards in this folder or one below; expected files such as 00000.tar"
             )
         return shards
+    files = files_of(address)
+    for file in files:
+        if not file.name.lower().endswith(SHARD_SUFFIXES):
+            raise AskedWrongly(f"{file}: is not a tar shard; known are {', '.join(SHARD_SUFFIXES)}")
+    return files
+
+
+def files_of(address: str) -> list[Path]:
+    """The file, or all files of a pattern, sorted by path."""
+    path = Path(address)
     if path.exists():
-        if not path.name.lower().endswith(SHARD_SUFFIXES):
-            raise AskedWrongly(
-                f"{address}: unknown kind of data; known are {', '.join(SHARD_SUFFIXES + TABLE_SUFFIXES)}"
-            )
         return [path]
     if "{" in address:
         return _named(address)
+    if any(letter in address for letter in "*?["):
+        found = sorted(Path(file) for file in glob.glob(address) if Path(file).is_file())  # noqa: PTH207
+        if not found:
+            raise AskedWrongly(f"{address}: no file matches this pattern; check the folder, and that it is in quotes")
+        return found
     raise AskedWrongly(_nothing_there(address))
 
 
-def _shards_in(folder: Path) -> list[Path]:
-    found = {
-        path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.name.lower().endswith(SHARD_SUFFIXES)
-    }
+def _files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Those in the folder and one below; hidden ones are left out."""
+    found = {path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.name.lower().endswith(suffixes)}
     # `gunzip -k` leaves both files; reading both would show every sample twice.
     twins = {path for path in found if path.suffix == ".gz" and path.with_suffix("") in found}
     return sorted(path for path in found - twins if path.is_file() and not path.name.startswith("."))
@@ -90,6 +192,8 @@ def _shards_in(folder: Path) -> list[Path]:
 def _named(pattern: str) -> list[Path]:
     """All files of a brace pattern; a missing one is an error, not a smaller data set."""
     paths = sorted({Path(text) for text in expand_braces(pattern)})
+    if not paths:
+        raise AskedWrongly(f"{pattern}: no file matches this pattern; the first number must not be above the last")
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise AskedWrongly(
@@ -128,6 +232,7 @@ def _nothing_there(address: str) -> str:
 
 def _name(path: Path) -> str:
     """A short name for records: the file's without its endings, a pattern's folder."""
-    if "{" in path.name:
+    if not path.exists() and any(letter in path.name for letter in "{*?["):
         return path.absolute().parent.name
-    return re.sub(r"\.(tar|tar\.gz|tgz|csv|tsv)$", "", path.absolute().name, flags=re.IGNORECASE)
+    endings = "|".join(re.escape(suffix) for suffixes in KNOWN_SUFFIXES for suffix in suffixes)
+    return re.sub(rf"({endings})$", "", path.absolute().name, flags=re.IGNORECASE)

@@ -34,16 +34,26 @@ class DataSettings:
 
     train: str = described(
         "",
-        "icons-30k, tar shards (folder, file or brace pattern such as 'shards/{00000..00019}.tar'), or a CSV/TSV file",
+        "icons-30k, tar shards (folder, file or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or "
+        "Parquet file, or a folder of pictures; several between commas, with weights: a.csv:2,shards:0.5",
     )
-    image_column: str = described("", "CSV/TSV: column of image paths; default: found by its name")
-    caption_column: str = described("", "CSV/TSV: column of captions; default: found by its name")
+    image_column: str = described("", "tables: column of pictures or their paths; default: found by its name")
+    caption_column: str = described(
+        "", "tables: column of captions, several between commas; default: found by its name"
+    )
+    caption_key: str = described(
+        "", "shards: key of the json members that holds the captions; default: txt, or caption"
+    )
     workers: int = described(4, "processes that decode and transform; 0: none")
     crop_scale: tuple[float, float] = described((0.9, 1.0), "share of the picture that the random crop keeps")
     max_bad_share: float = described(0.05, "stop when more than this share of the samples read is bad")
+    cache_size: int = described(64_000_000_000, "remote shards: bytes of disk for copies of them (64B: 64 GB)")
+    remote_timeout: float = described(60.0, "remote shards: a try fails when nothing comes for so many seconds")
 
     def __post_init__(self) -> None:
         check_at_least("data.workers", self.workers, 0, "0 reads in the training process")
+        check_at_least("data.cache_size", self.cache_size, 1, "in bytes; 64B means 64 billion")
+        check_positive("data.remote_timeout", self.remote_timeout, "in seconds")
         if not 0 <= self.max_bad_share <= 1:
             raise AskedWrongly(f"data.max_bad_share is {self.max_bad_share}; give a share from 0 to 1")
         low, high = self.crop_scale

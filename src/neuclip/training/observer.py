@@ -70,7 +70,7 @@ class Observer:
         return {
             "samples": run.samples,
             "step": run.step,
-            "epoch": run.samples / len(run.source),
+            "epoch": run.samples / run.epoch_samples,
             "loss": measured.pop("loss"),
             "temperature": run.temperature,
             "learning_rate": run.optimizer.learning_rate(run.step - 1),

@@ -12,9 +12,9 @@ import torch
 
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
-from neuclip.data.order import Order
 from neuclip.data.sample import Batch
-from neuclip.data.source import Source, open_source
+from neuclip.data.source import Source, open_training_data
+from neuclip.data.sources.mixture import order_of
 from neuclip.distributed import rank, world_size
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.models.towers import BuiltModel, build_model
@@ -59,6 +59,11 @@ class Run:
     @property
     def temperature(self) -> float:
         return 1 / self.built.towers.logit_scale.item()
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples that an epoch draws: the data set's size, or with weights what they make of it."""
+        return self.data.windows.order.size
 
     def batches(self) -> Iterator[Batch]:
         """This process's rows of the rest of the run, from the step it has reached."""
@@ -157,7 +162,7 @@ def objective_for(settings: Settings, built: BuiltModel, dataset_size: int) -> O
 def batches_of(source: Source, settings: Settings, built: BuiltModel) -> Batches:
     return Batches(
         source,
-        Order(len(source), settings.run.seed),
+        order_of(source, settings.run.seed),
         batch_size=settings.train.batch_size,
         transform=built.train_transform,
         tokenize=built.tokenize,
@@ -190,7 +195,7 @@ def open_training_source(settings: Settings) -> Source:
     data, batch_size = settings.data, settings.train.batch_size
     if not data.train:
         raise AskedWrongly("data.train is not set; give --data.train icons-30k, shards, or a CSV file")
-    source = open_source(data.train, image_column=data.image_column, caption_column=data.caption_column)
+    source = open_training_data(data)
     if len(source) < batch_size:
         raise AskedWrongly(
             f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in {data.train}); "

@@ -1,0 +1,85 @@
+"""Which columns of a table hold pictures and captions: asked for, or found by their usual names and then said."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from neuclip.distributed import is_main
+from neuclip.errors import AskedWrongly
+
+IMAGE_COLUMNS = (
+    "image", "image_path", "filepath", "file_path", "filename", "file_name", "path", "file", "img", "picture",
+    "image_bytes", "jpg", "jpeg", "png", "webp",
+)  # fmt: skip
+CAPTION_COLUMNS = ("caption", "title", "text", "description", "sentence", "alt_text", "captions", "sentences", "txt")
+
+
+class Asked(NamedTuple):
+    """What the user said about columns; "" where nothing."""
+
+    image: str = ""
+    caption: str = ""  # several between commas are several captions per picture
+
+
+class Columns(NamedTuple):
+    image: str
+    captions: tuple[str, ...]
+
+
+def choose_columns(path: Path, names: Sequence[str], asked: Asked, how: str = "") -> Columns:
+    """The columns asked for, or those with usual names; what was found rather than asked for is said on stderr.
+
+    `how` is what else was found out about the file, such as "split at commas".
+    """
+    image = _asked(path, names, asked.image, "image") or _usual(path, names, IMAGE_COLUMNS, "image")[:1]
+    captions = _asked(path, names, asked.caption, "caption") or _usual(path, names, CAPTION_COLUMNS, "caption")
+    if len(image) > 1:
+        raise AskedWrongly(f"{path}: --data.image_column names {len(image)} columns; give one, captions may be several")
+    if not (asked.image and asked.caption):
+        say(
+            f"{path}: {how}{', ' if how else ''}pictures from column {image[0]!r}, captions from "
+            f"{', '.join(map(repr, captions))}; name others with --data.image_column and --data.caption_column"
+        )
+    return Columns(image[0], tuple(captions))
+
+
+@cache
+def say(line: str) -> None:
+    """One line to the user, from one process of several, and once, however often the source is opened."""
+    if is_main():
+        print(line, file=sys.stderr)
+
+
+def _asked(path: Path, names: Sequence[str], asked: str, what: str) -> list[str]:
+    wanted = [asked] if asked in names else [name for name in (part.strip() for part in asked.split(",")) if name]
+    for name in wanted:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"give one of these with --data.{what}_column"
+            raise AskedWrongly(f"{path}: has no column {name!r}; its columns are {_listed(names)}; {hint}")
+    return wanted
+
+
+def _usual(path: Path, names: Sequence[str], known: tuple[str, ...], what: str) -> list[str]:
+    """The first column with a usual name, or all of a numbered family: caption_1, caption_2."""
+    lower = [name.lower() for name in names]
+    for candidate in known:
+        if candidate in lower:
+            return [names[lower.index(candidate)]]
+    for candidate in known:
+        family = [name for name in names if re.fullmatch(rf"{candidate}[_ ]?\d+", name.lower())]
+        if family:
+            return sorted(family, key=lambda name: int(re.search(r"\d+$", name)[0]))  # type: ignore[index]
+    raise AskedWrongly(
+        f"{path}: no column looks like the {what}; its columns are {_listed(names)}; name it with --data.{what}_column"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

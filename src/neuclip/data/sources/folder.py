@@ -1,0 +1,132 @@
+"""A folder of pictures with captions beside them: `a.jpg` and `a.txt`, or one captions file for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from neuclip.data.captions import first_caption, usable_captions
+from neuclip.data.index import PICTURE_EXTENSIONS, Texts
+from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.sources.captions_file import captions_by_picture, captions_file_in
+from neuclip.data.sources.columns import Asked
+from neuclip.data.sources.listed import ListedPairs, Row, Rows, picture_file
+from neuclip.errors import AskedWrongly
+from neuclip.progress import SILENT_SECONDS, StatusLine, track
+
+ENDINGS = frozenset({extension.decode() for extension in PICTURE_EXTENSIONS} | {"tif", "tiff", "avif", "jp2", "ppm"})
+OTHER_PICTURES = frozenset({"heic", "heif", "jxl", "svg", "eps", "psd", "tga"})
+
+
+def open_folder(name: str, folder: Path, asked: Asked) -> PictureFolder | ListedPairs | None:
+    """Pictures in the folder and all below, ids in order of their paths; None if there are no pictures."""
+    pictures, texts, faults = _walk(folder)
+    if not pictures:
+        return None
+    captions_file = captions_file_in(folder)
+    if captions_file is not None:
+        found, unmatched = captions_by_picture(captions_file, pictures, asked)
+        rows = Rows(Row(os.fsencode(picture), tuple(found.get(picture, ()))) for picture in pictures)
+        return ListedInFolder(name, captions_file, rows, folder, (*faults, *unmatched))
+    if not texts:
+        raise AskedWrongly(
+            f"{folder}: {len(pictures):,} pictures but no captions; put {Path(pictures[0]).stem}.txt beside "
+            f"{pictures[0]} and so on, or one captions.csv with the columns image and caption into the folder"
+        )
+    stems = {picture.rpartition(".")[0] for picture in pictures}
+    alone = sorted(texts - stems)
+    return PictureFolder(name, folder, pictures, texts, (*faults, *_counted("no picture", folder, alone, ".txt")))
+
+
+class PictureFolder:
+    """Pictures with a text file of the same name. The whole file is one caption, as a `txt` member of a shard is."""
+
+    def __init__(self, name: str, folder: Path, pictures: list[str], texts: set[str], faults: tuple[Fault, ...]):
+        self.name = name
+        self.folder = folder
+        self.faults = faults
+        self._pictures = Texts.of(os.fsencode(picture) for picture in pictures)
+        self._has_text = np.array([picture.rpartition(".")[0] in texts for picture in pictures], dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, id: int) -> Sample:
+        if not 0 <= id < len(self):
+            raise IndexError(f"sample {id} of {len(self)}")
+        captions = usable_captions(self._text(id), self.where(id))
+        return Sample(picture_file(self.folder, self._pictures[id], self.where(id)), captions)
+
+    def where(self, id: int) -> str:
+        return str(self.folder / os.fsdecode(self._pictures[id]))
+
+    def captions(self) -> list[str]:
+        """The caption of every id; "" where there is none."""
+        ids = track(range(len(self)), "reading captions", len(self), "files")
+        return [self._first_caption(id) for id in ids]
+
+    def _first_caption(self, id: int) -> str:
+        try:
+            return first_caption(self._text(id))
+        except BadSample:
+            return ""
+
+    def _text(self, id: int) -> list[bytes]:
+        if not self._has_text[id]:
+            return []
+        path = self.folder / f"{os.fsdecode(self._pictures[id]).rpartition('.')[0]}.txt"
+        try:
+            return [path.read_bytes()]
+        except OSError as error:
+            raise BadSample("caption file cannot be read", f"{path} ({error.strerror})") from None
+
+
+class ListedInFolder(ListedPairs):
+    """Pictures of a folder whose captions one file lists; a sample's place is its picture's."""
+
+    def where(self, id: int) -> str:
+        return str(self.folder / os.fsdecode(self.rows.images[id]))
+
+
+def _walk(folder: Path) -> tuple[list[str], set[str], tuple[Fault, ...]]:
+    """Pictures (relative paths, sorted), text files (without their ending), and files of kinds that are not read."""
+    pictures, texts, others = [], set(), []
+    status = StatusLine(silent_seconds=SILENT_SECONDS)
+    for count, path in enumerate(_files(folder)):
+        if status.due():
+            status.show(f"listing {folder}  {count:,} files")
+        stem, _, ending = path.rpartition(".")
+        ending = ending.lower()
+        if ending in ENDINGS:
+            pictures.append(path)
+        elif ending == "txt":
+            texts.add(stem)
+        elif ending in OTHER_PICTURES:
+            others.append(path)
+    status.close()
+    return sorted(pictures), texts, _counted("kind of picture is not read", folder, sorted(others))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """All files below, as paths from the folder with forward slashes; hidden ones and links to folders are left out."""
+
+    def refuse(error: OSError) -> None:
+        raise AskedWrongly(f"{error.filename}: cannot be listed ({error.strerror}); check its permissions") from error
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        inside = Path(place).relative_to(folder).as_posix()
+        for name in files:
+            if not name.startswith("."):
+                yield name if inside == "." else f"{inside}/{name}"
+
+
+def _counted(reason: str, folder: Path, names: list[str], ending: str = "") -> tuple[Fault, ...]:
+    """One fault for all of a kind: the first, and how many more."""
+    if not names:
+        return ()
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (Fault(-1, reason, f"{folder / (names[0] + ending)}{more}"),)

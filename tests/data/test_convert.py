@@ -1,0 +1,170 @@
+"""`neuclip data convert`: the same pairs as shards, written once, never over anything."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import pytest
+
+from neuclip.cli.main import main
+from neuclip.data.convert import convert
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.source import open_source
+from neuclip.errors import AskedWrongly, RunFailed
+from tests.pictures import photo, picture, write_csv, write_shard
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+
+
+def write_pairs(folder, count: int = 7) -> str:
+    """A JSON lines file of PNGs and JPEGs; pairs 2 and 5 have two captions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number in range(count):
+        (folder / f"{number}").write_bytes(photo(number) if number % 2 else picture(number))
+        captions = [f"caption {number}", "another"] if number % 3 == 2 else f"caption {number}"
+        rows.append(json.dumps({"path": f"{number}", "captions": captions}))
+    (folder / "pairs.jsonl").write_text("\n".join(rows))
+    return str(folder / "pairs.jsonl")
+
+
+def contents(source) -> list[tuple[bytes, tuple[str, ...]]]:
+    return [(sample.image, sample.captions) for sample in (source[id] for id in range(len(source)))]
+
+
+def files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix == ".tar"}
+
+
+@pytest.mark.parametrize("shard_size", [1, 3, 7, 100])
+def test_shards_hold_the_same_ids_captions_and_bytes(tmp_path, shard_size):
+    source = open_source(write_pairs(tmp_path / "pairs"))
+    done = convert(source, tmp_path / "shards", shard_size)
+    again = open_source(str(tmp_path / "shards"))
+    assert contents(again) == contents(source) and fingerprint(again) == fingerprint(source) and again.faults == ()
+    assert (done.samples, done.shards) == (7, -(-7 // shard_size)) == (len(again), len(files(tmp_path / "shards")))
+    assert all((tmp_path / "shards" / f"{name}.index.npz").exists() for name in files(tmp_path / "shards"))
+    assert {name.rpartition(".")[2] for name in again.where(0).split(": ")[1:]} == {"png"}
+
+
+def test_classes_are_kept(tmp_path):
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for number in range(4):
+            for ending, content in (("png", picture(number)), ("cls", str(number * 2).encode())):
+                member = tarfile.TarInfo(f"{number}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    convert(open_source(str(tmp_path / "0.tar")), tmp_path / "shards", 3)
+    assert open_source(str(tmp_path / "shards")).labels() == [0, 2, 4, 6]
+
+
+def test_a_killed_conversion_goes_on_where_it_was(tmp_path, monkeypatch):
+    source = open_source(write_pairs(tmp_path / "pairs"))
+    (tmp_path / "pairs" / "1").unlink()
+    (tmp_path / "pairs" / "5").unlink()
+    convert(source, tmp_path / "whole", 2)
+    read = []
+
+    class Killed(BaseException):
+        pass
+
+    def reading(self, id):
+        read.append(id)
+        if id == 5 and read.count(5) == 1:
+            raise Killed
+        return whole(self, id)
+
+    whole = type(source).__getitem__
+    monkeypatch.setattr(type(source), "__getitem__", reading)
+    with pytest.raises(Killed):
+        convert(source, tmp_path / "parts", 2)
+    finished = files(tmp_path / "parts")
+    assert [*finished] == ["00000.tar", "00001.tar"]
+    with (tmp_path / "parts" / "skipped.jsonl").open("a") as file:  # as if the kill came just before a shard was moved
+        file.write('{"id": 5, "reason": "picture file cannot be read", "where": "x"}\n{"id": 6, "re')
+    done = convert(source, tmp_path / "parts", 2)
+    assert read == [0, 1, 2, 3, 4, 5, 4, 5, 6]
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    listed = [json.loads(line)["id"] for line in (tmp_path / "parts" / "skipped.jsonl").read_text().splitlines()]
+    assert listed == [1, 5] and done.samples == 5 and done.skipped == {"picture file cannot be read": 2}
+    read.clear()
+    assert convert(source, tmp_path / "parts", 2) == done and read == []  # a whole one has nothing left to do
+
+
+def test_what_cannot_be_read_is_left_out_and_listed(tmp_path):
+    table = write_csv(tmp_path / "table", 6)
+    (table.parent / "000002.png").unlink()
+    convert(open_source(str(table)), tmp_path / "shards", 4)
+    again = open_source(str(tmp_path / "shards"))
+    assert [again[id].image for id in range(5)] == [picture(number) for number in (0, 1, 3, 4, 5)]
+    line = json.loads((tmp_path / "shards" / "skipped.jsonl").read_text())
+    assert line["id"] == 2 and line["reason"] == "picture file cannot be read" and "row 3" in line["where"]
+
+
+def test_nothing_is_overwritten(tmp_path):
+    source = open_source(write_pairs(tmp_path / "pairs"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "00000.tar").write_bytes(b"precious")
+    (tmp_path / "file").write_bytes(b"precious")
+    for place in ("mine", "file"):
+        with pytest.raises(AskedWrongly, match="nothing is overwritten"):
+            convert(source, tmp_path / place)
+    assert (tmp_path / "mine" / "00000.tar").read_bytes() == (tmp_path / "file").read_bytes() == b"precious"
+    convert(source, tmp_path / "shards", 3)
+    before = files(tmp_path / "shards")
+    for other, size in ((source, 4), (open_source(write_pairs(tmp_path / "more", 8)), 3)):
+        with pytest.raises(AskedWrongly, match="other data or another --shard-size"):
+            convert(other, tmp_path / "shards", size)
+    assert files(tmp_path / "shards") == before
+
+
+def test_a_data_set_without_a_readable_sample_fails_with_the_reason(tmp_path):
+    table = write_csv(tmp_path / "table", 3)
+    for number in range(3):
+        (table.parent / f"{number:06d}.png").unlink()
+    with pytest.raises(RunFailed, match=r"none of 3 samples .* picture file cannot be read \(3\)"):
+        convert(open_source(str(table)), tmp_path / "shards")
+
+
+def test_the_command_converts_and_says_what_it_did(tmp_path, capsys):
+    table = write_csv(tmp_path / "table", 5)
+    (table.parent / "000002.png").unlink()
+    arguments = [
+        "data",
+        "convert",
+        str(table),
+        str(tmp_path / "out"),
+        "--shard-size",
+        "2",
+        "--data.caption_column",
+        "title",
+    ]
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    assert output.out == f"{tmp_path / 'out'}\n"
+    assert "4 samples in 3 shards; left out 1" in output.err and "picture file cannot be read (1)" in output.err
+
+
+def test_the_command_refuses_in_one_line(tmp_path, capsys):
+    shard = write_shard(tmp_path / "set" / "0.tar", range(2))
+    (tmp_path / "link").symlink_to(tmp_path / "set")
+    wrong = [
+        (["convert", str(shard)], "takes a source and a new folder"),
+        (["convert", str(tmp_path / "set"), str(tmp_path / "set" / "out")], "lies inside of"),
+        (["convert", str(tmp_path / "set"), str(tmp_path / "x" / ".." / "link" / "out")], "lies inside of"),
+        (["convert", f"{shard}:2,{tmp_path / 'set'}", str(tmp_path / "set" / "out")], "lies inside of"),
+        (["convert", str(shard), str(tmp_path / "out"), "--shard-size", "0"], "at least one sample"),
+        (["convert", str(tmp_path / "none"), str(tmp_path / "out")], "no such file or folder"),
+        (["list", "--shard-size", "3"], "belongs to neuclip data convert"),
+        (["prepare", "a", "b"], "the name of a data set"),
+    ]
+    for arguments, message in wrong:
+        assert main(["data", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists() and not (tmp_path / "set" / "out").exists()

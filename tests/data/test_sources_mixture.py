@@ -1,0 +1,132 @@
+"""Several sources as one: dense ids over all, and weights that mean appearances per epoch."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.loader import Batches
+from neuclip.data.order import Order
+from neuclip.data.source import open_source
+from neuclip.data.sources.mixture import WeightedOrder, order_of, split_address
+from neuclip.errors import AskedWrongly
+from tests.data.test_loader import noisy
+from tests.pictures import write_csv, write_shards
+
+WEIGHTS = st.fractions(min_value=Fraction(1, 10), max_value=3, max_denominator=10)
+PARTS = st.lists(st.tuples(st.integers(1, 40), WEIGHTS), min_size=1, max_size=4)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+
+
+def lengths(captions: list[str]) -> torch.Tensor:
+    return torch.tensor([[len(caption)] for caption in captions])
+
+
+def rounded(size: int, weight: Fraction) -> int:
+    """The definition, in other words: whole copies, and the nearest number to the rest, halves upwards."""
+    whole = weight.numerator // weight.denominator
+    return whole * size + int((weight - whole) * size * 2 + 1) // 2
+
+
+@given(PARTS, st.integers(0, 2**40))
+def test_an_epoch_holds_each_source_as_often_as_its_weight_says(parts, seed):
+    sizes, weights = zip(*parts, strict=True)
+    if sum(map(rounded, sizes, weights)) == 0:
+        return
+    order = WeightedOrder(sizes, weights, seed)
+    assert order.size == sum(map(rounded, sizes, weights))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    firsts = np.cumsum([0, *sizes])
+    total = np.zeros(sum(sizes), dtype=int)
+    for epoch in range(5):
+        ids = order.ids(epoch * order.size, order.size)
+        counts = np.bincount(ids, minlength=sum(sizes))
+        total += counts
+        for number, (size, weight) in enumerate(parts):
+            assert (owner[ids] == number).sum() == rounded(size, weight)
+            mine = slice(firsts[number], firsts[number + 1])
+            assert set(counts[mine]) <= {int(weight), int(weight) + 1}  # every whole copy is whole
+            assert np.ptp(total[mine]) <= 1  # nobody is ever more than one appearance ahead
+
+
+@given(PARTS, st.integers(0, 100), st.integers(0, 300), st.integers(1, 40))
+def test_a_window_is_the_same_however_it_is_cut(parts, seed, start, count):
+    sizes, weights = zip(*parts, strict=True)
+    if sum(map(rounded, sizes, weights)) == 0:
+        return
+    order, again = WeightedOrder(sizes, weights, seed), WeightedOrder(sizes, weights, seed)
+    one_by_one = [int(again.ids(position, 1)[0]) for position in range(start, start + count)]
+    assert order.ids(start, count).tolist() == one_by_one
+
+
+def test_weight_one_half_shows_every_sample_once_in_two_epochs():
+    order = WeightedOrder([30], [Fraction(1, 2)], seed=3)
+    assert sorted(order.ids(0, 30).tolist()) == list(range(30))
+    first, second = set(order.ids(0, 15).tolist()), set(WeightedOrder([30], [Fraction(1, 2)], 4).ids(0, 15).tolist())
+    assert first != second  # another seed, another half
+
+
+def test_copies_of_a_sample_in_one_epoch_are_augmented_differently():
+    order = WeightedOrder([4, 3], [Fraction(5, 2), Fraction(1)], seed=0)
+    visits = list(zip(order.ids(0, 3 * order.size).tolist(), order.epochs(0, 3 * order.size).tolist(), strict=True))
+    assert len(set(visits)) == len(visits)
+    plain = [epoch for id, epoch in visits if id >= 4]
+    assert plain == sorted(plain) and set(plain) == {0, 1, 2}  # weight 1: the epoch itself
+
+
+def test_addresses_and_weights_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd:2").mkdir()
+    assert split_address("a.csv:2, s/{0,1}.tar:0.5,b") == [("a.csv", 2), ("s/{0,1}.tar", Fraction(1, 2)), ("b", 1)]
+    assert split_address("http://host:8080,http://host:8080/x:3") == [
+        ("http://host:8080", 1),
+        ("http://host:8080/x", 3),
+    ]
+    assert split_address("odd:2") == [("odd:2", 1)]
+    for wrong in ("a,,b", "a:0"):
+        with pytest.raises(AskedWrongly):
+            split_address(wrong)
+
+
+def test_a_mixture_has_dense_ids_over_sources_of_any_kind(tmp_path):
+    shards, table = write_shards(tmp_path / "shards", 5), write_csv(tmp_path / "table", 7)
+    source = open_source(f"{table}:2,{shards}")
+    assert len(source) == 12 and order_of(source, 0).size == 19
+    assert source.captions() == open_source(str(table)).captions() + open_source(str(shards)).captions()
+    assert [source[id].captions[0] for id in range(12)] == source.captions()
+    assert "pairs.csv row 7" in source.where(6) and "00000.tar: 000000.png" in source.where(7)
+    assert fingerprint(pickle.loads(pickle.dumps(source))) == fingerprint(source)
+    with pytest.raises(IndexError):
+        source[12]
+
+
+def test_without_weights_the_order_is_the_plain_one(tmp_path):
+    shards, table = write_shards(tmp_path / "shards", 5), write_csv(tmp_path / "table", 7)
+    for address in (f"{table},{shards}", str(table)):
+        order = order_of(open_source(address), 5)
+        assert order.ids(0, 40).tolist() == Order(order.size, 5).ids(0, 40).tolist()
+
+
+def test_a_weight_too_small_for_a_single_sample_is_refused(tmp_path):
+    with pytest.raises(AskedWrongly, match="larger weights"):
+        order_of(open_source(f"{write_csv(tmp_path, 7)}:0.01"), 0)
+
+
+def test_batches_of_a_mixture_carry_the_samples_own_ids(tmp_path):
+    shards, table = write_shards(tmp_path / "shards", 5), write_csv(tmp_path / "table", 7)
+    source = open_source(f"{table}:2,{shards}:1")
+    batches = Batches(source, order_of(source, 0), batch_size=19, transform=noisy, tokenize=lengths, seed=0, workers=0)
+    ids = [id for batch in batches.steps(first_sample=0, count=2) for id in batch.ids.tolist()]
+    assert Counter(ids[:19]) == Counter({id: 2 if id < 7 else 1 for id in range(12)}) and ids[:19] != ids[19:]
