@@ -328,7 +328,7 @@ def test_capped_gradients_of_individual_temperatures_are_counted():
 
 
 def test_state_of_another_variant_is_refused():
-    with pytest.raises(RuntimeError, match="temperature_image"):
+    with pytest.raises(ValueError, match="temperature_image"):
         make("v3").load_state_dict(make("v2").state_dict())
 
 
