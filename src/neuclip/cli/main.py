@@ -19,7 +19,7 @@ COMMANDS = {
     "error": "how far a run's normalizers are from the exact ones",
     "report": "one self-contained HTML page per run",
     "doctor": "what the data is and what training on it would meet, in seconds",
-    "data": "the built-in data sets: list, prepare; convert your own into shards",
+    "data": "built-in data sets: list, prepare; your own: index, convert into shards",
     "recipe": "the paper's settings as recipes: its data sets with every objective",
 }
 

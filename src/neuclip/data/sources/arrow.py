@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def holds_bytes(path: Path, schema: Any, columns: Columns) -> bool:
     )
 
 
-class ArrowPairs:
+class ArrowPairs(ABC):
     """Pairs of blocks of rows; ids run through the blocks. A block is read when a sample of it is asked for.
 
     Blocks stay in memory up to `cache_bytes`, the last used ones, in each process for itself.
@@ -64,12 +65,13 @@ class ArrowPairs:
         self._ends = np.cumsum(np.array(blocks, dtype=np.int64))
         self._forget()
 
+    @abstractmethod
     def read_block(self, number: int, columns: Sequence[str]) -> Any:
         """The pyarrow table of a block's columns."""
-        raise NotImplementedError
 
+    @abstractmethod
     def block_name(self, number: int) -> str:
-        raise NotImplementedError
+        """How a person finds the block: its file and place."""
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
