@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from neuclip.data.builtin import builtin_names, held_out
+from neuclip.data.builtin import builtin_names, held_out, is_builtin
 from neuclip.distributed import alone, is_main, world_size
 from neuclip.errors import AskedWrongly
 from neuclip.evaluation.embedding import embed_pairs
@@ -42,6 +42,9 @@ MAY_CHANGE_AT_RESUME = (
     "run.device",
     "run.threads",
     "data.workers",
+    "data.cache_size",
+    "data.remote_timeout",
+    "data.max_bad_share",
     "train.micro_batch_size",
     "evaluation.",
     "checkpoint.",
@@ -112,7 +115,7 @@ def normalizer_error(run: Path, *, anchors: int, seed: int, checkpoint: str = ""
 def with_held_out_sets(settings: Settings) -> Settings:
     """`auto` becomes the test parts that a built-in data set brings; one's own data brings none."""
     name = settings.data.train
-    brought = held_out(name) if name in builtin_names() else None
+    brought = held_out(name) if name in builtin_names() and is_builtin(name) else None
     asked = settings.evaluation
     retrieval = asked.retrieval if asked.retrieval != ("auto",) else brought.retrieval if brought else ()
     zero_shot = asked.zero_shot if asked.zero_shot != ("auto",) else brought.zero_shot if brought else ()

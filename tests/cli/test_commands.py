@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,8 @@ from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, figures_table, nested_table
 from neuclip.cli.train import asked_run
+from neuclip.data.builtin import builtin_names, prepared_folder
+from neuclip.data.catalogue import catalogue
 from neuclip.errors import AskedWrongly
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import write_settings
@@ -83,10 +86,24 @@ def test_a_bad_flag_beside_resume_is_blamed_on_the_flag(run_folder, capsys):
     assert capsys.readouterr().err.startswith("neuclip: --checkpoint.keep is 0; give 1 or more")
 
 
-def test_data_list_tells_what_is_built(capsys, tmp_path, monkeypatch):
+def test_data_list_tells_what_is_prepared_within_100_columns(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    prepared_folder(catalogue()["digits"]).mkdir()
     assert main(["data", "list"]) == 0
-    assert "not built yet" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 100
+    first_lines = {line.split()[0]: line for line in lines if not line.startswith(" ")}
+    assert list(first_lines) == ["name", *builtin_names()]
+    assert [name for name, line in first_lines.items() if line.endswith(" yes")] == ["digits"]
+
+
+def test_data_list_for_programs_holds_every_set(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    assert main(["data", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed] == builtin_names()
+    assert not any(entry["prepared"] for entry in listed)
+    assert all(Path(entry["folder"]).parent == tmp_path for entry in listed)
 
 
 def test_an_unknown_data_set_is_answered_with_the_nearest(capsys):

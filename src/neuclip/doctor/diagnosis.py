@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuclip.data.builtin import builtin_names
+from neuclip.data.builtin import builtin_names, is_builtin, unprepared
 from neuclip.data.source import Source, open_training_data
 from neuclip.data.sources.mixture import order_of
 from neuclip.doctor.findings import Findings
@@ -121,11 +121,14 @@ def note_held_out(findings: Findings, settings: Settings) -> None:
     """Addresses that a run would only open after it has started to build its model."""
     asked = settings.evaluation
     named = [address for address in (*asked.retrieval, *asked.zero_shot) if address != "auto"]
-    brings_its_own = settings.data.train in builtin_names() and "auto" in (*asked.retrieval, *asked.zero_shot)
+    own = settings.data.train in builtin_names() and is_builtin(settings.data.train)
+    brings_its_own = own and "auto" in (*asked.retrieval, *asked.zero_shot)
     findings.note("evaluation", sets=len(named), automatic=brings_its_own)
     for address in named:
-        builtin = address.partition("/")[0] in builtin_names()
-        if not (builtin or "{" in address or Path(address).exists()):
+        if reason := unprepared(address):
+            what, _, remedy = reason.partition("; ")
+            findings.fail(what, "held-out data is opened first", remedy)
+        elif not (is_builtin(address) or "{" in address or Path(address).exists()):
             findings.fail(
                 f"{address} does not exist", "held-out data is opened first", "correct --evaluation.retrieval"
             )

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import tarfile
 
-from neuclip.data.icons.shards import write_shards
 from neuclip.data.icons.zero_shot import Labelled, frequent_classes, group_words, write_task
+from neuclip.data.shard_writing import write_shards
 
 SAMPLES = [(("png", bytes([number] * number)), ("txt", f"ñ {number}".encode())) for number in range(10)]
 

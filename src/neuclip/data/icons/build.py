@@ -31,7 +31,6 @@ from neuclip.data.icons.writing import write_notes, write_split, write_zero_shot
 from neuclip.errors import AskedWrongly
 from neuclip.progress import StatusLine, track
 
-BUILDER_VERSION = 1  # raise it whenever the same packages would give other files
 EXPECTED_PAIRS = {TRAIN: 27424, NEW_DRAWINGS: 1144, NEW_CONCEPTS: 1542}  # of the tested package versions
 
 

@@ -96,5 +96,11 @@ def _draw_wide(glyph: Glyph) -> np.ndarray:
 def _pixels(svg: str, font_files: list[str] | None = None) -> np.ndarray:
     import resvg_py  # here, because the rest of the package must work without the demo's extra
 
-    png = resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True, background="white", font_files=font_files)
+    try:
+        png = resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True, background="white", font_files=font_files)
+    except BaseException as problem:
+        # A slip inside resvg (a Rust panic) comes as a class that is no Exception and cannot be imported.
+        if type(problem).__name__ != "PanicException":
+            raise
+        raise ValueError(f"resvg cannot draw this document: {problem}") from problem
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))

@@ -38,8 +38,8 @@ def thumbnail(pixels: np.ndarray) -> tuple[bytes, bytes]:
 
 
 def stack_thumbnails(pairs: Sequence[tuple[bytes, bytes]]) -> Thumbnails:
-    grey = np.frombuffer(b"".join(grey for grey, _ in pairs), np.uint8).reshape(len(pairs), -1)
-    colour = np.frombuffer(b"".join(colour for _, colour in pairs), np.uint8).reshape(len(pairs), -1)
+    grey = np.frombuffer(b"".join(grey for grey, _ in pairs), np.uint8).reshape(len(pairs), GREY_SIDE**2)
+    colour = np.frombuffer(b"".join(colour for _, colour in pairs), np.uint8).reshape(len(pairs), 3 * COLOUR_SIDE**2)
     return Thumbnails(grey, colour)
 
 

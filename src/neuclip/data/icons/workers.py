@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from neuclip.data.icons.drawing import Glyph, draw, encode_png
@@ -45,33 +46,54 @@ def draw_one(picture: str | Glyph) -> Drawn | None:
     return Drawn(encode_png(pixels), hashlib.sha256(pixels.tobytes()).digest(), thumbnail(pixels))
 
 
-def draw_all(pictures: Sequence[str | Glyph], processes: int) -> Iterator[Drawn | None]:
-    """Draw everything, in order, in `processes` child processes."""
-    chunks = [pictures[start : start + CHUNK] for start in range(0, len(pictures), CHUNK)]
-    workers = [_start_worker() for _ in range(max(1, processes))]
-    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-    for worker in workers:
-        idle.put(worker)
+class Drawers:
+    """Child processes that draw, for as long as the `with` block lasts.
 
-    def draw_chunk(chunk: Sequence[str | Glyph]) -> list[Drawn | None]:
-        worker = idle.get()
+    >>> with Drawers(2) as drawers:
+    ...     first, second = drawers.draw([svg, another]), drawers.draw(more)        # doctest: +SKIP
+    """
+
+    def __init__(self, processes: int):
+        self.workers = [_start_worker() for _ in range(max(1, processes))]
+        self.threads = ThreadPoolExecutor(len(self.workers))
+        self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        for worker in self.workers:
+            self.idle.put(worker)
+
+    def draw(self, pictures: Sequence[str | Glyph]) -> Iterator[Drawn | None]:
+        """Draw everything, in order; None for what shows nothing."""
+        chunks = [pictures[start : start + CHUNK] for start in range(0, len(pictures), CHUNK)]
+        for drawn in self.threads.map(self._draw_chunk, chunks):
+            yield from drawn
+
+    def _draw_chunk(self, chunk: Sequence[str | Glyph]) -> list[Drawn | None]:
+        worker = self.idle.get()
         try:
             return _ask(worker, chunk)
         finally:
-            idle.put(worker)
+            self.idle.put(worker)
 
-    try:
-        with ThreadPoolExecutor(len(workers)) as threads:
-            for drawn in threads.map(draw_chunk, chunks):
-                yield from drawn
-    finally:
-        for worker in workers:
+    def __enter__(self) -> Drawers:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for worker in self.workers:
             worker.kill()
+        # Chunks that wait are dropped; those under way fail, because their worker is gone.
+        self.threads.shutdown(cancel_futures=True)
+        for worker in self.workers:
             worker.communicate()
+
+
+def draw_all(pictures: Sequence[str | Glyph], processes: int) -> Iterator[Drawn | None]:
+    """Draw everything, in order, in `processes` child processes."""
+    with Drawers(processes) as drawers:
+        yield from drawers.draw(pictures)
 
 
 def serve() -> None:
     """Answer chunks from stdin on stdout until the parent closes the pipe, or is gone."""
+    _hide_panics()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer; this process then sees the end
     # Opened anew: where Python runs unbuffered, sys.stdout may write only a part of what it is given.
     with open(0, "rb", closefd=False) as questions, open(1, "wb", closefd=False) as answers:
@@ -81,6 +103,13 @@ def serve() -> None:
             except EOFError:
                 return
             _send(answers, [draw_one(picture) for picture in chunk])
+
+
+def _hide_panics() -> None:
+    """resvg prints each panic, although it is caught and the picture left out; Python's own errors still show."""
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
 
 
 def _send(pipe: IO[bytes], value: object) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from neuclip.data.icons.attribution import attribution
 from neuclip.data.icons.packages import Source, installed_versions
 from neuclip.data.icons.pair import Pair
-from neuclip.data.icons.shards import Entry, write_shards
 from neuclip.data.icons.split import trainable_tags
 from neuclip.data.icons.zero_shot import Labelled, frequent_classes, group_words, subgroup_words, write_task
+from neuclip.data.shard_writing import Entry, write_shards
 from neuclip.progress import track
 from neuclip.records import write_json
 

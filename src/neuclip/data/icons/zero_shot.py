@@ -1,4 +1,4 @@
-"""Zero-shot tasks on the test pictures, in the folder layout of CLIP_benchmark's webdataset classification sets."""
+"""Zero-shot tasks on the test pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from neuclip.data.icons.shards import write_tar
+from neuclip.data.zero_shot_writing import write_zero_shot_folder
 
 TEMPLATES = (
     "{c}",
@@ -51,9 +51,4 @@ def write_task(folder: Path, samples: Sequence[Labelled], class_names: Sequence[
     """Write one task; without `class_names` the classes are those that occur, in alphabetical order."""
     names = sorted(class_names or {sample.class_name for sample in samples})
     label = {name: number for number, name in enumerate(names)}
-    (folder / "test").mkdir(parents=True)
-    (folder / "classnames.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-    (folder / "zeroshot_classification_templates.txt").write_text("".join(f"{line}\n" for line in TEMPLATES))
-    (folder / "test" / "nshards.txt").write_text("1\n")
-    members = [(("png", sample.png), ("cls", str(label[sample.class_name]).encode())) for sample in samples]
-    write_tar(folder / "test" / "0.tar", enumerate(members))
+    write_zero_shot_folder(folder, ((sample.png, label[sample.class_name]) for sample in samples), names, TEMPLATES)
