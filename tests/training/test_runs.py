@@ -86,6 +86,13 @@ def test_the_model_folder_scores_as_the_run_it_came_from(finished, shards):
     assert api.evaluate(f"local-dir:{finished.model}", **asked, batch_size=256) == pytest.approx(want)
 
 
+def test_fast_pixels_change_the_losses_a_little(finished, tmp_path):
+    again = read_settings(finished.settings, ["--run.folder", str(tmp_path), "--data.pixels", "fast"])
+    fast, exact = losses(api.train(again)), losses(finished.path)
+    assert fast != exact
+    assert fast == pytest.approx(exact, rel=0.02)
+
+
 def test_stored_settings_repeat_the_run_to_the_bit(finished, tmp_path):
     again = read_settings(finished.settings, ["--run.folder", str(tmp_path), "--evaluation.every", "0"])
     assert losses(api.train(again)) == losses(finished.path)

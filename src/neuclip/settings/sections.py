@@ -46,6 +46,11 @@ class DataSettings:
     )
     workers: int = described(4, "processes that decode and transform; 0: none")
     crop_scale: tuple[float, float] = described((0.9, 1.0), "share of the picture that the random crop keeps")
+    pixels: Literal["exact", "fast"] = described(
+        "exact",
+        "exact: open_clip's pixels to the bit; fast: twice the speed, values of training pictures differ by 2 of 255 "
+        "at most, by more where a large JPEG is decoded at reduced size",
+    )
     max_bad_share: float = described(0.05, "stop when more than this share of the samples read is bad")
     cache_size: int = described(64_000_000_000, "remote shards: bytes of disk for copies of them (64B: 64 GB)")
     remote_timeout: float = described(60.0, "remote shards: a try fails when nothing comes for so many seconds")
@@ -149,7 +154,9 @@ class EvaluationSettings:
         ("auto",), "held-out data for recall@k, addressed as data.train; auto: the parts the data set brings, or none"
     )
     zero_shot: tuple[str, ...] = described(
-        ("auto",), "folders with classnames.txt, templates and test/*.tar; auto: those the data set brings, or none"
+        ("auto",),
+        "folders with classnames.txt, templates and test/*.tar, or names such as cifar-10 (`neuclip data list`); "
+        "auto: those the data set brings, or none",
     )
     every: int = described(0, "samples between evaluations; 0: only at the end")
     batch_size: int = described(256, "pictures per forward pass")
