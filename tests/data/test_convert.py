@@ -106,6 +106,20 @@ def test_what_cannot_be_read_is_left_out_and_listed(tmp_path):
     assert line["id"] == 2 and line["reason"] == "picture file cannot be read" and "row 3" in line["where"]
 
 
+def test_what_never_was_a_sample_of_the_source_is_listed_and_counted_too(tmp_path):
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name, content in [("a.png", picture(0)), ("a.txt", b"a"), *((f"t{k}.txt", b"alone") for k in range(12))]:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    source = open_source(str(tmp_path / "0.tar"))
+    for _ in range(2):
+        done = convert(source, tmp_path / "shards")
+        assert done.samples == 1 and done.skipped == {"no picture": 12}
+        lines = [json.loads(line) for line in (tmp_path / "shards" / "skipped.jsonl").read_text().splitlines()]
+        assert [line["id"] for line in lines] == [-1] * 10 and sum(line["times"] for line in lines) == 12
+
+
 def test_nothing_is_overwritten(tmp_path):
     source = open_source(write_pairs(tmp_path / "pairs"))
     (tmp_path / "mine").mkdir()

@@ -9,7 +9,7 @@ from PIL import Image
 from neuclip.data.faults import FaultLog, stand_ins
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
-from neuclip.data.sample import Batch, Fault
+from neuclip.data.sample import Batch, Fault, Lost
 from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.records import read_lines
@@ -38,7 +38,7 @@ def test_each_bad_sample_is_listed_once_over_epochs_and_resumes(tmp_path):
     assert resumed.counts == {"picture is empty": 3}
     resumed.note(batch(64, [3, 4], "caption is empty"))
     assert [record["id"] for record in read_lines(path)] == [1, 2, 3, 4]
-    assert read_lines(path)[0] == {"id": 1, "reason": "picture is empty", "where": "0.tar: 1.png"}
+    assert read_lines(path)[0] == {"id": 1, "reason": "picture is empty", "where": "0.tar: 1.png", "times": 1}
     assert resumed.counts == {"picture is empty": 3, "caption is empty": 1}
 
 
@@ -97,6 +97,25 @@ def test_a_name_that_no_encoding_holds_is_listed_all_the_same(tmp_path):
     log.note_source(Strange())
     assert FaultLog(log.path, limit=0.05).counts == {"no picture": 1}
     assert read_lines(log.path)[0]["where"] == Strange.faults[0].where
+
+
+def test_what_has_no_id_is_counted_one_by_one_however_much_of_it_there_is(tmp_path):
+    lost = Lost()
+    for number in range(30):
+        lost.note("no picture", f"0.tar: {number}")
+    lost.note("name occurs twice", "0.tar: a.png")
+    lost.note("name occurs twice", "0.tar: a.png")
+    lost.note("shard is damaged", "0.tar at byte 512", 7)
+
+    class Holed:
+        faults = lost.faults()
+
+    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log.note_source(Holed())
+    expected = {"no picture": 30, "name occurs twice": 2, "shard is damaged": 7}
+    assert log.counts == FaultLog(log.path, limit=0.05).counts == expected
+    places = [record["where"] for record in read_lines(log.path)]
+    assert places[:2] == ["0.tar: 0", "0.tar: 1"] and places[9] == "0.tar: 9 and 20 more" and len(places) == 12
 
 
 def test_two_faults_of_one_place_are_two(tmp_path):

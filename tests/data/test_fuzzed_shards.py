@@ -1,4 +1,4 @@
-"""Five hundred damaged shards: each is read to its end, and what it lost is counted."""
+"""Five hundred damaged shards: each is read to its end, what was not touched is found, and what it lost is counted."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Damaged:
     content: bytes
     touched: frozenset[int]  # the pairs of which a byte, or a header's byte, was changed or taken
     gone: frozenset[int] = frozenset()  # those of which nothing is left that could tell that they were there
+    shifted: frozenset[int] = frozenset()  # those behind a loss of less than a block: there, but not where tar looks
 
 
 Damage = Callable[[random.Random, list[Member], int], Damaged]
@@ -137,7 +138,9 @@ def blocks_taken_out(draw: random.Random, members: list[Member], form: int) -> D
     first = draw.randrange(spans[-1][1])
     last = min(first + draw.choice((1, 100, BLOCK, 3 * BLOCK)), spans[-1][1])
     touched = {number_of(member) for member, (a, b) in zip(members, spans, strict=True) if a < last and b > first}
-    return Damaged(whole[:first] + whole[last:], frozenset(touched))
+    behind = {number_of(member) for member, (a, b) in zip(members, spans, strict=True) if b > last}
+    shifted = frozenset(behind if (last - first) % BLOCK else ())
+    return Damaged(whole[:first] + whole[last:], frozenset(touched), shifted=shifted)
 
 
 def members_swapped(draw: random.Random, members: list[Member], form: int) -> Damaged:
@@ -199,17 +202,17 @@ def check_all_is_readable_or_counted(source: Source, damaged: Damaged, shard: st
     assert len(bad) == len(batch.faults) and len(source.captions()) == len(source)
     faults = [*source.faults, *batch.faults]
     assert all(fault.reason and shard in fault.where for fault in faults), faults  # the other shard has none
-    assert len(read_lines(log.path)) == log.counts.total() == len(faults)
+    assert len(read_lines(log.path)) == len(faults) and log.counts.total() == sum(fault.times for fault in faults)
     samples = [source[id] for id in range(len(source)) if id not in bad]
     number_of_image = {picture(n, list(EXTENSIONS)[n % len(EXTENSIONS)]): n for n in range(PAIRS + 2)}
     number_of_caption = {(f"this is pair {n}",): n for n in range(PAIRS + 2)}
     shown = [(number_of_image.get(sample.image), number_of_caption.get(sample.captions)) for sample in samples]
     assert not [pair for pair in shown if None not in pair and pair[0] != pair[1]], "a picture got another's caption"
-    lost = [n for n in range(PAIRS + 2) if n not in damaged.touched and (n, n) not in shown]
-    assert not lost or source.faults, f"{lost} lost without a word"
-    assert not {PAIRS, PAIRS + 1} & set(lost), "the whole shard lost something"
+    lost = {n for n in range(PAIRS + 2) if n not in damaged.touched and (n, n) not in shown}
+    assert lost <= damaged.shifted, f"{lost - damaged.shifted} lost although none of their bytes were"
     missing = PAIRS + 2 - len(damaged.gone) - len(source)
     assert missing <= 0 or source.faults, f"{missing} lost without a word"
+    assert len(lost) <= sum(fault.times for fault in source.faults), f"{lost} lost, and fewer counted"
 
 
 def check(seed: int, folder: Path) -> str:
@@ -261,12 +264,13 @@ def ids_readable_or_bad(source: Source) -> int:
         return len(source)
 
 
-def test_a_zeroed_header_in_the_middle_is_not_taken_for_the_end_of_the_shard(tmp_path):
+def test_a_zeroed_header_in_the_middle_costs_one_picture_and_is_not_taken_for_the_end_of_the_shard(tmp_path):
     content, spans = tar_of(members_of(range(PAIRS), FORMS[0]), FORMS[0])
     start = spans[4][0]  # the picture of the third pair
     (tmp_path / "0.tar").write_bytes(content[:start] + bytes(BLOCK) + content[start + BLOCK :])
     source = open_source(str(tmp_path / "0.tar"))
-    assert source.captions()[:2] == ["this is pair 0", "this is pair 1"] and source.faults
+    assert source.captions() == [f"this is pair {number}" for number in (0, 1, 3, 4)]
+    assert [fault.reason for fault in source.faults] == ["shard is damaged", "no picture"]
 
 
 def test_a_header_whose_checksum_is_wrong_gives_no_picture_another_caption(tmp_path):

@@ -41,6 +41,11 @@ def spawned(image: Image.Image) -> torch.Tensor:
     return noisy(image)
 
 
+def afresh(image: Image.Image) -> torch.Tensor:
+    assert type(multiprocessing.current_process()).__name__ != "ForkProcess"
+    return plain(image)
+
+
 def failing(image: Image.Image) -> torch.Tensor:
     raise ZeroDivisionError("no width")
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from neuclip.cli.main import main
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.loader import Batches
+from neuclip.data.loader import Batches, sequential
 from neuclip.data.remote import Limits, described_shards, is_remote, remote_shards
 from neuclip.data.shard_cache import ShardCache
 from neuclip.data.shard_order import FetchingOrder, ShardOrder
 from neuclip.data.source import open_source
 from neuclip.data.sources.mixture import order_of
 from neuclip.errors import AskedWrongly, RunFailed
-from tests.data.test_loader import plain, tokenize
+from tests.data.test_loader import afresh, plain, tokenize
 from tests.data.test_sources import contents, pair, write_shards, write_tar
 
 QUICK = Limits(stall_seconds=20, attempts=3, first_wait=0)
@@ -348,6 +348,27 @@ def test_remote_training_order_is_equal_for_any_workers_and_ranks(server):
             for rank in range(ranks)
         ]  # fmt: skip
         assert [id for step in zip(*rows, strict=True) for batch in step for id in batch.ids.tolist()] == expected
+
+
+@pytest.mark.parametrize("how", ["training", "evaluation"])
+def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
+    write_shards(server.folder, [3, 5])
+    open_source(str(server.folder))  # the index beside them, so that the workers fetch
+    sources = [open_source(f"{server.url}/{{00000..00001}}.tar", limits=QUICK)]
+    sources += [open_source(f"{server.url}/{{00000..00001}}.tar,{server.folder}", limits=QUICK)]
+    expected = [0, 1, 2, 3, 4, 5, 6, 7]
+    for source in sources[: 1 if how == "training" else 2]:
+        if how == "training":
+            order = order_of(source, 0)
+            batches = Batches(
+                source, order, batch_size=4, transform=afresh, tokenize=tokenize, seed=0, workers=2
+            ).steps(0, 2)
+            expected = ShardOrder(source.joined.ends, 0).ids(0, 8).tolist()
+        else:
+            batches = sequential(source, transform=afresh, tokenize=tokenize, batch_size=4, workers=2)
+        found = list(batches)
+        assert [id for batch in found for id in batch.ids.tolist()][:8] == expected
+        assert not any(batch.faults for batch in found) and server.got["00001.tar"] == 1
 
 
 def test_asking_for_ids_fetches_the_shards_of_this_group_and_the_next(server):

@@ -301,14 +301,16 @@ def test_a_saved_hugging_face_data_set_is_read(tmp_path, monkeypatch):
 def test_a_picture_without_a_caption_keeps_its_id_and_a_caption_without_a_picture_is_listed(tmp_path):
     write_folder(tmp_path)
     (tmp_path / name(NUMBERS[2])).with_suffix(".txt").unlink()
-    (tmp_path / "lonely.txt").write_text("x")
+    for number in range(14):
+        (tmp_path / f"lonely{number:02d}.txt").write_text("x")
     (tmp_path / "scan.heic").write_bytes(b"x")
     source = open_source(str(tmp_path))
     assert len(source) == COUNT and source.captions()[2] == "" and reasons(source)[2] == "caption is missing"
     assert source.where(2).endswith(name(NUMBERS[2]))
-    assert {(fault.id, fault.reason, Path(fault.where).name) for fault in source.faults} == {
-        (-1, "no picture", "lonely.txt"),
-        (-1, "kind of picture is not read", "scan.heic"),
+    assert {(fault.id, fault.reason, Path(fault.where).name, fault.times) for fault in source.faults} == {
+        (-1, "kind of picture is not read", "scan.heic", 1),
+        *((-1, "no picture", f"lonely{number:02d}.txt", 1) for number in range(9)),
+        (-1, "no picture", "lonely09.txt and 4 more", 5),
     }
 
 
@@ -348,6 +350,55 @@ def test_a_file_name_that_two_pictures_share_is_not_guessed(tmp_path):
     (tmp_path / "captions.csv").write_text("image,caption\nx.jpg,which?\na/x.jpg,this\n")
     source = open_source(str(tmp_path))
     assert reasons(source) == ["this", "caption is missing"] and "row 1: x.jpg" in source.faults[0].where
+
+
+def write_coco(folder: Path, *, pictures: str = "train2017", annotations: str = "annotations") -> Path:
+    """COCO's layout: pictures in a folder, captions in a file of another one, two per picture."""
+    (folder / pictures).mkdir(parents=True, exist_ok=True)
+    (folder / annotations).mkdir(parents=True, exist_ok=True)
+    for number in range(4):
+        (folder / pictures / f"{number}.jpg").write_bytes(photo(number))
+    listed = {
+        "info": {"year": 2017},
+        "images": [{"id": 100 - number, "file_name": f"{number}.jpg", "height": 1} for number in (2, 0, 3, 1)],
+        "annotations": [
+            {"id": 10 * turn + number, "image_id": 100 - number, "caption": f"{'ab'[turn]} {number}\n"}
+            for turn in (0, 1)
+            for number in (0, 1, 2, 9)
+        ],
+    }
+    (folder / annotations / "captions_train2017.json").write_text(json.dumps(listed))
+    return folder / annotations / "captions_train2017.json"
+
+
+@pytest.mark.parametrize(
+    "places", [{}, {"annotations": "."}, {"pictures": "images/train2017"}, {"pictures": ".", "annotations": "."}]
+)
+def test_coco_captions_are_read_with_all_captions_of_a_picture(tmp_path, places):
+    source = open_source(str(write_coco(tmp_path, **places)))
+    assert len(source) == 4 and source.captions() == ["a 2", "a 0", "", "a 1"]
+    assert source[0].captions == ("a 2", "b 2") and source[1].image == photo(0)
+    assert reasons(source)[2] == "caption is missing" and source.where(2).endswith("captions_train2017.json: 3.jpg")
+    assert [(fault.id, fault.reason, fault.times) for fault in source.faults] == [(-1, "no picture", 1)] * 2
+    copy = pickle.loads(pickle.dumps(source))
+    assert (copy[3].image, copy[3].captions) == (photo(1), ("a 1", "b 1"))
+
+
+def test_messages_of_coco_files_say_what_to_do(tmp_path):
+    path = write_coco(tmp_path)
+    whole = path.read_text()
+    assert f"did you mean {path}" in refusal(path.parent)
+    (tmp_path / "train2017").rename(tmp_path / "elsewhere")
+    assert f"put the pictures into {tmp_path / 'train2017'}" in refusal(path)
+    path.write_text(whole.replace('"caption"', '"bbox"'))
+    assert "no captions in its annotations" in refusal(path)
+    for content in ('[{"image": "a.jpg", "caption": "x"}]', "{}", '{"images": 1, "annotations": []}'):
+        path.write_text(content)
+        assert ".jsonl" in refusal(path)
+    path.write_text(whole[:-20])
+    assert "is not a JSON file" in refusal(path)
+    path.write_text('{"images": [], "annotations": [{"caption": "x", "image_id": [1]}]}')
+    assert "has no images" in refusal(path)
 
 
 def test_messages_of_tables_and_folders_say_what_to_do(tmp_path):

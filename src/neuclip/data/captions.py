@@ -35,12 +35,17 @@ def texts_in(value: Any) -> tuple[str, ...]:
     return tuple(text.encode(errors="replace").decode() for text in values if isinstance(text, str))
 
 
+def stripped(text: str) -> str:
+    """Without blanks around it, and without the zeros that a hole in a file leaves."""
+    return text.strip().strip("\0")
+
+
 def usable_captions(found: Iterable[str | bytes], where: str) -> tuple[str, ...]:
     """Those that are text and not blank, stripped. Raises BadSample with the first one's reason if there is none."""
     usable, reason = [], ""
     for caption in found:
         try:
-            text = (caption.decode() if isinstance(caption, bytes) else caption).strip()
+            text = stripped(caption.decode() if isinstance(caption, bytes) else caption)
         except UnicodeDecodeError:
             reason = reason or "caption is not UTF-8"
             continue

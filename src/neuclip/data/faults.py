@@ -45,7 +45,7 @@ class FaultLog:
             # A line that a kill cut off would swallow the next one.
             write_text_safely(path, "".join(json.dumps(record) + "\n" for record in records))
         for record in records:
-            self._remember(Fault(record["id"], record["reason"], record["where"]))
+            self._remember(Fault(record["id"], record["reason"], record["where"], record.get("times", 1)))
 
     def note(self, batch: Batch) -> None:
         """Count a batch's samples, list its new faults. Raises RunFailed when too many samples are bad."""
@@ -73,7 +73,7 @@ class FaultLog:
         if key in self._known:
             return False
         self._known.add(key)
-        self.counts[fault.reason] += 1
+        self.counts[fault.reason] += fault.times
         return True
 
     def _too_many(self) -> str:

@@ -16,11 +16,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from neuclip.data.captions import captions_from_json
-from neuclip.data.tar_walk import BLOCK, CutOffError, NotTarError, members
+from neuclip.data.captions import DEFAULT_KEY, captions_from_json, first_caption, stripped
+from neuclip.data.sample import Lost
+from neuclip.data.tar_walk import BLOCK, CUT_OFF, Gap, Member, members
 from neuclip.errors import AskedWrongly
 
-FORMAT = 2  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
+FORMAT = 3  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
 
@@ -35,7 +36,8 @@ ROW = np.dtype(
         ("label", "<i4"),
     ]
 )
-PICTURE_EXTENSIONS = frozenset({b"png", b"jpg", b"jpeg", b"webp", b"bmp", b"gif"})
+# Names of what data/transforms.py decodes.
+PICTURE_EXTENSIONS = frozenset(b"png jpg jpeg jfif webp bmp gif tif tiff avif jp2 ppm ico".split())
 
 
 class Texts:
@@ -68,7 +70,7 @@ class Texts:
 
 def text_or_nothing(text: bytes) -> str:
     try:
-        return text.decode().strip()
+        return stripped(text.decode())
     except UnicodeDecodeError:
         return ""
 
@@ -79,7 +81,7 @@ class ShardIndex:
 
     rows: np.ndarray  # (n,) of ROW
     captions: Texts  # first caption of each sample, stripped; empty where there is none or it is not UTF-8
-    notes: tuple[tuple[str, str, int], ...]  # reason, where it was met first, how often
+    notes: tuple[tuple[str, str, int], ...]  # what never became a sample: reason, where, how many
 
 
 def index_of(shard: Path, caption_key: str = "") -> ShardIndex:
@@ -140,36 +142,53 @@ class _Grouping:
         self.data = data
         self.caption_key = caption_key
         self.rows: dict[bytes, list[int]] = {}
-        self.notes: dict[str, tuple[str, int]] = {}
+        self.lost = Lost()
 
     def index(self) -> ShardIndex:
-        try:
-            key = b""
-            for name, offset, size in members(self.data):
-                dot = name.find(b".", name.rfind(b"/") + 1)
-                if dot > 0 and name[dot - 1 : dot] != b"/":
-                    key = name[:dot]
-                    self._add(key, name[dot + 1 :].lower(), offset, size)
-        except CutOffError as cut:
-            # What the cut took from the last sample is unknown: it stays only if it is a whole pair.
-            row = self.rows.get(key)
-            if row is not None and not (row[1] and (row[4] or row[5] != NO_LABEL)):
-                del self.rows[key]
-            self._note("shard is cut off", f"{self.shard} at byte {cut.position}")
-        except NotTarError as damage:
-            reason = "shard is damaged" if damage.position else "shard is not a tar file"
-            self._note(reason, f"{self.shard} at byte {damage.position}")
+        gaps: list[Gap] = []
+        key = b""
+        for name, offset, size in members(self.data, gaps):
+            dot = name.find(b".", name.rfind(b"/") + 1)
+            if dot > 0 and name[dot - 1 : dot] != b"/":
+                key = name[:dot]
+                self._add(key, name[dot + 1 :].lower(), offset, size)
+        for gap in gaps:
+            self._note_gap(gap, key)
         return self._finished()
+
+    def _note_gap(self, gap: Gap, last: bytes) -> None:
+        """Take back what the gap spoilt and count what it took, as far as that can be known: one sample at least.
+
+        What a cut took from the last sample is unknown: it stays only if it is a whole pair.
+        """
+        self._take_back(gap.overrun)
+        row = self.rows.get(last)
+        if gap.reason == CUT_OFF and row is not None and not (row[1] and (row[4] or row[5] != NO_LABEL)):
+            del self.rows[last]
+        gone = {_key(name) for name in gap.lost} - self.rows.keys()
+        to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
+        self.lost.note(gap.reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
+
+    def _take_back(self, member: Member) -> None:
+        row = self.rows.get(_key(member[0]))
+        if row is None:
+            return
+        if row[0] == member[1] // BLOCK:
+            row[0] = row[1] = 0
+        elif row[2] == member[1] // BLOCK:
+            row[2] = row[3] = row[4] = NO_CAPTION
+        elif member[0].lower().endswith(b".cls"):
+            row[5] = NO_LABEL
 
     def _add(self, key: bytes, extension: bytes, offset: int, size: int) -> None:
         row = self.rows.get(key)
         if row is None:
             row = self.rows[key] = [0, 0, 0, 0, NO_CAPTION, NO_LABEL]
         if size >= 1 << 32:
-            self._note("member is larger than 4 GB", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
+            self.lost.note("member is larger than 4 GB", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
         elif extension in PICTURE_EXTENSIONS:
             if row[0]:
-                self._note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
+                self.lost.note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
             else:
                 row[0], row[1] = offset // BLOCK, size
         elif extension == b"txt" and row[4] != TEXT_CAPTION and not self.caption_key:
@@ -185,20 +204,29 @@ class _Grouping:
             if row[0]:
                 whole.append(tuple(row))
             else:
-                self._note("no picture", f"{self.shard}: {_shown(key)}")
+                self.lost.note("no picture", f"{self.shard}: {_shown(key)}")
         captions = (self._caption(row) for row in whole)
-        notes = tuple((reason, where, count) for reason, (where, count) in self.notes.items())
+        notes = tuple((fault.reason, fault.where, fault.times) for fault in self.lost.faults())
         return ShardIndex(np.array(whole, dtype=ROW), Texts.of(captions), notes)
 
     def _caption(self, row: tuple[int, ...]) -> bytes:
         raw = self.data[row[2] * BLOCK : row[2] * BLOCK + row[3]]
-        if row[4] == JSON_CAPTION:
-            return next(iter(captions_from_json(raw, self.caption_key or "caption")), "").strip().encode()
-        return text_or_nothing(raw).encode() if row[4] == TEXT_CAPTION else b""
+        if row[4] == TEXT_CAPTION:
+            return text_or_nothing(raw).encode()  # as below, without the way round
+        return first_caption(captions_of(raw, row[4], self.caption_key)).encode()
 
-    def _note(self, reason: str, where: str) -> None:
-        first, count = self.notes.get(reason, (where, 0))
-        self.notes[reason] = (first, count + 1)
+
+def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, ...]:
+    """The captions that a member of this kind holds, as they are."""
+    if kind == JSON_CAPTION:
+        return captions_from_json(raw, caption_key or DEFAULT_KEY)
+    return (raw,) if kind == TEXT_CAPTION else ()
+
+
+def _key(name: bytes) -> bytes:
+    """What the members of a sample share: the path up to the first dot of the file name."""
+    dot = name.find(b".", name.rfind(b"/") + 1)
+    return name[:dot] if dot > 0 else name
 
 
 def _label(raw: bytes) -> int:
@@ -230,7 +258,7 @@ def places_of(shard: Path, caption_key: str = "") -> list[Path]:
 
 
 def cached_place(digest: str, name: str, caption_key: str) -> Path:
-    from neuclip.data.builtin import cache_folder
+    from neuclip.data.cache_folder import cache_folder
 
     key_part = f".{hashlib.sha256(caption_key.encode()).hexdigest()[:8]}" if caption_key else ""
     return cache_folder() / "indexes" / f"{digest}-{name}{key_part}.index.npz"

@@ -32,7 +32,8 @@ def index_report(source: TarSource) -> Iterator[str]:
     for shard, change in source.changes.items():
         yield f"changed: {shard}: {change}"
     for fault in source.faults:
-        yield f"fault: {fault.reason}: {fault.where}"
+        several = f" ({fault.times:,})" if fault.times > 1 else ""
+        yield f"fault: {fault.reason}{several}: {fault.where}"
 
 
 def verified(source: TarSource) -> Iterator[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -17,10 +18,12 @@ from neuclip.data.faults import TRIES, stand_ins
 from neuclip.data.order import SourceOrder, augmentation_seeds
 from neuclip.data.sample import BadSample, Batch, Fault, Sample
 from neuclip.data.source import Source
+from neuclip.data.sources.remote_tar import fetches
 from neuclip.data.transforms import decode
 from neuclip.errors import AskedWrongly, RunFailed
 
-Transform = Callable[[Image.Image], Tensor]
+Decode = Callable[[bytes], Any]
+Transform = Callable[[Any], Tensor]  # takes what the decoder gives: a Pillow image, or an array
 Tokenize = Callable[[list[str]], Tensor]
 PREFETCH = 2  # batches that each worker has ready
 
@@ -29,6 +32,7 @@ class Positions(Protocol):
     """Order, or one that is asked like it."""
 
     size: int  # of an epoch
+    about: str  # in a few words; orders of equal size that differ in more than the seed differ in it
 
     def ids(self, start: int, count: int) -> np.ndarray: ...
     def epochs(self, start: int, count: int) -> np.ndarray: ...
@@ -39,7 +43,8 @@ class Batches:
 
     `transform` and `tokenize` must be picklable: no lambdas, no local functions. Batches are consecutive windows of the
     endless order: the last one of an epoch is filled up from the next epoch, never short and never dropped.
-    `start_method` is how workers start ("fork", "spawn", "forkserver"; None: Python's default on this system).
+    `start_method` is how workers start ("fork", "spawn", "forkserver"; None: Python's default on this system, and
+    never a fork of this process where the source fetches). `decode` gives what `transform` takes.
 
     >>> batches = Batches(source, Order(len(source), seed=0), batch_size=1024, transform=transform, tokenize=tokenize,
     ...                   seed=0, workers=4)
@@ -59,6 +64,7 @@ class Batches:
         rank: int = 0,
         ranks: int = 1,
         start_method: str | None = None,
+        decode: Decode = decode,
     ):
         if batch_size % ranks:
             below = batch_size // ranks * ranks
@@ -72,7 +78,7 @@ class Batches:
         self.rank = rank
         self.workers = workers
         self.start_method = start_method
-        self.windows = Windows(source, order, self.local_batch, transform, tokenize, seed)
+        self.windows = Windows(source, order, self.local_batch, transform, tokenize, seed, decode)
 
     def steps(self, first_sample: int, count: int) -> Iterator[Batch]:
         """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
@@ -100,13 +106,21 @@ class Windows(Dataset):
     """Map-style: the start of a window of positions -> its batch. What worker processes receive."""
 
     def __init__(
-        self, source: Source, order: Positions, size: int, transform: Transform, tokenize: Tokenize, seed: int | None
+        self,
+        source: Source,
+        order: Positions,
+        size: int,
+        transform: Transform,
+        tokenize: Tokenize,
+        seed: int | None,
+        decode: Decode = decode,
     ):
         self.source = source
         self.order = order
         self.size = size
         self.transform = transform
         self.tokenize = tokenize
+        self.decode = decode
         self.seed = seed  # None: nothing is drawn, always the first caption
 
     def __getitem__(self, start: int) -> Batch | RunFailed:
@@ -141,7 +155,7 @@ class Windows(Dataset):
         sample = self.source[id]
         caption = self._caption(id, sample)
         try:
-            image = decode(sample.image)
+            image = self.decode(sample.image)
         except BadSample as bad:
             raise BadSample(bad.reason, self.source.where(id)) from bad
         try:
@@ -174,19 +188,17 @@ def _load(windows: Windows, starts: range, workers: int, start_method: str | Non
         parallel = {
             "prefetch_factor": PREFETCH,
             "worker_init_fn": _start_worker,
-            "multiprocessing_context": start_method,
+            "multiprocessing_context": start_method or _start_method_for(windows),
         }
-    loader = DataLoader(
-        windows,
-        batch_size=None,  # a window already is a batch
-        sampler=starts,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        generator=torch.Generator(),  # else the loader draws from the main process's generator
-        **parallel,
-    )
+    options = {
+        "batch_size": None,  # a window already is a batch
+        "sampler": starts,
+        "num_workers": workers,
+        "collate_fn": _as_it_is,
+        "generator": torch.Generator(),  # else the loader draws from the main process's generator
+    }
     try:
-        for batch in loader:
+        for batch in _started(windows, options | parallel):
             if isinstance(batch, RunFailed):
                 raise batch
             yield batch
@@ -197,6 +209,28 @@ def _load(windows: Windows, starts: range, workers: int, start_method: str | Non
             f"a data worker was ended from outside ({str(error).splitlines()[0]}), most often for want of memory; "
             f"give fewer than --data.workers {workers}, or more memory (/dev/shm in a container)"
         ) from error
+
+
+def _started(windows: Windows, options: dict[str, Any]) -> Iterator[Any]:
+    """torch's iterator, which has started its workers. Keep no name for it: a failure's traceback would hold it, and
+    workers that the garbage collector ends take ten seconds."""
+    with warnings.catch_warnings():
+        # More workers than cores: three lines in torch's words; training/run.py says it in one.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        return iter(DataLoader(windows, **options))
+
+
+def _start_method_for(windows: Windows) -> str | None:
+    """None: Python's default. Fetching runs threads, and a fork copies the locks they hold, but not the threads that
+    would release them; so workers that fetch are forked from a server process that has none. It has imported what they
+    need, so that not each of them has to."""
+    if not fetches(windows.source):
+        return None
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    needed = [getattr(part, "__module__", "") for part in (windows, windows.transform, windows.tokenize)]
+    multiprocessing.set_forkserver_preload([name for name in needed if name])
+    return "forkserver"
 
 
 def _as_it_is(batch: Any) -> Any:

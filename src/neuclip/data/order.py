@@ -37,6 +37,8 @@ class Order:
     >>> Order(size=5, seed=0).ids(start=0, count=10)  # two epochs
     """
 
+    about = "all samples mixed"
+
     def __init__(self, size: int, seed: int):
         if size < 1:
             raise ValueError(f"an order needs at least one sample, not {size}")
@@ -75,6 +77,8 @@ class Order:
 
 class SourceOrder:
     """Every id once, as they lie in the source: the order of evaluation."""
+
+    about = "as they lie"
 
     def __init__(self, size: int):
         self.size = size

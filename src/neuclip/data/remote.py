@@ -115,7 +115,7 @@ def patiently(url: str, action: Callable[[Watch], T], limits: Limits, target: Pa
             verdict = _final(error)
             if verdict:
                 raise Gone(f"{without_query(url)}: {verdict}") from error
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise RunFailed(
                     f"{without_query(url)}: no room for it in {target and target.parent} ({error.strerror}); make "
                     "room, lower --data.cache_size, or point NEUCLIP_CACHE to another disk; then continue with --resume"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+
+LISTED = 10  # places per shard or file and reason; what more of them there are is counted with the last
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,37 @@ class Fault(NamedTuple):
     id: int  # -1: never became a sample (no picture, cut-off shard), so it has no id
     reason: str  # a short phrase, the same for the same kind of fault, so that it can be counted
     where: str  # shard and member, or file and row
+    times: int = 1  # how many are lost there
+
+
+class Lost:
+    """What never became a sample, so that it has no id: counted by reason, the first places of each reason listed.
+
+    >>> lost = Lost()
+    >>> for name in names_without_a_picture: lost.note("no picture", name)
+    >>> lost.faults()  # (Fault(-1, "no picture", "a.txt", 1), Fault(-1, "no picture", "b.txt and 6 more", 7))
+    """
+
+    def __init__(self) -> None:
+        self._listed: dict[str, dict[str, int]] = {}  # reason, place, times
+        self._more: Counter[str] = Counter()
+
+    def note(self, reason: str, where: str, times: int = 1) -> None:
+        places = self._listed.setdefault(reason, {})
+        if where in places or len(places) < LISTED:
+            places[where] = places.get(where, 0) + times
+        else:
+            self._more[reason] += times
+
+    def faults(self) -> tuple[Fault, ...]:
+        found = []
+        for reason, places in self._listed.items():
+            faults = [Fault(-1, reason, where, times) for where, times in places.items()]
+            if more := self._more[reason]:
+                where, times = faults[-1].where, faults[-1].times
+                faults[-1] = Fault(-1, reason, f"{where} and {more} more", times + more)
+            found += faults
+        return tuple(found)
 
 
 class BadSample(Exception):

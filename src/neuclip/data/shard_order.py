@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +45,8 @@ class ShardOrder(Order):
         groups = -(-len(self.ends) // together)
         self.cuts = np.arange(groups + 1) * len(self.ends) // groups
         self.shard_order = Order(len(self.ends), seed)
+        cut = hashlib.sha256(self.ends.astype("<i8").tobytes()).hexdigest()[:8]
+        self.about = f"{len(self.ends):,} shards ({cut}), {together} mixed at a time"
         self._epoch = (-1, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def ids(self, start: int, count: int) -> np.ndarray:

@@ -6,60 +6,66 @@ import mmap
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 BLOCK = 512  # tar's unit
 ZEROS = bytes(BLOCK)
+MAGIC, MAGIC_AT = b"ustar", 257  # of ustar, pax and GNU headers alike
 # Of a header: name, size, checksum, kind, "ustar", first byte of the prefix.
 FIELDS = struct.Struct("100s24x12s12x8sc100x5s83xc166x")
 REGULAR = frozenset(b"07\0")
 WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders: their size field does not count
+CUT_OFF, DAMAGED, NOT_TAR = "shard is cut off", "shard is damaged", "shard is not a tar file"
+
+Member = tuple[bytes, int, int]  # name, offset of its bytes, number of bytes
+NO_MEMBER: Member = (b"", 0, 0)
 
 
-class CutOffError(Exception):
-    """The file ends inside a member or without its end mark."""
+class Gap(NamedTuple):
+    """A stretch in which the headers make no sense: the walk goes on at its end."""
 
-    def __init__(self, position: int):
-        super().__init__(position)
-        self.position = position
-
-
-class NotTarError(Exception):
-    """There is no valid header at this byte."""
-
-    def __init__(self, position: int):
-        super().__init__(position)
-        self.position = position
+    reason: str
+    start: int
+    stop: int  # the end of the file where nothing more is found
+    lost: tuple[bytes, ...]  # names of members that were seen in it and cannot be had
+    overrun: Member  # already given, but another member begins within its bytes: blocks of it are gone; or NO_MEMBER
 
 
-def members(data: mmap.mmap | bytes) -> Iterator[tuple[bytes, int, int]]:
+def members(data: mmap.mmap | bytes, gaps: list[Gap]) -> Iterator[Member]:
     """(name, offset of its bytes, number of bytes) of every regular file of a plain tar, as they lie.
 
-    Understands ustar prefixes, GNU long names and large sizes, and pax headers. Raises CutOffError after the last whole
-    member of a truncated file, NotTarError where a header should be and is none.
+    Understands ustar prefixes, GNU long names and large sizes, and pax headers. Where a header should be and is none,
+    or where the file ends too early, `gaps` grows by one, and the walk goes on at the next header that can be believed.
+    Headers are visited in ascending order and the search for the next one begins behind the last, so no byte is
+    searched twice.
     """
     end = len(data)
     position = 0
+    last = NO_MEMBER
     long_name, pax_size = b"", -1
-    while position + BLOCK <= end:
+    while True:
         header = data[position : position + BLOCK]
         if not long_name and pax_size < 0 and (found := _ordinary(header, position + BLOCK, end)):
             yield found
+            last = found
             position = found[1] + (found[2] + BLOCK - 1) // BLOCK * BLOCK
             continue
-        if header == ZEROS:
-            if not _only_zeros(data, position):  # a wiped header, or a second tar behind the first
-                raise NotTarError(position)
+        if header == ZEROS and _only_zeros(data, position):
             return
-        kind = header[156]
-        size = _size(header, position)
-        if pax_size >= 0 and kind in REGULAR:
-            size = pax_size
         start = position + BLOCK
+        kind, size = _kind_and_size(header, pax_size)
         stop = start if kind in WITHOUT_DATA else start + size
-        if stop > end:
-            raise CutOffError(position)
+        if kind < 0 or stop > end:
+            gap = _gap(data, position, last if kind < 0 else (long_name or _name(header), start, 0), cut=kind >= 0)
+            gaps.append(gap)
+            if gap.stop >= end:
+                return
+            position, last, long_name, pax_size = gap.stop, (b"", gap.stop, 0), b"", -1
+            continue
+        last = (b"", start, 0)
         if kind in REGULAR:
-            yield long_name or _name(header), start, size
+            last = (long_name or _name(header), start, size)
+            yield last
             long_name, pax_size = b"", -1
         elif kind == 76:  # L: the next member's name
             long_name = data[start:stop].rstrip(b"\0")
@@ -68,39 +74,78 @@ def members(data: mmap.mmap | bytes) -> Iterator[tuple[bytes, int, int]]:
         elif kind not in b"Kg":
             long_name, pax_size = b"", -1
         position = start + (stop - start + BLOCK - 1) // BLOCK * BLOCK
-    raise CutOffError(position)
 
 
-def _ordinary(header: bytes, start: int, end: int) -> tuple[bytes, int, int] | None:
+def _gap(data: mmap.mmap | bytes, position: int, last: Member, *, cut: bool) -> Gap:
+    """From `position`, where no header is, or one (`last`) whose bytes reach beyond the file (`cut`), to the next.
+
+    The search begins within the bytes of the last member: when blocks of it are gone, the next header comes too early.
+    """
+    end = len(data)
+    lost = [last[0]] if cut and last[0] else []
+    place = data.find(MAGIC, last[1] + MAGIC_AT)
+    while place >= 0:
+        start = place - MAGIC_AT
+        header = data[start : start + BLOCK]
+        kind, size = _kind_and_size(header, -1)
+        if kind >= 0 and start % BLOCK == 0:
+            overrun = last if start < position and last[0] and not cut else NO_MEMBER
+            stop = start
+            if _name_may_be_short(header, kind):
+                lost.append(_name(header))
+                stop = start + BLOCK + (size + BLOCK - 1) // BLOCK * BLOCK
+            return Gap(DAMAGED, overrun[1] or min(position, start), min(stop, end), tuple(lost), overrun)
+        if kind in REGULAR:
+            lost.append(_name(header))  # it does not begin at a whole block, and nothing behind it does
+        place = data.find(MAGIC, place + (BLOCK if kind >= 0 else 1))
+    reason = CUT_OFF if cut or (position and position + BLOCK > end) else DAMAGED if position else NOT_TAR
+    return Gap(reason, min(position, end), end, tuple(lost), NO_MEMBER)
+
+
+def _name_may_be_short(header: bytes, kind: int) -> bool:
+    """Whether its true name may have stood in a header before it, which the damage took: then this one is cut to the
+    field's length, or has question marks for letters, and might be taken for another member's."""
+    name = header[:100].partition(b"\0")[0]
+    return kind in REGULAR and (len(name) >= 99 or b"?" in name)
+
+
+def _ordinary(header: bytes, start: int, end: int) -> Member | None:
     """As nearly all members are: a regular file with a short name. A shortcut; None leaves it to the full reading."""
-    name, octal, checksum, kind, magic, prefix = FIELDS.unpack(header)
-    if kind != b"0" or magic != b"ustar" or prefix != b"\0":
-        return None
     try:
+        name, octal, checksum, kind, magic, prefix = FIELDS.unpack(header)
+        if kind != b"0" or magic != MAGIC or prefix != b"\0":
+            return None
         size = int(octal.rstrip(b"\0 "), 8)
         sound = _checksum_fits(header, checksum)
-    except ValueError:
+    except (ValueError, struct.error):  # the latter: fewer bytes than a header has
         return None
     return (name.partition(b"\0")[0], start, size) if sound and 0 <= size <= end - start else None
 
 
 def _only_zeros(data: mmap.mmap | bytes, position: int) -> bool:
-    return not any(data[start : start + (1 << 20)].strip(b"\0") for start in range(position, len(data), 1 << 20))
+    """From here to the end. Looks ever further ahead, so that many single blocks of zeros cost no more than one."""
+    step = BLOCK
+    while position < len(data):
+        if data[position : position + step].strip(b"\0"):
+            return False
+        position, step = position + step, min(2 * step, 1 << 20)
+    return True
 
 
-def _size(header: bytes, position: int) -> int:
-    """The size field, if this is a header at all: if its checksum fits."""
+def _kind_and_size(header: bytes, pax_size: int) -> tuple[int, int]:
+    """The kind as a byte, and the size of what follows; -1 for both if this is no header: if its checksum is wrong."""
     try:
-        if not _checksum_fits(header, header[148:156]):
-            raise NotTarError(position)
+        if len(header) < BLOCK or not _checksum_fits(header, header[148:156]):
+            return -1, -1
+        kind = header[156]
+        if pax_size >= 0 and kind in REGULAR:
+            return kind, pax_size
         if header[124] & 0x80:  # GNU: sizes from 8 GB on are binary
-            return int.from_bytes(header[125:136], "big")
+            return kind, int.from_bytes(header[125:136], "big")
         size = int(header[124:136].rstrip(b"\0 ") or b"0", 8)
-        if size < 0:
-            raise NotTarError(position)
-        return size
-    except ValueError as error:
-        raise NotTarError(position) from error
+        return (kind, size) if size >= 0 else (-1, -1)
+    except ValueError:
+        return -1, -1
 
 
 def _checksum_fits(header: bytes, field: bytes) -> bool:

@@ -96,7 +96,7 @@ def note_objective(findings: Findings, settings: Settings, model: ModelFacts, pa
     elif settings.objective_name == "fastclip":
         _note_averages(findings, batch, pairs)
     elif settings.objective_name == "amorlip":
-        _note_epochs(findings, settings, pairs)
+        _note_epochs(findings, settings)
     _note_rho(findings, settings, pairs)
 
 
@@ -143,8 +143,8 @@ def _note_averages(findings: Findings, batch: int, pairs: int) -> None:
         )
 
 
-def _note_epochs(findings: Findings, settings: Settings, pairs: int) -> None:
-    epochs = findings["plan.samples"] / (settings.objective.epoch_samples or pairs)
+def _note_epochs(findings: Findings, settings: Settings) -> None:
+    epochs = findings["plan.samples"] / (settings.objective.epoch_samples or findings["plan.pairs_per_epoch"])
     findings.note("objective", blending_epochs=max(0.0, epochs - 1))
     if epochs <= 1:
         findings.warn(

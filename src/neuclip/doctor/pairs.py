@@ -27,7 +27,7 @@ PATCH = 32
 
 
 def note_source(findings: Findings, source: Source, address: str) -> None:
-    files = files_of(source)
+    files, lost = files_of(source), sum(fault.times for fault in source.faults)
     findings.note(
         "data",
         address=address,
@@ -36,12 +36,12 @@ def note_source(findings: Findings, source: Source, address: str) -> None:
         pairs=len(source),
         files=files.number,
         file_bytes=files.size,
-        index_faults=len(source.faults),
+        index_faults=lost,
     )
     if source.faults:
         first = source.faults[0]
         findings.warn(
-            f"{plural(len(source.faults), 'fault')} in the files",
+            f"{plural(lost, 'fault')} in the files",
             f"what they hide never becomes a pair; first: {first.reason}, {first.where}",
             "repair or fetch these files again, or train without that part",
         )

@@ -6,10 +6,12 @@ from types import ModuleType
 
 from neuclip.models.torchvision_guard import guard_torchvision
 
+# A data worker that starts afresh is sent our transforms and open_clip's within them: it imports this first.
+guard_torchvision()
+
 
 def open_clip_module() -> ModuleType:
     """open_clip, imported behind the guard: `open_clip_module().ClipLoss()`."""
-    guard_torchvision()
     import open_clip
 
     return open_clip

@@ -41,6 +41,7 @@ class FastCLIP(Objective):
 
     Args:
         dataset_size: number of samples; `sample_ids` are 0..dataset_size-1.
+        epoch_samples: samples of one pass over the data; default dataset_size. With weights it is another number.
         total_samples: samples of the whole run; only where gamma_decay_samples is not given.
         gamma: weight of a visit, after the decay.
         gamma_schedule: from 1 to gamma by samples seen: "cosine"; "staircase", the same once per pass over the data;
@@ -58,6 +59,7 @@ class FastCLIP(Objective):
         self,
         dataset_size: int,
         *,
+        epoch_samples: int | None = None,
         total_samples: int | None = None,
         variant: Variant = FastCLIPSettings.variant,
         gamma: float = FastCLIPSettings.gamma,
@@ -78,7 +80,8 @@ class FastCLIP(Objective):
         if dataset_size < 1:
             raise ValueError(f"dataset_size is {dataset_size}; give the number of samples in the data set")
         self.variant, self.gamma, self.rho, self.eps = variant, gamma, rho, eps
-        self.dataset_size, self.temperature_gradient = dataset_size, temperature_gradient
+        self.dataset_size, self.epoch_samples = dataset_size, epoch_samples or dataset_size
+        self.temperature_gradient = temperature_gradient
         self.gamma_schedule = "constant" if variant in ("sogclr", "isogclr") else gamma_schedule
         self.gamma_decay_samples = gamma_decay_samples or (total_samples or 0) // 2
         self.individual = individual_temperatures(variant, temperature_initial, temperature_lr, temperature_range)
@@ -118,8 +121,8 @@ class FastCLIP(Objective):
             return self.gamma
         seen = self.samples_seen
         if self.gamma_schedule == "staircase":
-            seen -= seen % self.dataset_size
-        if seen < self.dataset_size:
+            seen -= seen % self.epoch_samples
+        if seen < self.epoch_samples:
             return 1.0
         if seen >= self.gamma_decay_samples:
             return self.gamma

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,9 +109,15 @@ def read_contents(folder: RunFolder) -> RunContents:
         summary=read(folder.summary, read_json, dict),
         environment=read(folder.environment, read_json, dict),
         gallery=read(folder.gallery, read_json, dict),
-        skipped=len(read(folder.skipped, read_lines, list)),
+        skipped=sum(times_of(record) for record in only_objects(read(folder.skipped, read_lines, list))),
         unreadable=unreadable,
     )
+
+
+def times_of(record: Mapping[str, Any]) -> int:
+    """A line of skipped.jsonl may stand for several."""
+    times = record.get("times", 1)
+    return times if isinstance(times, int) else 1
 
 
 def read_yaml(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from typing import Any
 
 import torch
 
+from neuclip.data.fast_decoding import FastDecode
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source, open_training_data
 from neuclip.data.sources.mixture import order_of
-from neuclip.distributed import rank, world_size
+from neuclip.data.transforms import decode
+from neuclip.distributed import is_main, rank, world_size
 from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.models.pixels import fast_crop
 from neuclip.models.towers import BuiltModel, build_model
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.registry import build_objective
@@ -65,6 +69,11 @@ class Run:
         """Samples that an epoch draws: the data set's size, or with weights what they make of it."""
         return self.data.windows.order.size
 
+    @property
+    def order(self) -> str:
+        """How ids follow each other, beside the seed: equal data may lie here or elsewhere."""
+        return self.data.windows.order.about
+
     def batches(self) -> Iterator[Batch]:
         """This process's rows of the rest of the run, from the step it has reached."""
         return self.data.steps(self.samples, self.total_steps - self.step)
@@ -79,6 +88,7 @@ class Run:
             "objective_name": self.settings.objective_name,
             "model_name": self.settings.model.name,
             "data": self.fingerprint,
+            "order": self.order,
             "model": self.built.towers.model.state_dict(),
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -104,6 +114,12 @@ class Run:
                 f"({state['data']['count']} samples then, {self.fingerprint['count']} now, or other captions); "
                 "bring back the old data, or start a new run"
             )
+        if state.get("order", self.order) != self.order:  # checkpoints of earlier versions do not say
+            raise RunFailed(
+                f"{self.folder.path} was trained in another order of samples ({state['order']}) than "
+                f"{self.settings.data.train} gives now ({self.order}), so that some would come twice and some never; "
+                "continue on the data where they lay then, local or remote, or start a new run"
+            )
         self.built.towers.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -127,7 +143,8 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
     torch.manual_seed(settings.run.seed)
     built = build_towers(settings, device)
     total_steps = settings.train.samples // settings.train.batch_size
-    objective = objective_for(settings, built, len(source)).to(device)
+    data = batches_of(source, settings, built)
+    objective = objective_for(settings, built, len(source), data.windows.order.size).to(device)
     if rank():  # weights begin alike in all processes, dropout does not
         torch.manual_seed(settings.run.seed + rank())
     optimizer = TowerOptimizer(
@@ -140,7 +157,7 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
         precision=precision,
         source=source,
         fingerprint=fingerprint(source),
-        data=batches_of(source, settings, built),
+        data=data,
         built=built,
         objective=objective,
         optimizer=optimizer,
@@ -148,23 +165,33 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
     )
 
 
-def objective_for(settings: Settings, built: BuiltModel, dataset_size: int) -> Objective:
+def objective_for(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:
+    """`epoch_samples` as in `build_objective`: what counts epochs only does so in training."""
     batch_size = settings.train.batch_size
     return build_objective(
         settings.objective_name,
         settings.objective,
         embed_dim=built.embed_dim,
         dataset_size=dataset_size,
+        epoch_samples=epoch_samples,
         total_samples=settings.train.samples // batch_size * batch_size,
     )
 
 
 def batches_of(source: Source, settings: Settings, built: BuiltModel) -> Batches:
+    if is_main() and settings.data.workers > available_cores():
+        print(
+            f"data.workers is {settings.data.workers} and there are {available_cores()} cores: workers take "
+            f"turns, and take them from the towers; give --data.workers {max(1, available_cores() - 1)}",
+            file=sys.stderr,
+        )
+    fast = settings.data.pixels == "fast"
     return Batches(
         source,
         order_of(source, settings.run.seed),
         batch_size=settings.train.batch_size,
-        transform=built.train_transform,
+        decode=FastDecode(built.image_size) if fast else decode,
+        transform=fast_crop(built.train_transform) if fast else built.train_transform,
         tokenize=built.tokenize,
         seed=settings.run.seed,
         workers=settings.data.workers,
@@ -180,8 +207,12 @@ def set_threads(asked: int, device: torch.device) -> None:
     if asked:
         torch.set_num_threads(asked)
     elif beside > 1 and device.type == "cpu" and os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // beside))
+        torch.set_num_threads(max(1, available_cores() // beside))
+
+
+def available_cores() -> int:
+    """Those that this process may use, which in a container or a job may be fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_common_data(run: Run) -> None:

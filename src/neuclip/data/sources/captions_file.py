@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from neuclip.data.sample import Fault
+from neuclip.data.sample import Fault, Lost
 from neuclip.data.sources.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, Asked, say
 from neuclip.data.sources.csv import SEPARATORS, read_csv
 from neuclip.data.sources.jsonl import read_jsonl
@@ -25,7 +25,9 @@ def captions_file_in(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def captions_by_picture(path: Path, pictures: list[str], asked: Asked) -> tuple[dict[str, list[bytes]], list[Fault]]:
+def captions_by_picture(
+    path: Path, pictures: list[str], asked: Asked
+) -> tuple[dict[str, list[bytes]], tuple[Fault, ...]]:
     """Captions of each picture (paths from the folder), those of several rows together; and the rows without a picture.
 
     A row names its picture by its path from the folder, or by its file name where only one picture is called so.
@@ -36,22 +38,22 @@ def captions_by_picture(path: Path, pictures: list[str], asked: Asked) -> tuple[
         by_name[name] = "" if name in by_name else picture
     known = set(pictures)
     found: dict[str, list[bytes]] = {}
-    unmatched: list[str] = []
+    unmatched = Lost()
     for number, row in enumerate(_rows(path, known | by_name.keys(), asked), start=1):
         name = row.image.decode(errors="surrogateescape").replace("\\", "/").removeprefix("./")
         picture = name if name in known else by_name.get(name, "")
         if picture:
             found.setdefault(picture, []).extend(row.captions)
         else:
-            unmatched.append(f"{path} row {number}: {name or row.reason}")
+            unmatched.note("no picture", f"{path} row {number}: {name or row.reason}")
+    faults = unmatched.faults()
     if not found:
+        first = faults[0].where.removeprefix(f"{path} row 1: ") if faults else "nothing"
         raise AskedWrongly(
-            f"{path}: names none of the {len(pictures):,} pictures beside it; its first row leads to "
-            f"{unmatched[0].partition(': ')[2] if unmatched else 'nothing'}, the first picture is {pictures[0]}; "
-            "give paths from the folder"
+            f"{path}: names none of the {len(pictures):,} pictures beside it; its first row leads to {first}, "
+            f"the first picture is {pictures[0]}; give paths from the folder"
         )
-    more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
-    return found, [Fault(-1, "no picture", f"{unmatched[0]}{more}")] if unmatched else []
+    return found, faults
 
 
 def _rows(path: Path, known: set[str], asked: Asked) -> Iterator[Row]:

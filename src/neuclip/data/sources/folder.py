@@ -10,14 +10,14 @@ import numpy as np
 
 from neuclip.data.captions import first_caption, usable_captions
 from neuclip.data.index import PICTURE_EXTENSIONS, Texts
-from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.sample import BadSample, Fault, Lost, Sample
 from neuclip.data.sources.captions_file import captions_by_picture, captions_file_in
 from neuclip.data.sources.columns import Asked
 from neuclip.data.sources.listed import ListedPairs, Row, Rows, picture_file
 from neuclip.errors import AskedWrongly
 from neuclip.progress import SILENT_SECONDS, StatusLine, track
 
-ENDINGS = frozenset({extension.decode() for extension in PICTURE_EXTENSIONS} | {"tif", "tiff", "avif", "jp2", "ppm"})
+ENDINGS = frozenset(extension.decode() for extension in PICTURE_EXTENSIONS)
 OTHER_PICTURES = frozenset({"heic", "heif", "jxl", "svg", "eps", "psd", "tga"})
 
 
@@ -125,8 +125,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _counted(reason: str, folder: Path, names: list[str], ending: str = "") -> tuple[Fault, ...]:
-    """One fault for all of a kind: the first, and how many more."""
-    if not names:
-        return ()
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (Fault(-1, reason, f"{folder / (names[0] + ending)}{more}"),)
+    lost = Lost()
+    for name in names:
+        lost.note(reason, str(folder / (name + ending)))
+    return lost.faults()

@@ -100,6 +100,7 @@ class WeightedOrder:
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[Fraction], seed: int):
+        self.about = f"all samples mixed, weights {', '.join(map(str, weights))} of {', '.join(map(str, sizes))}"
         self.parts = []
         first_id = first_appearance = 0
         for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):

@@ -108,6 +108,11 @@ class RemoteTarSource(TarSource):
         return self.cache.open(self.remote[shard])
 
 
+def fetches(source: object) -> bool:
+    """Whether a source, or a part of a mixture, is fetched while it is read."""
+    return any(isinstance(part, RemoteTarSource) for part in getattr(source, "sources", (source,)))
+
+
 def open_remote(name: str, address: str, caption_key: str, limits: Limits) -> RemoteTarSource:
     """Shards at a remote address: one, a brace pattern, or a folder."""
     return RemoteTarSource(name, remote_shards(address, limits), caption_key, limits)

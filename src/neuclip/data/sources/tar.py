@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.captions import captions_from_json, usable_captions
+from neuclip.data.captions import usable_captions
 from neuclip.data.index import (
     BLOCK,
-    JSON_CAPTION,
     NO_CAPTION,
     NO_LABEL,
     ShardIndex,
     build_index,
+    captions_of,
     index_and_change,
     places_of,
     status_of,
@@ -30,7 +30,7 @@ from neuclip.data.index import (
 )
 from neuclip.data.joined_index import joined_index
 from neuclip.data.sample import BadSample, Fault, Sample
-from neuclip.errors import AskedWrongly
+from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 
 OPEN_FILES = 128  # per process; systems often allow 1024 and a large set has ten thousand shards
@@ -45,10 +45,12 @@ class TarSource:
     """
 
     most_open = 0  # files; 0: OPEN_FILES
+    statuses: Sequence[tuple[int, int]] = ()  # size and time of each shard when it was indexed, where others can write
 
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
         self.paths = [plain_tar(shard) for shard in track(shards, "unpacking", len(shards), "shards")]
-        self._join(name, [str(path) for path in self.paths], [status_of(path) for path in self.paths], caption_key)
+        self.statuses = [status_of(path) for path in self.paths]
+        self._join(name, [str(path) for path in self.paths], self.statuses, caption_key)
 
     def _join(self, name: str, shards: list[str], stamps: Sequence[object], caption_key: str) -> None:
         """Join the indexes of all shards. A stamp changes when its shard changes."""
@@ -58,10 +60,7 @@ class TarSource:
         self.changes: dict[str, str] = {}  # what has changed since a shard was indexed
         self._files: OrderedDict[int, int] = OrderedDict()
         self.joined = joined_index(shards, [caption_key, *stamps], self._numbers(), self.index)
-        self.faults = tuple(
-            Fault(-1, reason, where if count == 1 else f"{where} and {count - 1} more")
-            for reason, where, count in self.joined.notes
-        )
+        self.faults = tuple(Fault(-1, *note) for note in self.joined.notes)
         if self.changes:
             first, change = next(iter(self.changes.items()))
             more = f" and {len(self.changes) - 1} more shards have changed" if len(self.changes) > 1 else ""
@@ -103,14 +102,14 @@ class TarSource:
         image_block, image_size, caption_block, caption_size, kind, label = self.joined.rows[id].item()
         shard = self.joined.shard_of(id)
         image = self._read(shard, image_block, image_size)
+        self._check_unchanged(shard)
         if kind == NO_CAPTION and label == NO_LABEL:
             raise BadSample("caption is missing", self._where(shard, image_block))
         if kind == NO_CAPTION:
             return Sample(image, ())
         raw = self._read(shard, caption_block, caption_size)
-        found = captions_from_json(raw, self.caption_key or "caption") if kind == JSON_CAPTION else (raw,)
         try:
-            return Sample(image, usable_captions(found, ""))
+            return Sample(image, usable_captions(captions_of(raw, kind, self.caption_key), ""))
         except BadSample as bad:
             raise BadSample(bad.reason, self._where(shard, caption_block)) from None
 
@@ -133,8 +132,20 @@ class TarSource:
         except OSError as error:
             raise BadSample("shard cannot be read", f"{self.shards[shard]} ({error.strerror})") from None
         if len(content) != size:
+            self._check_unchanged(shard)
             raise BadSample("shard was shortened", f"{self.shards[shard]} at byte {block * BLOCK}")
         return content
+
+    def _check_unchanged(self, shard: int) -> None:
+        """In a shard that was written again, other bytes lie where its index points, and others' captions."""
+        if not self.statuses:
+            return
+        status = os.fstat(self._file(shard))
+        if (status.st_size, status.st_mtime_ns) != self.statuses[shard]:
+            raise RunFailed(
+                f"{self.shards[shard]}: was written again while it was in use; let nobody change the data of a run, "
+                "then start again (a run that has begun continues with --resume if its captions are still the same)"
+            )
 
     def _file(self, shard: int) -> int:
         """An open descriptor. pread has no position of its own, so a forked worker may share its parent's."""
@@ -164,7 +175,7 @@ def plain_tar(shard: Path) -> Path:
     """The shard itself, or its unpacked copy in the cache: gzip cannot be read at an offset."""
     if not shard.name.endswith((".gz", ".tgz")):
         return shard
-    from neuclip.data.builtin import cache_folder
+    from neuclip.data.cache_folder import cache_folder
 
     try:
         status = shard.stat()

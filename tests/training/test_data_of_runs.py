@@ -1,0 +1,154 @@
+"""Runs and where their data lie: order, epochs, workers, and a remote that goes away and comes back."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from neuclip import api
+from neuclip.cli.main import main
+from neuclip.data.loader import Batches
+from neuclip.data.remote import Limits
+from neuclip.data.shard_order import ShardOrder
+from neuclip.data.source import open_source
+from neuclip.errors import RunFailed
+from neuclip.records import RunFolder, read_lines
+from neuclip.settings.reading import read_settings
+from neuclip.settings.writing import write_settings
+from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.training.run import build_run
+from tests.data.test_remote import server  # noqa: F401
+from tests.pictures import write_shards
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("neuclip.data.source.Limits", partial(Limits, attempts=2, first_wait=0))
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[int]:
+    """The ids that a run trains on."""
+    ids: list[int] = []
+    steps = Batches.steps
+
+    def noted(self, *arguments):
+        for batch in steps(self, *arguments):
+            ids.extend(batch.ids.tolist())
+            yield batch
+
+    monkeypatch.setattr(Batches, "steps", noted)
+    return ids
+
+
+def losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in read_lines(RunFolder(folder).records)]
+
+
+def test_a_remote_that_disappears_in_mid_epoch_leaves_a_run_that_goes_on_when_it_is_back(
+    small_settings, tmp_path, server, seen  # noqa: F811
+):  # fmt: skip
+    write_shards(server.folder, 72, shards=36)  # three groups of twelve shards, each of 24 samples
+    ends = open_source(str(server.folder)).joined.ends  # and their indexes beside them
+    order = ShardOrder(ends, seed=0)
+    lost = order.group_at(48).shards.tolist()
+    server.faults = {f"{shard:05d}.tar": ["cut"] * 1000 for shard in lost}
+    address = f"{server.url}/{{00000..00035}}.tar"
+    flags = ["--data.train", address, "--run.seed", "0"]
+    broken = small_settings(tmp_path, *flags, "--run.name", "broken")
+    with pytest.raises(RunFailed, match=rf"{server.url}/000\d\d\.tar: could not be fetched .*--resume") as failure:
+        api.train(broken)
+    assert "\n" not in str(failure.value) and seen == order.ids(0, 48).tolist()
+    folder = RunFolder(tmp_path / "broken")
+    reached = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])["samples"]
+    assert reached == 48 and len(losses(folder.path)) == 6
+    server.faults = {}
+    api.train(read_settings(folder.settings, []), resume=folder.path)
+    assert seen[:48] + seen[48:] == order.ids(0, 96).tolist()
+    whole = small_settings(tmp_path, *flags, "--run.name", "whole", "--data.workers", "2")  # which start afresh
+    assert losses(folder.path) == losses(api.train(whole))
+
+
+def test_what_messages_advise_to_change_may_change_at_resume(small_settings, tmp_path):
+    settings = small_settings(tmp_path)
+    write_settings(settings, RunFolder(tmp_path).settings)
+    flags = [
+        "--data.cache_size",
+        "1B",
+        "--data.remote_timeout",
+        "5",
+        "--data.max_bad_share",
+        "0.5",
+        "--data.workers",
+        "1",
+    ]
+    api.check_continuable(read_settings(RunFolder(tmp_path).settings, flags), RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("start", ["local", "remote"])
+def test_the_same_shards_at_another_place_have_another_order_and_are_refused_at_resume(
+    small_settings, tmp_path, server, start  # noqa: F811
+):  # fmt: skip
+    write_shards(server.folder, 40, shards=20)
+    places = {"local": str(server.folder), "remote": f"{server.url}/{{00000..00019}}.tar"}
+    folder = RunFolder(api.train(small_settings(tmp_path, "--data.train", places[start], "--run.name", "x")))
+    other = places["remote" if start == "local" else "local"]
+    stored = folder.settings.read_text()
+    folder.settings.write_text(stored.replace(places[start], other))
+    with pytest.raises(RunFailed) as refusal:
+        api.train(read_settings(folder.settings, []), resume=folder.path)
+    message = str(refusal.value)
+    assert "all samples mixed" in message and "16 mixed at a time" in message and "\n" not in message
+
+
+def test_a_checkpoint_that_does_not_name_its_order_is_loaded(small_settings, tmp_path):
+    run = build_run(small_settings(tmp_path), RunFolder(tmp_path / "x"))
+    run.save()
+    state = load_checkpoint(checkpoints_in(run.folder.checkpoints)[-1])
+    assert state.pop("order") == "all samples mixed"
+    run.load(state)
+
+
+@pytest.mark.parametrize(("weight", "epoch"), [("", 40), (":3", 120), (":0.5", 20)])
+def test_what_counts_epochs_counts_the_samples_that_weights_make_of_them(
+    small_settings, shards, tmp_path, weight, epoch
+):
+    for name in ("fastclip", "amorlip"):
+        flags = ["--data.train", f"{shards}{weight}", "--objective.name", name]
+        settings = read_settings(None, ["--model.image_size", "32", "--data.workers", "0", "--train.batch_size", "8",
+                                        "--train.samples", "96", "--run.folder", str(tmp_path), *flags])  # fmt: skip
+        run = build_run(settings, RunFolder(tmp_path / "x"))
+        assert run.epoch_samples == run.objective.epoch_samples == epoch
+        assert name == "amorlip" or run.objective.dataset_size == 40
+
+
+def test_gamma_is_one_until_every_weighted_sample_had_its_turns():
+    from neuclip import FastCLIP
+
+    objective = FastCLIP(40, epoch_samples=120, gamma=0.5, gamma_decay_samples=240, gamma_schedule="staircase")
+    gammas = []
+    for objective.samples_seen in (0, 40, 119, 120, 200, 240):
+        gammas.append(objective.gamma_now())
+    assert gammas == [1.0, 1.0, 1.0, 0.75, 0.75, 0.5]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot lend a process fewer cores")
+def test_more_workers_than_cores_are_told_in_one_line_with_a_remedy(shards, tmp_path, capfd, recwarn):
+    flags = f"""--data.train {shards} --run.folder {tmp_path} --run.name x --run.threads 1 --model.image_size 32
+        --train.batch_size 8 --train.samples 24 --objective.num_prototypes 8 --evaluation.error_anchors 0
+        --data.workers 2""".split()
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert main(["train", *flags]) == 0
+    finally:
+        os.sched_setaffinity(0, cores)
+    told = [line for line in capfd.readouterr().err.splitlines() if "orkers " in line]
+    assert len(told) == 1 and "data.workers is 2 and there are 1 cores" in told[0] and "--data.workers 1" in told[0]
+    assert not [warning for warning in recwarn if "DataLoader" in str(warning.message)]
