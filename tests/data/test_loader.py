@@ -42,7 +42,7 @@ def spawned(image: Image.Image) -> torch.Tensor:
 
 
 def afresh(image: Image.Image) -> torch.Tensor:
-    assert type(multiprocessing.current_process()).__name__ != "ForkProcess"
+    assert type(multiprocessing.current_process()).__name__ in ("SpawnProcess", "ForkServerProcess")
     return plain(image)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 
+from neuclip.data.loader import available_cores
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.wording import percent
 from neuclip.settings.sections import Settings
@@ -112,7 +112,3 @@ def note_temperature(findings: Findings, settings: Settings, steps: int) -> None
             "it can only rise",
             "give --temperature.initial 0.07, or a lower --temperature.minimum",
         )
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

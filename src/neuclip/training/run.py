@@ -13,7 +13,7 @@ import torch
 
 from neuclip.data.fast_decoding import FastDecode
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.loader import Batches
+from neuclip.data.loader import Batches, available_cores
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source, open_training_data
 from neuclip.data.sources.mixture import order_of
@@ -208,11 +208,6 @@ def set_threads(asked: int, device: torch.device) -> None:
         torch.set_num_threads(asked)
     elif beside > 1 and device.type == "cpu" and os.environ.get("OMP_NUM_THREADS", "1") == "1":
         torch.set_num_threads(max(1, available_cores() // beside))
-
-
-def available_cores() -> int:
-    """Those that this process may use, which in a container or a job may be fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_common_data(run: Run) -> None:
