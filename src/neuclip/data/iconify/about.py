@@ -35,5 +35,5 @@ SET = DataSet(
     packages=(PACKAGE,),
     version=version,
     build=build,
-    minutes=8,
+    minutes=9,
 )

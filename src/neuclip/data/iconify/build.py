@@ -25,7 +25,7 @@ MOST_PROCESSES = 8
 def build_set(folder: Path, package: Package, content: Path, *, processes: int = 0) -> None:
     """Build from the unpacked package `content` into `folder`; called again after a kill, it goes on there.
 
-    Six minutes on two free cores and under 1.5 GB of memory for the whole package. `processes` 0: one per core.
+    Nine minutes on two free cores and 0.8 GB of memory for the whole package. `processes` 0: one per core.
     """
     if importlib.util.find_spec(RASTERISER_MODULE) is None:
         raise AskedWrongly("iconify is drawn with resvg-py, which is not installed: pip install 'neuclip[demo]'")

@@ -1,7 +1,7 @@
 """Which pairs are for training and which for testing: the rule of icons-30k (icons/split.py), with two additions.
 
 - All skin tones of an emoji go where the emoji goes.
-- Of a concept that is tested, one drawing per family is: its twelve sizes and styles are no twelve tests. The others
+- Of a concept that is tested, one drawing per family is: its dozen sizes and styles are no dozen tests. The others
   are in no part, because a model that was trained on them would know the tested one.
 """
 
