@@ -2,7 +2,8 @@
 
 All read the same JPEG shards with the transform and tokenizer of the same model, in this process without workers, in
 turns within one run; processor time counts, and of several rounds the best, so that a busy machine hurts all alike.
-Before that the exact pixels are compared with open_clip's, sample by sample. Prints a Markdown table.
+Before that the exact pixels are compared with open_clip's, sample by sample, in training and in evaluation. Prints a
+Markdown table.
 
 Usage: python benchmarks/loader/against_open_clip.py [FOLDER of shards] [rounds]
 """
@@ -14,14 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from photo_like import write_photo_shards
+from PIL import Image
 from torch import Tensor
 
 from neuclip.data.fast_decoding import FastDecode
-from neuclip.data.loader import Batches, sequential
+from neuclip.data.loader import Batches
 from neuclip.data.order import Order
 from neuclip.data.source import Source, open_source
 from neuclip.data.transforms import decode
@@ -30,11 +33,12 @@ from neuclip.models.pixels import fast_crop, normalised
 from neuclip.models.towers import BuiltModel, build_model
 
 MODEL, BATCH, SAMPLES = "ViT-B-32", 64, 1024
+CROP_SCALE = (0.9, 1.0)  # the default of both
 
 
 def main(shards: Path, rounds: int) -> None:
     torch.set_num_threads(1)
-    built, source = build_model(MODEL), open_source(str(shards))
+    built, source = build_model(MODEL, crop_scale=CROP_SCALE), open_source(str(shards))
     print(f"{compared_pixels(built, source):,} pictures: exact pixels equal open_clip's to the bit\n")
     loaders: dict[str, Callable[[], Iterator[int]]] = {
         "open_clip's webdataset loader": lambda: open_clip_batches(shards, len(source)),
@@ -72,8 +76,7 @@ def open_clip_batches(shards: Path, samples: int) -> Iterator[int]:
         train_data=pattern, train_num_samples=samples, train_data_upsampling_factors=None, dataset_resampled=False,
         batch_size=BATCH, workers=0, world_size=1, seed=0,
     )  # fmt: skip
-    transform = open_clip.image_transform(224, is_train=True, aug_cfg={})
-    data = get_wds_dataset(arguments, transform, True, tokenizer=open_clip.get_tokenizer(MODEL))
+    data = get_wds_dataset(arguments, open_clips_crop(), True, tokenizer=open_clip.get_tokenizer(MODEL))
     for images, _ in data.dataloader:
         yield len(images)
 
@@ -81,7 +84,7 @@ def open_clip_batches(shards: Path, samples: int) -> Iterator[int]:
 def our_images(built: BuiltModel, source: Source, *, fast: bool) -> Iterator[Tensor]:
     batches = Batches(
         source, Order(len(source), seed=0), batch_size=BATCH, seed=0, workers=0, tokenize=built.tokenize,
-        decode=FastDecode(built.image_size) if fast else decode,
+        decode=FastDecode(built.image_size, CROP_SCALE[0]) if fast else decode,
         transform=fast_crop(built.train_transform) if fast else built.train_transform,
     )  # fmt: skip
     return (batch.images for batch in batches.steps(first_sample=0, count=SAMPLES // BATCH + 1))
@@ -97,22 +100,30 @@ def normalised_batches(built: BuiltModel, images: Iterator[Tensor]) -> Iterator[
 
 
 def compared_pixels(built: BuiltModel, source: Source) -> int:
-    """Reads every picture with both evaluation transforms; ends the benchmark where one value differs."""
-    from io import BytesIO
+    """Reads the pictures with open_clip's transforms and ours; ends the benchmark where one value differs.
 
-    from PIL import Image
-
-    number = 0
-    for batch in sequential(source, transform=built.transform, tokenize=built.tokenize, batch_size=BATCH, workers=0):
-        theirs = [
-            built.float_transform(Image.open(BytesIO(source[id].image)).convert("RGB")) for id in batch.ids.tolist()
-        ]
-        if not torch.equal(normalised(batch.images, built.towers.mean, built.towers.std), torch.stack(theirs)):
-            sys.exit(f"pixels differ from open_clip's among samples {batch.ids[0]} to {batch.ids[-1]}")
-        number += len(batch.ids)
-        if number >= SAMPLES:
-            break
+    The random crop of a training picture is drawn with the picture's id as seed, on both sides.
+    """
+    number = min(SAMPLES, len(source))
+    their_crop = open_clips_crop()
+    for id in range(number):
+        content = source[id].image
+        for name, ours, theirs in (
+            ("training", built.train_transform, their_crop),
+            ("evaluation", built.transform, built.float_transform),
+        ):
+            torch.manual_seed(id)
+            floats = normalised(ours(decode(content))[None], built.towers.mean, built.towers.std)[0]
+            torch.manual_seed(id)
+            if not torch.equal(floats, theirs(Image.open(BytesIO(content)))):
+                sys.exit(f"sample {id}: pixels for {name} differ from open_clip's")
     return number
+
+
+def open_clips_crop() -> Callable[[Image.Image], Tensor]:
+    """The training transform that open_clip's own trainer uses for this model."""
+    transform: Callable[[Image.Image], Tensor] = open_clip_module().image_transform(224, is_train=True, aug_cfg={})
+    return transform
 
 
 if __name__ == "__main__":

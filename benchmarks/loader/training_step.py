@@ -17,22 +17,30 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from photo_like import write_photo_shards
 
 from neuclip.records import RunFolder, read_lines
 
-PICTURES, BATCH, WARM_UP = 2000, 64, 5
-SMALL = {
-    "embed_dim": 64,
-    "vision_cfg": {"image_size": 224, "layers": 1, "width": 64, "head_width": 16, "patch_size": 32},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 4, "layers": 1},
-}
-CASES = {"compute-bound": ("ViT-S-32", 1), "data-bound": ("small-224", 2)}  # model and epochs
+PICTURES, BATCH, WARM_UP = 2000, 64, 3
+
+
+def config(width: int, layers: int) -> dict[str, Any]:
+    """An open_clip model with two transformers of this size, pictures of 224 pixels."""
+    sizes = {"width": width, "layers": layers}
+    return {
+        "embed_dim": width,
+        "vision_cfg": {"image_size": 224, "patch_size": 32, "head_width": 32, **sizes},
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "heads": width // 32, **sizes},
+    }
+
+
+CASES = {"compute-bound": (config(256, 6), 1280), "data-bound": (config(64, 1), 2000)}  # model, samples
 THEIRS = """
 import sys
 from neuclip.models import open_clip_module
-open_clip_module().add_model_config("small-224.json")
+open_clip_module().add_model_config("bench.json")
 from open_clip_train.main import main
 main(sys.argv[1:])
 """
@@ -41,34 +49,37 @@ main(sys.argv[1:])
 def main(shards: Path, rounds: int) -> None:
     print(f"| step | open_clip's trainer | ours, {' | ours, '.join(('exact', 'fast'))} |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "small-224.json").write_text(json.dumps(SMALL))
-        for case, (model, epochs) in CASES.items():
+        for case, (model, samples) in CASES.items():
+            (Path(folder) / "bench.json").write_text(json.dumps(model))
             seconds: list[list[float]] = [[], [], []]
             for number in range(rounds):
-                seconds[0].append(open_clip_step(Path(folder), shards, model, epochs, f"{case}-{number}"))
+                seconds[0].append(open_clip_step(Path(folder), shards, samples, f"{case}-{number}"))
                 for column, pixels in enumerate(("exact", "fast"), start=1):
                     name = f"{case}-{pixels}-{number}"
-                    seconds[column].append(our_step(Path(folder), shards, model, epochs, pixels, name))
+                    seconds[column].append(our_step(Path(folder), shards, samples, pixels, name))
             theirs, *ours = (min(times) for times in seconds)
             cells = " | ".join(f"{1000 * time:,.0f} ms ({theirs / time:.2f}x)" for time in ours)
-            print(f"| {case} ({model}, batch {BATCH}) | {1000 * theirs:,.0f} ms | {cells} |", flush=True)
+            print(
+                f"| {case} (width {model['embed_dim']}, batch {BATCH}) | {1000 * theirs:,.0f} ms | {cells} |",
+                flush=True,
+            )
 
 
-def open_clip_step(folder: Path, shards: Path, model: str, epochs: int, name: str) -> float:
+def open_clip_step(folder: Path, shards: Path, samples: int, name: str) -> float:
     pattern = f"{shards}/{{00000..{len(list(shards.glob('*.tar'))) - 1:05d}}}.tar"
-    flags = f"""--model {model} --train-data {pattern} --train-num-samples {PICTURES} --dataset-type webdataset
-        --batch-size {BATCH} --workers 1 --epochs {epochs} --lr 1e-4 --wd 0.1 --warmup 5 --precision fp32
+    flags = f"""--model bench --train-data {pattern} --train-num-samples {samples} --dataset-type webdataset
+        --batch-size {BATCH} --workers 1 --epochs 1 --lr 1e-4 --wd 0.1 --warmup 5 --precision fp32
         --log-every-n-steps 1 --logs {folder} --name {name} --save-frequency 0"""
     done = run(folder, [sys.executable, "-c", THEIRS, *flags.split()])
     times = [float(value) for value in re.findall(r"Batch \(t\): ([\d.]+)", done)]
     return median(times[WARM_UP:])
 
 
-def our_step(folder: Path, shards: Path, model: str, epochs: int, pixels: str, name: str) -> float:
-    flags = f"""--model.name {"small-224.json" if model == "small-224" else model} --data.train {shards}
+def our_step(folder: Path, shards: Path, samples: int, pixels: str, name: str) -> float:
+    flags = f"""--model.name bench.json --data.train {shards}
         --data.pixels {pixels} --data.workers 1 --run.threads 1 --objective.name clip --train.batch_size {BATCH}
-        --train.samples {PICTURES // BATCH * BATCH * epochs} --optimizer.learning_rate 1e-4 --optimizer.weight_decay 0.1
-        --log.every 1 --evaluation.every 0
+        --train.samples {samples // BATCH * BATCH} --optimizer.learning_rate 1e-4 --optimizer.weight_decay 0.1
+        --log.every 1 --evaluation.error_anchors 0
         --run.folder {folder} --run.name {name}"""
     run(folder, [sys.executable, "-m", "neuclip", "train", *flags.split()])
     records = read_lines(RunFolder(folder / name).records)

@@ -138,3 +138,31 @@ def test_errors_are_rows_of_estimators_and_numbers_that_stand_alone():
     )
     lines = [line.split() for line in table.splitlines()]
     assert lines == [["image", "text"], ["neuclip", "0.5", "0.25"], ["batch", "1", "2"], [], ["anchors", "10,000"]]
+
+
+def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file"))
+    assert main(["data", "prepare", "digits"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "NEUCLIP_CACHE" in error
+
+
+@pytest.mark.parametrize("name", ["photos", "pairs.csv"])
+def test_data_in_the_place_of_a_recipe_is_told_where_data_goes(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "pairs.csv").write_text("image,caption\n")
+    assert main(["train", name]) == 2
+    assert f"--data.train {name}" in capsys.readouterr().err
+
+
+def test_the_help_of_data_names_every_data_set(capsys):
+    assert main(["data", "prepare", "--help"]) == 0
+    assert "iconify, tuxpaint" in capsys.readouterr().out
+
+
+def test_the_list_of_data_sets_fits_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "84")
+    assert main(["data", "list"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 84

@@ -89,6 +89,8 @@ def test_a_real_process_says_the_same_and_exits_with_2():
         (RunFailed("loss is not a number at step 3"), 1, "neuclip: loss is not a number at step 3\n"),
         (KeyboardInterrupt(), 130, "neuclip: interrupted\n"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x/records.jsonl"), 1, "neuclip: the disk is full"),
+        (OSError(errno.EFBIG, "File too large"), 1, "neuclip: the disk is full"),
+        (OSError(errno.EROFS, "Read-only file system", "cache/x"), 1, "neuclip: cache/x: Read-only file system; check"),
     ],
 )
 def test_expected_failures_are_one_line(error, code, line, capsys):

@@ -27,7 +27,7 @@ def fast(request, monkeypatch) -> FastDecode:
         monkeypatch.setattr(fast_decoding, "simplejpeg", None)
     elif fast_decoding.simplejpeg is None:
         pytest.skip("simplejpeg is not installed")
-    return FastDecode(64)
+    return FastDecode(64, smallest_crop=1.0)
 
 
 def encoded(image: Image.Image, form: str, **options: object) -> bytes:
@@ -60,9 +60,18 @@ def test_a_picture_four_times_too_large_comes_at_half_its_size_and_no_smaller_th
     assert fast(photo(1, (2100, 1030))).shape == (129, 263, 3)
 
 
+@pytest.mark.parametrize(("scale", "side"), [(0.02, 1000), (0.08, 500), (0.25, 500), (0.9, 250)])
+def test_the_smallest_crop_of_a_reduced_picture_is_still_twice_as_large_as_the_model(scale, side):
+    decoded = FastDecode(64, smallest_crop=scale)(photo(1, (1000, 1000)))
+    assert decoded.shape == (side, side, 3)
+    crop = build_model("tiny", crop_scale=(scale, scale)).train_transform.stages[0]
+    _, _, height, width = crop.get_params(torch.from_numpy(decoded).permute(2, 0, 1), list(crop.scale), [1.0, 1.0])
+    assert height == width >= 2 * 64
+
+
 @NEEDS_SIMPLEJPEG
 def test_only_plain_jpegs_that_are_not_reduced_take_the_short_way():
-    fast = FastDecode(64)
+    fast = FastDecode(64, smallest_crop=1.0)
     assert fast._is_plain_jpeg(photo(0))
     assert not fast._is_plain_jpeg(photo(0, (700, 256)))
     assert not fast._is_plain_jpeg(encoded(Image.new("L", (9, 9)), "JPEG"))
@@ -94,11 +103,13 @@ def outcome(read, content: bytes) -> str | bytes:
         return bad.reason
 
 
-def test_the_fast_crop_is_the_same_crop_and_differs_by_two_levels_at_most(fast):
+def test_the_fast_crop_is_the_same_crop_and_fewer_than_one_value_in_20_differs_by_three_levels_at_most(fast):
     built = build_model("tiny", crop_scale=(0.4, 1.0))
     crop = pickle.loads(pickle.dumps(fast_crop(built.train_transform)))
     differences = []
-    for number, size in enumerate([(255, 200), (90, 130), (64, 64), (40, 33)]):  # smaller ones are enlarged
+    upright = [(70, 90), (66, 100), (75, 150)]  # which Pillow may filter columns first
+    smaller = [(40, 33), (20, 60), (63, 50)]  # which are enlarged
+    for number, size in enumerate([(255, 200), (200, 255), (90, 130), (150, 75), (64, 64), *upright, *smaller]):
         torch.manual_seed(number)
         want = built.train_transform(decode(photo(number, size)))
         torch.manual_seed(number)
@@ -106,8 +117,10 @@ def test_the_fast_crop_is_the_same_crop_and_differs_by_two_levels_at_most(fast):
         assert got.shape == want.shape and got.dtype == torch.uint8
         differences.append((got.int() - want.int()).abs().flatten())
     difference = torch.cat(differences)
-    assert difference.max() <= 2
-    assert (difference > 0).float().mean() < 0.15
+    assert difference.max() <= 3
+    assert (difference > 1).float().mean() < 1e-3
+    assert (difference > 0).float().mean() < 1 / 20
+    assert max((one > 0).float().mean() for one in differences) < 1 / 4
 
 
 def test_a_reduced_picture_looks_the_same():
@@ -117,4 +130,4 @@ def test_a_reduced_picture_looks_the_same():
     torch.manual_seed(0)
     want = built.train_transform(decode(content)).int()
     torch.manual_seed(0)
-    assert (crop(FastDecode(64)(content)).int() - want).abs().float().mean() < 2
+    assert (crop(FastDecode(64, 1.0)(content)).int() - want).abs().float().mean() < 2

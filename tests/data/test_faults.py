@@ -42,6 +42,21 @@ def test_each_bad_sample_is_listed_once_over_epochs_and_resumes(tmp_path):
     assert resumed.counts == {"picture is empty": 3, "caption is empty": 1}
 
 
+def test_known_bad_samples_cost_eight_bytes_each(tmp_path, monkeypatch):
+    monkeypatch.setattr("neuclip.data.faults.MERGED_FROM", 50)
+    path = tmp_path / "skipped.jsonl"
+    ids = [id * 7919 % 3001 for id in range(3000)]  # not in order
+    lines = "".join(f'{{"id": {id}, "reason": "picture is empty", "where": "0.tar", "times": 1}}\n' for id in ids)
+    path.write_text(lines)
+    log = FaultLog(path, limit=1)
+    assert log.counts == {"picture is empty": 3000}
+    assert log._known._sorted.nbytes + 8 * len(log._known._newest) == 8 * 3000 and len(log._known._newest) < 400
+    log.note(batch(3000, ids[::3]))
+    assert path.read_text() == lines and log.counts.total() == 3000
+    log.note(batch(64, [5000, 5001]))
+    assert [record["id"] for record in read_lines(path)][3000:] == [5000, 5001]
+
+
 def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(tmp_path):
     path = tmp_path / "skipped.jsonl"
     FaultLog(path, limit=0.5).note(batch(64, [1, 2]))

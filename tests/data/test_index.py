@@ -6,7 +6,9 @@ import io
 import os
 import pickle
 import tarfile
+import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,13 +167,63 @@ def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path, mapped):
     assert abs(sizes[0] - sizes[1]) < 20  # the names of the files, whatever they hold
 
 
-def test_a_mapped_index_follows_its_shards_and_the_old_one_goes(tmp_path, mapped):
+def grown_old(place: Path, days: float) -> None:
+    os.utime(place, (time.time() - days * 24 * 3600,) * 2)
+
+
+def test_a_mapped_index_follows_its_shards_and_the_old_one_goes_when_no_run_can_need_it(tmp_path, mapped):
     folder = write_shards(tmp_path / "shards", [2, 2])
-    first = open_source(str(folder)).joined.place
+    first = open_source(str(folder))
     write_shards(folder, [2, 5])
+    second = open_source(str(folder))
+    assert len(second) == 7 and second.joined.place != first.joined.place
+    assert len(pickle.loads(pickle.dumps(first))) == 4  # a run that began before may start workers
+    grown_old(first.joined.place, 8)
+    write_shards(folder, [2, 6])
+    third = open_source(str(folder))
+    assert {place.name for place in third.joined.place.parent.iterdir()} == {
+        second.joined.place.name,
+        third.joined.place.name,
+    }
+
+
+def test_a_mapped_index_that_is_used_counts_as_new(tmp_path, mapped):
+    folder = write_shards(tmp_path / "shards", [2, 2])
     source = open_source(str(folder))
-    assert len(source) == 7 and source.joined.place != first and not first.exists()
-    assert [place.name for place in first.parent.iterdir()] == [source.joined.place.name]
+    grown_old(source.joined.place, 40)
+    pickle.loads(pickle.dumps(source))
+    open_source(str(write_shards(tmp_path / "others", [2, 2])))
+    assert source.joined.place.exists()
+
+
+def test_what_killed_processes_and_data_of_long_ago_left_is_removed(tmp_path, mapped):
+    folder = tmp_path / "cache" / "indexes" / "joined"
+    for name, days in {".unfinished-a": 8, ".unfinished-b": 1, "0-0": 29, "0-1": 31}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "rows").write_bytes(b"")
+        grown_old(folder / name, days)
+    place = open_source(str(write_shards(tmp_path / "shards", [2, 2]))).joined.place
+    assert {other.name for other in folder.iterdir()} == {".unfinished-b", "0-0", place.name}
+
+
+def test_mapped_indexes_of_two_caption_keys_live_side_by_side(tmp_path, mapped):
+    members = [m for k in range(4) for m in ((f"{k}.png", picture(k)), (f"{k}.json", b'{"a": "one", "b": "two"}'))]
+    shard = str(write_tar(tmp_path / "0.tar", members))
+    sources = [open_source(shard, caption_key=key) for key in "abab"]
+    assert len({source.joined.place for source in sources}) == 2
+    assert [pickle.loads(pickle.dumps(source))[3].captions for source in sources] == [("one",), ("two",)] * 2
+
+
+def test_shards_of_equal_names_sizes_and_times_in_two_folders_are_not_mixed_up(tmp_path, mapped, monkeypatch):
+    for project, first in (("a", 0), ("b", 4)):
+        members = [m for number in range(first, first + 4) for m in pair(number)]
+        os.utime(write_tar(tmp_path / project / "shards" / "0.tar", members), ns=(1, 1))
+    found = []
+    for project in "ab":
+        monkeypatch.chdir(tmp_path / project)
+        source = open_source("shards")
+        found.append((source.joined.place, fingerprint(source)["sha256"]))
+    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
 
 
 def test_a_broken_mapped_index_is_made_again(tmp_path, mapped):
@@ -223,6 +275,16 @@ def test_verify_says_what_differs_and_corrects_it(tmp_path, capsys, monkeypatch,
     assert "1 shards did not fit" in said
     assert open_source(str(folder)).captions() == ["picture 0", "picture 1", "picture X", "picture 3"]
     assert main(["data", "index", str(folder), "--verify"]) == 0
+
+
+def test_a_write_between_rereading_and_storing_is_not_certified(tmp_path):
+    shard = write_shards(tmp_path / "shards", [2]) / "00000.tar"
+    os.utime(shard, ns=(1, 1))
+    source = open_source(str(shard))
+    found = source.reread(0)
+    shard.write_bytes(shard.read_bytes().replace(b"picture 1", b"picture X"))
+    source.store(0, found)
+    assert open_source(str(shard)).captions() == ["picture 0", "picture X"]
 
 
 def test_data_that_need_no_index_are_told_apart(tmp_path, capsys):
@@ -356,12 +418,38 @@ def test_members_with_headers_of_many_writers_are_found_behind_damage(tmp_path):
         assert build_index(tmp_path / "0.tar").captions.strings() == [f"picture {k}" for k in (0, 1, 3, 4)]
 
 
-def test_a_second_tar_behind_the_first_is_read_and_told(tmp_path):
+@pytest.mark.parametrize("zeros", [2, 3, 18])
+def test_a_second_tar_behind_the_first_is_read_and_nothing_is_lost(tmp_path, zeros):
     shard = write_tar(tmp_path / "0.tar", pair(0))
+    first = shard.read_bytes()[: header_of(shard.read_bytes(), 1) + 1024] + bytes(zeros * 512)
     second = write_tar(tmp_path / "1.tar", pair(1)).read_bytes()
-    shard.write_bytes(shard.read_bytes() + second)
-    assert build_index(shard).captions.strings() == ["picture 0", "picture 1"]
-    assert reasons(shard) == {"shard is damaged": 1}
+    shard.write_bytes(first + second)
+    assert build_index(shard).captions.strings() == ["picture 0", "picture 1"] and not reasons(shard)
+
+
+def test_one_block_of_zeros_may_have_been_a_header_and_is_told(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0))
+    content = shard.read_bytes()
+    caption_end = header_of(content, 1) + 1024
+    shard.write_bytes(content[:caption_end] + bytes(512) + content[: header_of(content, 1)] + bytes(1024))
+    assert reasons(shard)["shard is damaged"] == 1
+
+
+def test_a_tar_without_an_end_mark_is_whole_and_one_that_leaves_half_a_pair_is_cut_off(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", pair(0) + pair(1))
+    data = shard.read_bytes()
+    shard.write_bytes(data[: header_of(data, 3) + 1024])
+    assert build_index(shard).captions.strings() == ["picture 0", "picture 1"] and not reasons(shard)
+    shard.write_bytes(data[: header_of(data, 3)])
+    assert build_index(shard).captions.strings() == ["picture 0"] and reasons(shard) == {"shard is cut off": 1}
+
+
+def test_hidden_members_are_of_no_sample_when_they_are_damaged_either(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", [*pair(0), ("a/.x.png", b"x" * 9), ("b.png", b"y"), ("c.png", b"z")])
+    data = shard.read_bytes()
+    cut = header_of(data, 2) - 1
+    shard.write_bytes(data[:cut] + data[cut + 1 :])  # no header behind it begins at a whole block
+    assert len(build_index(shard).rows) == 1 and reasons(shard) == {"shard is damaged": 2}  # b and c
 
 
 def test_a_header_with_a_flipped_byte_is_not_believed(tmp_path):

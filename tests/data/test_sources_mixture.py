@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import pickle
+import tarfile
 from collections import Counter
 from fractions import Fraction
 
@@ -110,6 +113,36 @@ def test_a_mixture_has_dense_ids_over_sources_of_any_kind(tmp_path):
     assert fingerprint(pickle.loads(pickle.dumps(source))) == fingerprint(source)
     with pytest.raises(IndexError):
         source[12]
+
+
+@pytest.mark.parametrize("kept", [0, 20, 1 << 20])
+def test_the_fingerprint_is_that_of_all_captions_at_once_however_many_are_held(tmp_path, monkeypatch, kept):
+    monkeypatch.setattr("neuclip.data.fingerprint.KEPT_BYTES", kept)
+    shards, table = write_shards(tmp_path / "shards", 5), write_csv(tmp_path / "table", 7)
+    odd = tmp_path / "odd.tar"
+    with tarfile.open(odd, "w") as tar:
+        for name, content in (
+            ("a.png", b"x"),
+            ("a.txt", b"\0 zeros \0"),
+            ("b.png", b"x"),
+            ("b.txt", b"gr\xc3\xb6\xc3\x9fe"),
+        ):
+            information = tarfile.TarInfo(name)
+            information.size = len(content)
+            tar.addfile(information, io.BytesIO(content))
+    for address in (str(odd), f"{table}:2,{shards},{odd}"):
+        source = open_source(address)
+        captions = [caption.encode() for caption in source.captions()]
+        lengths = np.array([len(caption) for caption in captions], dtype="<i8").tobytes()
+        expected = hashlib.sha256(lengths + b"".join(captions)).hexdigest()
+        assert fingerprint(source) == {"count": len(captions), "sha256": expected}
+
+
+def test_the_fingerprint_of_shards_makes_no_list_of_all_captions(tmp_path, monkeypatch):
+    shards, table = write_shards(tmp_path / "shards", 5), write_shards(tmp_path / "more", 3)
+    source = open_source(f"{shards}:2,{table}")
+    monkeypatch.setattr("neuclip.data.sources.tar.TarSource.captions", None)
+    assert fingerprint(source)["count"] == 8
 
 
 def test_without_weights_the_order_is_the_plain_one(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tarfile
 
 import pytest
 import torch
@@ -75,7 +76,10 @@ def test_a_table_of_pictures_is_examined_too(tmp_path):
         (["--data.max_bad_share", "0"], 1, "--data.max_bad_share"),
         (["--model.pretrained", "nowhere.pt"], 1, "--model.pretrained"),
         (["--run.precision", "fp16", "--run.device", "cpu"], 1, "--run.precision fp32"),
-        (["--evaluation.retrieval", "nowhere"], 1, "nowhere does not exist"),
+        (["--evaluation.retrieval", "nowhere"], 1, "nowhere: no such file or folder"),
+        (["--evaluation.retrieval", "nowhere.csv:2"], 1, "nowhere.csv: no such file or folder"),
+        (["--evaluation.retrieval", "nowhere/*.tar"], 1, "no file matches this pattern"),
+        (["--evaluation.zero_shot", "nowhere"], 1, "--evaluation.zero_shot"),
     ],
 )
 def test_what_training_would_fail_of_is_a_problem_with_its_remedy(shards, flags, ranks, told):
@@ -211,3 +215,28 @@ def test_of_remote_data_one_shard_is_fetched(shards, tmp_path, monkeypatch):
     )
     assert findings["sample.pairs"] == 40
     assert len([file for file in tmp_path.rglob("*") if file.stat().st_size > 40_000]) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["file://{0}", "s3://bucket/x", "{0}/*.tar", "{0}/{{00000..00002}}.tar", "{0}:2,{0}"]
+)
+def test_every_way_to_name_held_out_data_is_known(shards, tmp_path, address):
+    flags = ["--data.train", str(shards), "--train.batch_size", "16"]
+    (tmp_path / "run.yaml").write_text(f'evaluation:\n  retrieval: ["{address.format(shards)}"]\n')
+    findings, _ = examine(read_settings(tmp_path / "run.yaml", flags), sample=1)
+    assert findings["evaluation.sets"] == 1 and findings.problems == []
+
+
+def test_of_remote_data_whose_first_shard_is_empty_another_is_looked_at(shards, tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    memory = fsspec.filesystem("memory")
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    memory.pipe("/hollow/00000.tar", (tmp_path / "empty.tar").read_bytes())
+    memory.pipe("/hollow/00001.tar", sorted(shards.glob("*.tar"))[0].read_bytes())
+    try:
+        findings = examined("memory://hollow", sample=5)
+    finally:
+        memory.rm("/hollow", recursive=True)
+    assert (findings["data.pairs"], findings["sample.pairs"]) == (40, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ FLAGS_OF = {
     "index": {"data.caption_key", "verify"},
     "list": {JSON.name},
 }
+HELP_WIDTH = 100
 LIST_COLUMNS = {"name": 13, "what": 38, "needs": 16, "licence": 16, "prepared": 8}
+LEAST_WHAT = 20
 
 COMMAND = Command(
     usage="data list | data prepare NAME | data convert SOURCE FOLDER | data index DATA",
@@ -46,7 +49,9 @@ break the same call goes on. `icons-30k` needs no network, and `neuclip train` p
 
 def run(arguments: Sequence[str]) -> int:
     if wants_help(arguments):
-        print(COMMAND.help(), end="")
+        from neuclip.data.catalogue import catalogue
+
+        print(COMMAND.help() + textwrap.fill(f"data sets: {', '.join(catalogue())}", HELP_WIDTH))
         return 0
     (action, *names), flags = COMMAND.parse(arguments)
     foreign = [flag for flag in flags if flag not in FLAGS_OF.get(action, ())]
@@ -96,8 +101,9 @@ def list_data(*, as_json: bool) -> int:
 
 
 def wrapped_row(cells: Sequence[str]) -> str:
-    """One row of the list, of several lines where a cell is longer than its column; 99 characters wide."""
-    widths = LIST_COLUMNS.values()
+    """One row of the list, of several lines where a cell is longer than its column; 99 characters wide at most."""
+    spare = shutil.get_terminal_size((HELP_WIDTH, 40)).columns - HELP_WIDTH
+    widths = (LIST_COLUMNS | {"what": max(LEAST_WHAT, LIST_COLUMNS["what"] + min(0, spare))}).values()
     columns = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(cells, widths, strict=True)]
     height = max(len(column) for column in columns)
     lines = zip(*([*column, *[""] * (height - len(column))] for column in columns), strict=True)
@@ -139,8 +145,10 @@ def index(address: str, flags: dict[str, Any]) -> int:
             print(line)
     if not flags.get("verify"):
         return 0
+    changed = sum(len(source.changes) for source in sources)  # told above, and indexed again when they were opened
     wrong = [line for source in sources for line in verified(source)]
     for line in wrong:
         print(f"{line}; indexed again")
-    print(f"verified: {f'{len(wrong)} shards did not fit their index' if wrong else 'all shards fit their index'}")
-    return 1 if wrong else 0
+    unfit = changed + len(wrong)
+    print(f"verified: {f'{unfit} shards did not fit their index' if unfit else 'all shards fit their index'}")
+    return 1 if unfit else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -78,9 +79,16 @@ def asked_examination(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any
 
 def write_sheet(sheet: Any, asked: str, name: str) -> str:
     """Where it was written. A diagnosis leaves nothing in the working folder unless asked to."""
-    path = Path(asked or Path(tempfile.mkdtemp(prefix="neuclip-doctor-")) / f"{name.replace('/', '-')}.png")
+    path = Path(asked or sheets_folder() / f"{name.replace('/', '-')}.png")
     try:
         sheet.save(path, "PNG")
     except OSError as error:
         raise RunFailed(f"cannot write {path} ({error.strerror or error}); give another --sheet") from error
     return str(path)
+
+
+def sheets_folder() -> Path:
+    """One per user, so that the next sheet of the same data takes the place of the last."""
+    folder = Path(tempfile.gettempdir()) / f"neuclip-doctor-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

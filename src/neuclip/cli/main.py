@@ -75,14 +75,29 @@ def guarded(action: Callable[[], int]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and reader_is_gone():
             return FAILED
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f" for {error.filename}" if error.filename else ""
-            return complain(f"the disk is full: no space{where}; what was written before is kept", FAILED)
+        if reason := machines_fault(error):
+            return complain(reason, FAILED)
         traceback.print_exc()
         return FAILED
     except Exception:
         traceback.print_exc()
         return FAILED
+
+
+def machines_fault(error: OSError) -> str:
+    """What to say of a full disk or a folder that cannot be written; "" for anything else, which may be a bug."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        where = f" for {error.filename}" if error.filename else ""
+        return (
+            f"the disk is full: no space{where}; what was written before is kept; make room, or give another "
+            "--run.folder, or NEUCLIP_CACHE for prepared data"
+        )
+    if error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR):
+        return (
+            f"{error.filename}: {os.strerror(error.errno)}; check the permissions of its folder, or give another "
+            "(the cache folder: NEUCLIP_CACHE)"
+        )
+    return ""
 
 
 def complain(message: str, code: int) -> int:

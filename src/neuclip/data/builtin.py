@@ -23,7 +23,7 @@ from neuclip.progress import format_duration
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes may both build, and the first to finish is used
+except ImportError:  # not on every system: then two processes may both build
     fcntl = None  # type: ignore[assignment]
 
 ZERO_SHOT = "zero-shot"
@@ -150,7 +150,7 @@ def _only_one_builder(target: Path) -> Iterator[bool]:
 
 
 def _lock(file: IO[str]) -> bool:
-    """Wait for the lock; False where there are no locks (Windows, some network disks)."""
+    """Wait for the lock; False where there are no locks (on some network disks)."""
     if fcntl is None:
         return False
     try:

@@ -9,6 +9,8 @@ from typing import Any
 from neuclip.data.sample import BadSample
 
 DEFAULT_KEY = "caption"
+# All that str.strip() takes away, and the zeros that a hole in a file leaves; no blank lies beyond U+3000.
+BLANKS = "\0" + "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())
 
 
 def captions_from_json(raw: bytes, key: str = DEFAULT_KEY) -> tuple[str, ...]:
@@ -36,8 +38,8 @@ def texts_in(value: Any) -> tuple[str, ...]:
 
 
 def stripped(text: str) -> str:
-    """Without blanks around it, and without the zeros that a hole in a file leaves."""
-    return text.strip().strip("\0")
+    """Without blanks and zeros around it, in whatever order they come: stripping again changes nothing."""
+    return text.strip(BLANKS)
 
 
 def usable_captions(found: Iterable[str | bytes], where: str) -> tuple[str, ...]:

@@ -14,15 +14,15 @@ from typing import Any
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.index import index_of
 from neuclip.data.sample import BadSample, Fault, Sample
-from neuclip.data.shard_writing import Entry, write_tar
+from neuclip.data.shard_writing import CONVERSION, Entry, write_tar
 from neuclip.data.source import Source
 from neuclip.data.sources.mixture import split_address
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 from neuclip.records import append_line, read_lines, write_json, write_text_safely
 
-SHARD_SIZE = 5000
-STATE, SKIPPED = "convert.json", "skipped.jsonl"
+SHARD_SIZE = 5000  # half a gigabyte of photos; unlike that of built-in sets it may change, it is kept in CONVERSION
+SKIPPED = "skipped.jsonl"
 BEGINNINGS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpg"), (b"GIF8", "gif"), (b"BM", "bmp"))
 
 
@@ -67,7 +67,7 @@ def refuse_inside(address: str, folder: Path) -> None:
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Make the folder ours, or find that it already is."""
-    state = folder / STATE
+    state = folder / CONVERSION
     if state.is_file():
         try:
             stored = json.loads(state.read_bytes())

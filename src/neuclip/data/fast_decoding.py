@@ -1,11 +1,13 @@
 """The faster, inexact way from bytes to pixels, for training: `data.pixels: fast`.
 
-Pictures much larger than the model's are decoded at a half, a quarter or an eighth of their size, which JPEG allows
-for a fraction of the work. With simplejpeg (extra `fast`) JPEG files of other sizes go straight into an array; it
-gives the same pixels as Pillow, which keeps four bytes per pixel and has to copy.
+Pictures much larger than the smallest crop needs are decoded at a half, a quarter or an eighth of their size, which
+JPEG allows for a fraction of the work. With simplejpeg (extra `fast`) JPEG files of other sizes go straight into an
+array; it gives the same pixels as Pillow, which keeps four bytes per pixel and has to copy.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -16,18 +18,19 @@ try:
 except ImportError:
     simplejpeg = None
 
-REDUCTION = 2  # what is decoded stays at least so many times as large as what is needed
+REDUCTION = 2  # the smallest crop of what is decoded stays at least so many times as large as the model's picture
 
 
 class FastDecode:
-    """Bytes -> uint8 (H, W, 3), H and W at least twice `size` unless the picture is smaller. Picklable.
+    """Bytes -> uint8 (H, W, 3), so large that of a square picture the crop that keeps `smallest_crop` of the area has
+    sides of at least twice `size`, unless the picture itself is too small for that. Picklable.
 
-    >>> FastDecode(224)(source[0].image).shape
-    (448, 597, 3)
+    >>> FastDecode(224, smallest_crop=0.9)(photo_of_2000_by_1500).shape
+    (750, 1000, 3)
     """
 
-    def __init__(self, size: int):
-        self.side = REDUCTION * size
+    def __init__(self, size: int, smallest_crop: float):
+        self.side = math.ceil(REDUCTION * size / math.sqrt(smallest_crop))
 
     def __call__(self, content: bytes) -> np.ndarray:
         """Raises BadSample, as `decode` does."""

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from pathlib import Path
+
+import numpy as np
 
 from neuclip.data.sample import Batch, Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
-from neuclip.records import append_line, read_lines, write_text_safely
+from neuclip.records import append_line
 
 TRIES = 100  # so many bad samples in a row mean that the data cannot be read at all
+MERGED_FROM = 10_000  # ids; fewer stay a set
 FIRST_CHECK = 100  # samples; before that a share says little
 
 
 def stand_ins(id: int, size: int) -> list[int]:
     """Who may take a bad sample's place: the samples after it in source order, from the start again after the last."""
     return [(id + step) % size for step in range(1, min(TRIES, size - 1) + 1)]
+
+
+class _Ids:
+    """A set of ids in 8 bytes each: of a billion samples ten million may be bad."""
+
+    def __init__(self) -> None:
+        self._sorted = np.zeros(0, dtype=np.int64)
+        self._newest: set[int] = set()
+
+    def add(self, id: int) -> bool:
+        """Whether it is new."""
+        place = int(np.searchsorted(self._sorted, id))
+        if id in self._newest or (place < len(self._sorted) and self._sorted[place] == id):
+            return False
+        self._newest.add(id)
+        if len(self._newest) > max(MERGED_FROM, len(self._sorted) // 8):
+            newest = np.fromiter(self._newest, dtype=np.int64, count=len(self._newest))
+            self._sorted = np.union1d(self._sorted, newest)
+            self._newest.clear()
+        return True
 
 
 class FaultLog:
@@ -39,13 +63,21 @@ class FaultLog:
         self.read = 0
         self.bad = 0
         self.counts: Counter[str] = Counter()  # different bad samples by reason, those of earlier parts of the run too
-        self._known: set[tuple[int, str]] = set()
-        records = read_lines(path)
-        if path.exists() and not path.read_bytes().endswith(b"\n"):
-            # A line that a kill cut off would swallow the next one.
-            write_text_safely(path, "".join(json.dumps(record) + "\n" for record in records))
-        for record in records:
-            self._remember(Fault(record["id"], record["reason"], record["where"], record.get("times", 1)))
+        self._known = _Ids()
+        self._known_places: set[str] = set()  # of what has no id; a source lists few of them
+        if path.exists():
+            self._read_back()
+
+    def _read_back(self) -> None:
+        whole = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    record = json.loads(line)
+                    self._remember(Fault(record["id"], record["reason"], record["where"], record.get("times", 1)))
+                    whole += len(line)
+        if whole < self.path.stat().st_size:
+            os.truncate(self.path, whole)  # a line that a kill cut off would swallow the next one
 
     def note(self, batch: Batch) -> None:
         """Count a batch's samples, list its new faults. Raises RunFailed when too many samples are bad."""
@@ -69,10 +101,14 @@ class FaultLog:
 
     def _remember(self, fault: Fault) -> bool:
         """Whether it is new. Samples are told apart by id, what has no id by reason and place."""
-        key = (fault.id, f"{fault.reason}, {fault.where}" if fault.id < 0 else "")
-        if key in self._known:
+        if fault.id >= 0:
+            new = self._known.add(fault.id)
+        else:
+            place = f"{fault.reason}, {fault.where}"
+            new = place not in self._known_places
+            self._known_places.add(place)
+        if not new:
             return False
-        self._known.add(key)
         self.counts[fault.reason] += fault.times
         return True
 

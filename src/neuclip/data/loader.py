@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import signal
 import warnings
@@ -243,8 +242,3 @@ def _start_worker(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would have inherited the trainer's handler
     torch.set_num_threads(1)
-
-
-def available_cores() -> int:
-    """Those that this process may use, which in a container or a job may be fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

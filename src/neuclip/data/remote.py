@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import posixpath
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -56,16 +59,27 @@ class Gone(RunFailed):
 
 
 class Watch:
-    """How many bytes have come. Called by fsspec; the waiting side looks whether the number still grows."""
+    """How many bytes of one try have come. Called by fsspec; the waiting side looks whether the number still grows."""
 
-    def __init__(self, target: Path | None = None):
+    def __init__(self) -> None:
         self.bytes = 0
-        self.target = target
+        self.file: Path | None = None  # that this try alone writes
+        self.left_behind = False
 
     def so_far(self) -> int:
-        if self.target is not None and self.target.exists():
-            return max(self.bytes, self.target.stat().st_size)  # local copies call nobody
+        if self.file is not None and self.file.exists():
+            return max(self.bytes, self.file.stat().st_size)  # local copies call nobody
         return self.bytes
+
+    def leave_behind(self) -> None:
+        """Nobody waits for this try any more: it ends at its next bytes, and its file goes."""
+        self.left_behind = True
+        self.remove_file()
+
+    def remove_file(self) -> None:
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # Windows keeps what a thread still writes; the cache sweeps it later
+                self.file.unlink(missing_ok=True)
 
 
 def is_remote(address: str) -> bool:
@@ -101,26 +115,28 @@ def file_system(url: str, limits: Limits) -> tuple[Any, str]:
         raise AskedWrongly(f"{without_query(url)}: {error}; give s3://, gs://, https:// or a local path") from error
 
 
-def patiently(url: str, action: Callable[[Watch], T], limits: Limits, target: Path | None = None) -> T:
-    """What `action` returns, tried several times. Raises Gone at once, RunFailed in the end: one line with the URL."""
+def patiently(url: str, action: Callable[[Watch], T], limits: Limits, folder: Path | None = None) -> T:
+    """What `action` returns, tried several times. Raises Gone at once, RunFailed in the end: one line with the URL.
+    `folder` is where it writes."""
     failure = ""
     for attempt in range(limits.attempts):
         if attempt:
             time.sleep(limits.first_wait * 2 ** (attempt - 1))
         try:
-            return watched(action, Watch(target), limits.stall_seconds)
+            return watched(action, Watch(), limits.stall_seconds)
         except (AskedWrongly, RunFailed):
             raise
         except Exception as error:  # each file system has errors of its own
-            verdict = _final(error)
+            cause = _cause(url, error)
+            verdict = _final(cause)
             if verdict:
                 raise Gone(f"{without_query(url)}: {verdict}") from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise RunFailed(
-                    f"{without_query(url)}: no room for it in {target and target.parent} ({error.strerror}); make "
+                    f"{without_query(url)}: no room for it in {folder} ({error.strerror}); make "
                     "room, lower --data.cache_size, or point NEUCLIP_CACHE to another disk; then continue with --resume"
                 ) from error
-            failure = _told(error)
+            failure = _told(cause)
     raise RunFailed(
         f"{without_query(url)}: could not be fetched in {limits.attempts} tries ({failure}); check the connection and "
         "the server, then start again (a run that has begun continues with --resume)"
@@ -140,50 +156,67 @@ def watched(action: Callable[[Watch], T], watch: Watch, stall_seconds: float) ->
         done.set()
 
     threading.Thread(target=run, daemon=True).start()
-    before = watch.so_far()
-    while not done.wait(stall_seconds):
-        if (now := watch.so_far()) == before:
-            raise TimeoutError(f"nothing came for {stall_seconds:g} s")
-        before = now
+    try:
+        before = watch.so_far()
+        while not done.wait(stall_seconds):
+            if (now := watch.so_far()) == before:
+                raise TimeoutError(f"nothing came for {stall_seconds:g} s")
+            before = now
+    except BaseException:
+        watch.leave_behind()
+        raise
     result, error = outcome
     if error is not None:
         raise error
     return result
 
 
-def _final(error: Exception) -> str:
+def _final(cause: BaseException) -> str:
     """Why it is useless to ask again; "" if it is not."""
-    cause = _cause(error)
     status = getattr(cause, "status", None)
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
         return "there is no such file; check the address, or bring it back and continue with --resume"
-    if status in (401, 403) or isinstance(cause, PermissionError):
+    if status in (401, 403) or isinstance(cause, PermissionError) or type(cause).__name__ == "NoCredentialsError":
         return "access is denied; check your credentials for it, then continue with --resume"
     return ""
 
 
-def _cause(error: Exception) -> BaseException:
-    """For HTTP, fsspec says "not found" whatever happened; the cause is the truth."""
-    return error.__cause__ or error
+def _cause(url: str, error: Exception) -> BaseException:
+    """For HTTP, fsspec says "not found" whatever happened, and the cause is the truth; s3fs and others say it right."""
+    return (error.__cause__ or error) if url.startswith(("http://", "https://")) else error
 
 
-def _told(error: Exception) -> str:
+def _told(cause: BaseException) -> str:
     """In one line and without the secrets of a signed address."""
-    cause = _cause(error)
     return QUERY.sub("", " ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
 
 
-def fetch(url: str, target: Path, size: int, limits: Limits, show: Callable[[int], None] | None = None) -> None:
-    """Download the whole file to `target`; `size` is what it must have, -1 if that is unknown."""
+def fetch(url: str, place: Path, size: int, limits: Limits, show: Callable[[int], None] | None = None) -> Path:
+    """Download the whole file; `size` is what it must have, -1 if that is unknown. Returns where it lies: in a new file
+    beside `place`, for the caller to move there. Each try has a file of its own, because the thread of one that stalled
+    may wake at any time and write on."""
 
-    def download(watch: Watch) -> None:
+    def download(watch: Watch) -> Path:
         system, path = file_system(url, limits)
-        system.get_file(path, str(target), callback=_callback(watch, show))
-        got = target.stat().st_size
-        if size >= 0 and got != size:
-            raise OSError(f"{got:,} of {size:,} bytes came")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".part")
+        os.close(handle)
+        watch.file = Path(name)
+        try:
+            system.get_file(path, name, callback=_callback(watch, show))
+            got = watch.file.stat().st_size
+            if size >= 0 and got != size:
+                raise OSError(f"{got:,} of {size:,} bytes came")
+        except BaseException as error:
+            watch.remove_file()
+            if isinstance(error, FileNotFoundError) and error.filename == name:
+                raise OSError(f"{name} was removed meanwhile") from None  # here, not at the remote
+            raise
+        if watch.left_behind:  # and opened its file only after that was removed
+            watch.remove_file()
+        return watch.file
 
-    patiently(url, download, limits, target)
+    return patiently(url, download, limits, place.parent)
 
 
 def _callback(watch: Watch, show: Callable[[int], None] | None) -> Any:
@@ -191,6 +224,8 @@ def _callback(watch: Watch, show: Callable[[int], None] | None) -> Any:
 
     class Counting(Callback):
         def call(self, hook_name: str | None = None, **arguments: Any) -> None:
+            if watch.left_behind:
+                raise TimeoutError("left behind")
             watch.bytes = self.value
             if show is not None:
                 show(self.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.remote import Limits, RemoteShard, fetch, without_query
-from neuclip.errors import RunFailed
+from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import SILENT_SECONDS, StatusLine
 
 try:
@@ -22,6 +21,19 @@ except ImportError:  # Windows: two processes may fetch the same shard, and the 
     fcntl = None  # type: ignore[assignment]
 
 LOCKS = 64  # lock files; shards that share one wait for each other, which only costs time
+# What signs an address, besides x-amz-... and x-goog-...: the older ways of both, CloudFront's, tokens.
+SIGNATURE = {
+    "signature",
+    "expires",
+    "awsaccesskeyid",
+    "googleaccessid",
+    "key-pair-id",
+    "policy",
+    "token",
+    "access_token",
+}
+# Azure's names are so short that they count only beside its "sig".
+AZURE_SIGNATURE = {"sig", "se", "st", "sp", "sv", "sr", "ss", "srt", "spr", "sip"}
 LEFT_OVER_SECONDS = 3600.0  # an unfinished file to which nothing was written for so long belongs to a killed process
 
 
@@ -47,6 +59,7 @@ class ShardCache:
         self._lock = threading.Lock()
         self._wanted: list[RemoteShard] = []
         self._fetching = False
+        self._unexpected: Exception | None = None  # a mistake of ours in the background, for the next reader
 
     def place(self, shard: RemoteShard) -> Path:
         """Where it lies once it is here. Another version of it has another place."""
@@ -55,6 +68,9 @@ class ShardCache:
 
     def path(self, shard: RemoteShard) -> Path:
         """The shard as a plain tar on this disk. Raises RunFailed with its URL when it cannot be had."""
+        unexpected, self._unexpected = self._unexpected, None
+        if unexpected is not None:
+            raise unexpected
         place = self.place(shard)
         if not self._touch(place):
             with self._only_one(place):
@@ -91,41 +107,47 @@ class ShardCache:
                     return
                 shard = self._wanted.pop(0)
             place = self.place(shard)
-            # Whoever needs the shard tries again and tells why it cannot be had.
-            with contextlib.suppress(RunFailed, OSError), self._only_one(place, wait=False) as alone:
-                if alone and not place.exists():
-                    self._fetch(shard, place)
+            try:
+                with self._only_one(place, wait=False) as alone:
+                    if alone and not place.exists():
+                        self._fetch(shard, place)
+            except (RunFailed, AskedWrongly, OSError):
+                pass  # whoever needs the shard tries again and tells why it cannot be had
+            except Exception as error:
+                self._unexpected = error
 
     def _fetch(self, shard: RemoteShard, place: Path, waiting: _Waiting | None = None) -> None:
         """Beside its place, then moved there in one step: a shard is whole or not there."""
         from neuclip.data.sources.tar import unpack
 
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix=f".{place.name}.", suffix=".part")
-        os.close(handle)
-        unfinished = Path(name)
+        unfinished = None
         try:
-            fetch(shard.url, unfinished, shard.size, self.limits, waiting.show if waiting else None)
-            if shard.name.lower().endswith((".gz", ".tgz")):
+            unfinished = fetch(shard.url, place, shard.size, self.limits, waiting.show if waiting else None)
+            if is_packed(shard):
                 unpack(unfinished, place)
             else:
                 unfinished.chmod(0o644)  # mkstemp's 0600 would hide it from others who share the cache
                 unfinished.replace(place)
+        except OSError as error:  # which readers would take for a bad sample
+            raise RunFailed(
+                f"{without_query(shard.url)}: cannot be {'unpacked' if is_packed(shard) else 'kept'} "
+                f"({error.strerror or error}); check the file there and the disk of {self.folder}"
+            ) from error
         finally:
-            unfinished.unlink(missing_ok=True)
+            if unfinished is not None:
+                unfinished.unlink(missing_ok=True)
             if waiting is not None:
                 waiting.close()
         self._evict(place)
 
     def _evict(self, newest: Path) -> None:
         with self._locked(self.folder / "locks" / "evict"):
+            self._sweep()
             files = []
-            for path in self.folder.iterdir():
+            for path in self.folder.glob("[!.]*.tar"):
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
-                    if path.suffix == ".part" and status.st_mtime < time.time() - LEFT_OVER_SECONDS:
-                        path.unlink()
-                    elif path.suffix == ".tar" and not path.name.startswith("."):
-                        files.append((status.st_mtime_ns, status.st_size, path))
+                    files.append((status.st_mtime_ns, status.st_size, path))
             total = sum(size for _, size, _ in files)
             for _, size, path in sorted(files):
                 if total <= self.limits.cache_size:
@@ -133,6 +155,14 @@ class ShardCache:
                 if path != newest:
                     path.unlink(missing_ok=True)
                     total -= size
+
+    def _sweep(self) -> None:
+        """Remove what killed downloads and unpackings left. The unpacked copies of local shards stay, whatever room
+        they take: their sources do not unpack a second time."""
+        for path in (*self.folder.glob(".*"), *(self.folder.parent / "unpacked").glob("*/.*")):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_mtime < time.time() - LEFT_OVER_SECONDS:
+                    path.unlink()
 
     def _touch(self, place: Path) -> bool:
         """Whether it is there; it then counts as used now."""
@@ -205,5 +235,22 @@ def _speaks() -> bool:
     return main_thread and os.environ.get("RANK", "0") == "0" and (worker is None or worker.id == 0)
 
 
+def is_packed(shard: RemoteShard) -> bool:
+    """Whether it is unpacked when it has come: gzip cannot be read at an offset."""
+    return shard.name.lower().endswith((".gz", ".tgz"))
+
+
 def digest_of(shard: RemoteShard) -> str:
-    return hashlib.sha256(f"{shard.url}\n{shard.size}\n{shard.version}".encode()).hexdigest()[:16]
+    """Names one version of one file. A signature that is renewed does not change it, if the remote tells a version."""
+    url = without_signature(shard.url) if shard.version else shard.url
+    return hashlib.sha256(f"{url}\n{shard.size}\n{shard.version}".encode()).hexdigest()[:16]
+
+
+def without_signature(url: str) -> str:
+    """Without what a signed address proves by; the rest of the query stays, for it may say which file is meant."""
+    address, _, query = url.partition("?")
+    fields = [(field.partition("=")[0].lower(), field) for field in query.split("&") if field]
+    names = {name for name, _ in fields}
+    signing = SIGNATURE | (AZURE_SIGNATURE if "sig" in names else set())
+    kept = [field for name, field in fields if name not in signing and not name.startswith(("x-amz-", "x-goog-"))]
+    return f"{address}?{'&'.join(kept)}" if kept else address

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from neuclip.data.index import BLOCK
 from neuclip.data.order import GOLDEN, MASK, Order, key_of, mix
+from neuclip.data.shard_cache import is_packed
 from neuclip.data.sources.remote_tar import SHARDS_TOGETHER, RemoteTarSource
 from neuclip.errors import AskedWrongly
 
 if TYPE_CHECKING:
     from neuclip.data.source import Source
+
+RECORD = 10_240  # bytes, of which tar writes whole ones
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,27 @@ class FetchingOrder(ShardOrder):
 
 def check_cache(source: RemoteTarSource, together: int) -> None:
     """Two groups must fit, the one that is read and the next, else shards are fetched over and over."""
-    largest = sorted((shard.size for shard in source.remote), reverse=True)[: 2 * together]
+    largest = sorted((room_for(source, shard) for shard in range(len(source.remote))), reverse=True)[: 2 * together]
     if sum(largest) > source.cache.limits.cache_size:
         raise AskedWrongly(
             f"data.cache_size {source.cache.limits.cache_size:,} is too small: {len(largest)} shards of {source.name} "
             f"must be on the disk at a time; give --data.cache_size {sum(largest)} or more"
         )
+
+
+def room_for(source: RemoteTarSource, shard: int) -> int:
+    """Bytes of a shard on the disk. Of one that is packed there, or whose size the remote does not tell, the index says
+    where the last sample ends; what else may lie behind it is not counted."""
+    remote = source.remote[shard]
+    if remote.size >= 0 and not is_packed(remote):
+        return remote.size
+    ends = source.joined.ends
+    rows = source.joined.rows[ends[shard - 1] if shard else 0 : ends[shard]]
+    used = [
+        int((rows[f"{member}_block"].astype(np.int64) * BLOCK + rows[f"{member}_size"]).max(initial=0))
+        for member in ("image", "caption")
+    ]
+    return (max(used) + 2 * BLOCK + RECORD - 1) // RECORD * RECORD  # two empty blocks end a tar
 
 
 def remote_order(source: Source, seed: int) -> ShardOrder | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-SHARD_SAMPLES = 4000
+CONVERSION = "convert.json"  # what a folder of shards is converted from, written before the first shard
+SHARD_SAMPLES = 4000  # of built-in sets for good: another number would give them other bytes under the same version
 
 Member = tuple[str, bytes]  # extension and content
 Entry = Sequence[Member]  # the members of one sample
@@ -33,3 +35,13 @@ def write_tar(path: Path, samples: Iterable[tuple[int, Entry]]) -> None:
                 member = tarfile.TarInfo(f"{number:08d}.{extension}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
+
+
+def shards_missing(folder: Path) -> int:
+    """How many shards a conversion into this folder has still to write; 0 where none was begun."""
+    try:
+        begun = json.loads((folder / CONVERSION).read_bytes())
+        expected = -(-begun["count"] // begun["shard_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return max(0, expected - sum(1 for _ in folder.glob("[0-9]*.tar")))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import glob
+import itertools
+import os
 import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
-from neuclip.data.remote import Limits, is_remote, without_query
+from neuclip.data.remote import SHARD_SUFFIXES, Limits, is_remote, without_query
 from neuclip.data.sample import Fault, Sample
+from neuclip.data.shard_writing import shards_missing
 from neuclip.data.sources.coco import open_coco
-from neuclip.data.sources.columns import Asked
-from neuclip.data.sources.csv import open_csv
+from neuclip.data.sources.columns import Asked, say
+from neuclip.data.sources.csv import ENDINGS, open_csv
 from neuclip.data.sources.folder import open_folder
 from neuclip.data.sources.hugging_face import is_saved_dataset, open_saved_dataset
 from neuclip.data.sources.jsonl import open_jsonl
+from neuclip.data.sources.listed import ListedPairs, check_pictures
 from neuclip.data.sources.mixture import Mixture, split_address
 from neuclip.data.sources.parquet import open_parquet
 from neuclip.data.sources.remote_tar import open_remote
@@ -24,12 +29,12 @@ from neuclip.data.sources.tar import TarSource
 from neuclip.errors import AskedWrongly
 from neuclip.settings.sections import DataSettings
 
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 TABLE_SUFFIXES = (".csv", ".tsv")
 LINES_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet",)
 COCO_SUFFIXES = (".json",)
 KNOWN_SUFFIXES = (SHARD_SUFFIXES, TABLE_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES, COCO_SUFFIXES)
+COUNTED_PICTURES = 10_000  # where counting those that are left out stops
 KINDS = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of pictures"
 
 
@@ -71,21 +76,54 @@ def open_source(
     if not address:
         raise AskedWrongly(f"no data named; give --data.train icons-30k, or {KINDS}")
     asked = Asked(image_column, caption_column)
-    parts = [(address, Fraction(1))] if Path(address).exists() else split_address(address)
+    parts = parts_of(address)
     sources = [_open_one(part, asked, caption_key, limits or Limits()) for part, _ in parts]
     weights = [weight for _, weight in parts]
     return sources[0] if weights == [1] else Mixture(sources, weights)
 
 
+def parts_of(address: str) -> list[tuple[str, Fraction]]:
+    """The addresses between commas, each with its weight; what is there under the whole address is one."""
+    if is_there(Path(address)):
+        return [(address, Fraction(1))]
+    try:
+        return split_address(address)
+    except OSError as error:
+        raise AskedWrongly(f"{address}: cannot be looked at ({error.strerror}); give a shorter pattern") from error
+
+
+def check_there(address: str) -> None:
+    """Raises AskedWrongly for an address that leads to nothing. Opens and builds nothing, and asks no remote."""
+    from neuclip.data.builtin import is_builtin
+
+    for part, _ in parts_of(address):
+        if not (is_builtin(part) or is_remote(part)):
+            files_of(part)
+
+
+def is_there(path: Path) -> bool:
+    """As `path.exists()`; what is too long for a file's name, such as a list of many addresses, is none."""
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise AskedWrongly(f"{path}: cannot be looked at ({error.strerror}); check its permissions") from error
+
+
 def open_training_data(data: DataSettings) -> Source:
-    """What a run is told to train on."""
-    return open_source(
+    """What a run is told to train on. Tables that lead to no picture are refused here, before a run has a folder."""
+    source = open_source(
         data.train,
         image_column=data.image_column,
         caption_column=data.caption_column,
         caption_key=data.caption_key,
         limits=Limits(cache_size=data.cache_size, stall_seconds=data.remote_timeout),
     )
+    for part in source.sources if isinstance(source, Mixture) else (source,):
+        if isinstance(part, ListedPairs):
+            check_pictures(part)
+    return source
 
 
 def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> Source:
@@ -99,7 +137,7 @@ def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> S
     source: Source
     if is_remote(address):
         source = open_remote(_name(Path(without_query(address))), address, caption_key, limits)
-    elif path.is_dir():
+    elif is_there(path) and path.is_dir():
         source = _open_folder(name, path, asked, caption_key)
     else:
         source = _open_files(name, files_of(str(path)), asked, caption_key)
@@ -112,17 +150,37 @@ def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> S
 def _open_folder(name: str, folder: Path, asked: Asked, caption_key: str) -> Source:
     """By what lies in it: shards, else a saved data set, else Parquet files, else pictures."""
     if shards := _files_in(folder, SHARD_SUFFIXES):
+        if missing := shards_missing(folder):
+            raise AskedWrongly(
+                f"{folder}: a conversion that was broken off, {missing:,} shards are missing; "
+                "run the same neuclip data convert again, it goes on"
+            )
+        _say_left_out(folder, "tar shards")
         return TarSource(name, shards, caption_key)
     if is_saved_dataset(folder):
         return open_saved_dataset(name, folder, asked)
     if tables := _files_in(folder, PARQUET_SUFFIXES):
         _refuse_several_splits(folder, tables)
+        _say_left_out(folder, "Parquet files")
         return open_parquet(name, tables, asked)
     if pictures := open_folder(name, folder, asked):
         return pictures
     near = _files_in(folder, TABLE_SUFFIXES) or sorted(folder.glob("captions_*.json"))
     hint = f"; did you mean {near[0]}?" if near else "; expected files such as 00000.tar, or a.jpg and a.txt"
     raise AskedWrongly(f"{folder}: no tar shards, no Parquet files and no pictures in this folder{hint}")
+
+
+def _say_left_out(folder: Path, kind: str) -> None:
+    """One archive among pictures decides how the folder is read; whoever meant the pictures must hear of it."""
+    with os.scandir(folder) as entries:
+        pictures = (entry for entry in entries if entry.name.lower().endswith(ENDINGS) and entry.name[0] != ".")
+        count = sum(1 for _ in itertools.islice(pictures, COUNTED_PICTURES))
+    if count:
+        more = " or more" if count == COUNTED_PICTURES else ""
+        say(
+            f"{folder}: read as {kind}; {count:,}{more} pictures beside them are left out "
+            f"(to read the pictures, move the {kind} into another folder)"
+        )
 
 
 def _open_files(name: str, files: list[Path], asked: Asked, caption_key: str) -> Source:
@@ -158,7 +216,7 @@ def _refuse_several_splits(folder: Path, tables: list[Path]) -> None:
 def shards_of(address: str) -> list[Path]:
     """The tar shards that an address means, sorted by path."""
     path = Path(address)
-    if path.is_dir():
+    if is_there(path) and path.is_dir():
         shards = _files_in(path, SHARD_SUFFIXES)
         if not shards:
             raise AskedWrongly(
@@ -175,7 +233,7 @@ def shards_of(address: str) -> list[Path]:
 def files_of(address: str) -> list[Path]:
     """The file, or all files of a pattern, sorted by path."""
     path = Path(address)
-    if path.exists():
+    if is_there(path):
         return [path]
     if "{" in address:
         return _named(address)
@@ -200,7 +258,7 @@ def _named(pattern: str) -> list[Path]:
     paths = sorted({Path(text) for text in expand_braces(pattern)})
     if not paths:
         raise AskedWrongly(f"{pattern}: no file matches this pattern; the first number must not be above the last")
-    missing = [path for path in paths if not path.is_file()]
+    missing = [path for path in paths if not (is_there(path) and path.is_file())]
     if missing:
         raise AskedWrongly(
             f"{pattern}: {len(missing)} of {len(paths)} files do not exist, first of all {missing[0]}; "
@@ -238,7 +296,7 @@ def _nothing_there(address: str) -> str:
 
 def _name(path: Path) -> str:
     """A short name for records: the file's without its endings, a pattern's folder."""
-    if not path.exists() and any(letter in path.name for letter in "{*?["):
+    if not is_there(path) and any(letter in path.name for letter in "{*?["):
         return path.absolute().parent.name
     endings = "|".join(re.escape(suffix) for suffixes in KNOWN_SUFFIXES for suffix in suffixes)
     return re.sub(rf"({endings})$", "", path.absolute().name, flags=re.IGNORECASE)

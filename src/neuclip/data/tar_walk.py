@@ -16,6 +16,7 @@ FIELDS = struct.Struct("100s24x12s12x8sc100x5s83xc166x")
 REGULAR = frozenset(b"07\0")
 WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders: their size field does not count
 CUT_OFF, DAMAGED, NOT_TAR = "shard is cut off", "shard is damaged", "shard is not a tar file"
+NO_END_MARK = "shard ends with a member"  # as some writers leave it; or it is cut off between two members
 
 Member = tuple[bytes, int, int]  # name, offset of its bytes, number of bytes
 NO_MEMBER: Member = (b"", 0, 0)
@@ -36,6 +37,7 @@ def members(data: mmap.mmap | bytes, gaps: list[Gap]) -> Iterator[Member]:
 
     Understands ustar prefixes, GNU long names and large sizes, and pax headers. Where a header should be and is none,
     or where the file ends too early, `gaps` grows by one, and the walk goes on at the next header that can be believed.
+    Several tars end to end are read like one.
     Headers are visited in ascending order and the search for the next one begins behind the last, so no byte is
     searched twice.
     """
@@ -50,8 +52,15 @@ def members(data: mmap.mmap | bytes, gaps: list[Gap]) -> Iterator[Member]:
             last = found
             position = found[1] + (found[2] + BLOCK - 1) // BLOCK * BLOCK
             continue
-        if header == ZEROS and _only_zeros(data, position):
-            return
+        if not long_name and pax_size < 0:
+            next_tar = _behind_the_end(data, position, header)
+            if position == end > 0:
+                gaps.append(Gap(NO_END_MARK, end, end, (), NO_MEMBER))
+            if next_tar == end:
+                return
+            if next_tar > position:
+                position, last = next_tar, (b"", next_tar, 0)
+                continue
         start = position + BLOCK
         kind, size = _kind_and_size(header, pax_size)
         stop = start if kind in WITHOUT_DATA else start + size
@@ -122,14 +131,31 @@ def _ordinary(header: bytes, start: int, end: int) -> Member | None:
     return (name.partition(b"\0")[0], start, size) if sound and 0 <= size <= end - start else None
 
 
-def _only_zeros(data: mmap.mmap | bytes, position: int) -> bool:
-    """From here to the end. Looks ever further ahead, so that many single blocks of zeros cost no more than one."""
+def _behind_the_end(data: mmap.mmap | bytes, position: int, header: bytes) -> int:
+    """Where the tar ends here: the end of the file, or where another tar begins. `position` if it does not end here.
+
+    Between two tars lie at least two blocks of zeros, the mark of the end, and nothing else.
+    """
+    zeros = _end_of_zeros(data, position) if header == ZEROS else position
+    if zeros == len(data) > 0:
+        return zeros
+    if zeros - position < 2 * BLOCK:
+        return position
+    first = data[zeros : zeros + BLOCK]
+    kind, _ = _kind_and_size(first, -1)
+    return zeros if kind >= 0 and not _name_may_be_short(first, kind) else position
+
+
+def _end_of_zeros(data: mmap.mmap | bytes, position: int) -> int:
+    """The first block from here with something in it, or the end of the file. Looks ever further ahead, so that many
+    single blocks of zeros cost no more than one."""
     step = BLOCK
     while position < len(data):
-        if data[position : position + step].strip(b"\0"):
-            return False
+        stretch = data[position : position + step]
+        if rest := len(stretch.lstrip(b"\0")):
+            return position + (len(stretch) - rest) // BLOCK * BLOCK
         position, step = position + step, min(2 * step, 1 << 20)
-    return True
+    return len(data)
 
 
 def _kind_and_size(header: bytes, pax_size: int) -> tuple[int, int]:

@@ -33,7 +33,7 @@ BROKEN = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFE
 File = tuple[str, IO[bytes], float]  # name in the archive, content, share of the archive that is done
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack_package(archive: Path, folder: Path) -> None:
     """Unpack beside `folder` and move it there in one step: it is whole or not there."""
     for left_over in folder.parent.glob(f".{folder.name}.*"):  # of killed calls
         shutil.rmtree(left_over, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from neuclip.data.builtin import builtin_names, is_builtin, unprepared
-from neuclip.data.source import Source, open_training_data
+from neuclip.data.source import Source, check_there, is_there, open_training_data, parts_of
 from neuclip.data.sources.mixture import order_of
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.look import Look, look_at
@@ -21,7 +21,7 @@ from neuclip.doctor.pairs import (
 )
 from neuclip.doctor.plan import note_plan, note_temperature, note_warmup
 from neuclip.doctor.room import note_device, note_disk, note_memory
-from neuclip.errors import AskedWrongly
+from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.models.facts import ModelFacts, model_facts, pretrained_is_known, token_counter
 from neuclip.settings.sections import Settings
 
@@ -41,25 +41,35 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     source = opened(findings, settings)
     if source is None:
         return findings, Look()
-    look = look_at(source, seed=settings.run.seed, count=sample)
+    try:
+        look = look_at(source, seed=settings.run.seed, count=sample)
+    except RunFailed as error:  # a server that answers when asked what there is and then no more, a disk that fails
+        note_unusable(findings, error)
+        return findings, Look()
     examine_data(findings, settings, source, look, model)
     examine_run(findings, settings, model, len(source), ranks)
     return findings, look
 
 
 def opened(findings: Findings, settings: Settings) -> Source | None:
-    """None, with the problem noted, for data that is there and cannot be used; an address of nothing is an error."""
+    """None, with the problem noted, for data that is there, or should be (a server that is down, a set that is not
+    prepared), and cannot be used; an address of nothing is an error."""
     data = settings.data
     try:
         source = open_training_data(data)
         findings.note("plan", pairs_per_epoch=order_of(source, settings.run.seed).size)
         return source
-    except AskedWrongly as error:
-        if not Path(data.train).exists():
+    except (AskedWrongly, RunFailed) as error:
+        asked_for_nothing = isinstance(error, AskedWrongly) and not is_there(Path(data.train))
+        if asked_for_nothing and not any(unprepared(part) for part, _ in parts_of(data.train)):
             raise
-        what, _, remedy = str(error).partition("; ")
-        findings.fail(what, "there is nothing to train on", remedy or "give other data")
+        note_unusable(findings, error)
         return None
+
+
+def note_unusable(findings: Findings, error: Exception) -> None:
+    what, _, remedy = str(error).partition("; ")
+    findings.fail(what, "there is nothing to train on", remedy or "give other data")
 
 
 def examine_data(findings: Findings, settings: Settings, source: Source, look: Look, model: ModelFacts) -> None:
@@ -125,14 +135,26 @@ def note_held_out(findings: Findings, settings: Settings) -> None:
     brings_its_own = own and "auto" in (*asked.retrieval, *asked.zero_shot)
     findings.note("evaluation", sets=len(named), automatic=brings_its_own)
     for address in named:
-        if reason := unprepared(address):
+        if reason := leads_nowhere(address, of_one_folder=address in asked.zero_shot):
             what, _, remedy = reason.partition("; ")
             findings.fail(what, "held-out data is opened first", remedy)
-        elif not (is_builtin(address) or "{" in address or Path(address).exists()):
-            findings.fail(
-                f"{address} does not exist", "held-out data is opened first", "correct --evaluation.retrieval"
-            )
     if not (named or brings_its_own):
         findings.warn(
             "nothing is held out", "the loss alone does not tell a good model", "give --evaluation.retrieval DATA"
         )
+
+
+def leads_nowhere(address: str, *, of_one_folder: bool) -> str:
+    """Why a held-out address cannot be opened, as far as can be told without opening it; "" if nothing is wrong."""
+    try:
+        parts = [address] if of_one_folder else [part for part, _ in parts_of(address)]
+        for part in parts:
+            if reason := unprepared(part):
+                return reason
+        if not of_one_folder:
+            check_there(address)
+        elif not (is_builtin(address) or is_there(Path(address))):
+            return f"{address}: no such folder; correct --evaluation.zero_shot"
+    except AskedWrongly as wrong:
+        return str(wrong)
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def captions_are_in_files(source: Source) -> bool:
     return any(isinstance(part, PictureFolder) for part in parts)
 
 
-def _on_disk(kind: str, files: list[Path]) -> Files:
+def _on_disk(kind: str, files: Sequence[Path]) -> Files:
     return Files(kind, len(files), sum(file.stat().st_size for file in files))
 
 

@@ -69,9 +69,10 @@ def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
 
 
 def ids_to_read(source: Source, seed: int, count: int) -> list[int]:
-    """The first of the run's order, each once. Of remote data those of one shard: each further one would be fetched."""
+    """The first of the run's order, each once. Of remote data those of the first shard that has
+    any: each further one would be fetched."""
     if isinstance(source, RemoteTarSource):
-        size = int(source.joined.ends[0])
+        size = int(next(end for end in source.joined.ends if end > 0))
         return Order(size, seed).ids(0, min(count, size)).tolist()
     order = order_of(source, seed)
     return list(dict.fromkeys(order.ids(0, min(count, order.size)).tolist()))

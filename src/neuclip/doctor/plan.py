@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from neuclip.data.loader import available_cores
+from neuclip.data.cores import available_cores
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.wording import percent
 from neuclip.settings.sections import Settings

@@ -37,7 +37,9 @@ class FastCrop:
     """open_clip's random crop of an array, scaled by torch: uint8 (H, W, 3) -> uint8 (3, size, size). Picklable.
 
     The crop is that of the same seed; torch's filter for bytes uses vector instructions and rounds differently from
-    Pillow's: a colour value differs by 2 of 255 at most, 1 in 25 by 1.
+    Pillow's, and always begins with the rows, where Pillow (from 13 on) begins with the columns of some upright crops.
+    In pictures like photos fewer than 1 colour value in 20 differs, of such an upright crop up to 1 in 4: nearly all
+    by 1 of 255, none by more than 3. In black and white noise single values of upright crops are off by 30.
     """
 
     def __init__(self, crop: Any):

@@ -14,6 +14,7 @@ from neuclip.settings.nearest import proposal
 from neuclip.settings.values import Given, shown
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
+DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".gz", ".tgz")
 YAML_TAG = "tag:yaml.org,2002:"
 
 
@@ -23,6 +24,8 @@ def shipped_recipes() -> list[str]:
 
 def find_recipe(asked: Path) -> Path:
     """A file, or the name of a shipped recipe ('tiny', 'tiny.yaml')."""
+    if asked.is_file() and asked.suffix in DATA_SUFFIXES:
+        raise AskedWrongly(f"{asked} is no recipe; data is given with --data.train {asked}")
     if asked.is_file():
         return asked
     if str(asked).removesuffix(".yaml") in shipped_recipes():
@@ -34,7 +37,8 @@ def find_recipe(asked: Path) -> Path:
         )
     if asked.is_dir():
         raise AskedWrongly(
-            f"{asked} is a folder, not a recipe; give a YAML file or one of {', '.join(shipped_recipes())}"
+            f"{asked} is a folder, not a recipe; data is given with --data.train {asked}, "
+            f"a recipe is a YAML file or one of {', '.join(shipped_recipes())}"
         )
     raise AskedWrongly(
         f"no recipe {asked}: neither a file nor a shipped recipe; {proposal(asked.stem, shipped_recipes())}"

@@ -34,8 +34,9 @@ class DataSettings:
 
     train: str = described(
         "",
-        "icons-30k, tar shards (folder, file or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or "
-        "Parquet file, or a folder of pictures; several between commas, with weights: a.csv:2,shards:0.5",
+        "tar shards (folder, file, URL or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or Parquet "
+        "file, COCO's captions, a folder of pictures, a saved Hugging Face set, a name (`neuclip data list`); several "
+        "between commas, with weights: a.csv:2,shards:0.5",
     )
     image_column: str = described("", "tables: column of pictures or their paths; default: found by its name")
     caption_column: str = described(
@@ -48,8 +49,8 @@ class DataSettings:
     crop_scale: tuple[float, float] = described((0.9, 1.0), "share of the picture that the random crop keeps")
     pixels: Literal["exact", "fast"] = described(
         "exact",
-        "exact: open_clip's pixels to the bit; fast: twice the speed, values of training pictures differ by 2 of 255 "
-        "at most, by more where a large JPEG is decoded at reduced size",
+        "exact: open_clip's pixels to the bit; fast: twice the speed, some values of training pictures differ by 1 "
+        "of 255, rarely by 3, by more where a large JPEG is decoded at reduced size",
     )
     max_bad_share: float = described(0.05, "stop when more than this share of the samples read is bad")
     cache_size: int = described(64_000_000_000, "remote shards: bytes of disk for copies of them (64B: 64 GB)")

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from neuclip.data.cores import available_cores
 from neuclip.data.fast_decoding import FastDecode
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.loader import Batches, available_cores
+from neuclip.data.loader import Batches
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source, open_training_data
 from neuclip.data.sources.mixture import order_of
@@ -190,7 +191,7 @@ def batches_of(source: Source, settings: Settings, built: BuiltModel) -> Batches
         source,
         order_of(source, settings.run.seed),
         batch_size=settings.train.batch_size,
-        decode=FastDecode(built.image_size) if fast else decode,
+        decode=FastDecode(built.image_size, settings.data.crop_scale[0]) if fast else decode,
         transform=fast_crop(built.train_transform) if fast else built.train_transform,
         tokenize=built.tokenize,
         seed=settings.run.seed,

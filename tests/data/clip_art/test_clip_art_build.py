@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from neuclip.data.builtin import builtin_folder, resolve
 from neuclip.data.catalogue import catalogue
-from neuclip.data.clip_art import pieces
+from neuclip.data.clip_art import build, pieces
+from neuclip.data.clip_art.picture import Picture
 from neuclip.data.source import open_source
 from neuclip.errors import AskedWrongly, RunFailed
 
@@ -80,6 +82,31 @@ def test_a_killed_build_goes_on_and_draws_no_finished_piece_again(stamps, tmp_pa
     catalogue()["tuxpaint"].build(tmp_path / "killed")
     assert (drawn, again) == (["s0.png", "s1.png", "s2.png"], ["s2.png", "s3.png", "s4.png"])
     assert files_in(tmp_path / "killed") == files_in(tmp_path / "whole")
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:300] + bytes([content[300] ^ 1]) + content[301:]
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-9], flipped])
+def test_a_damaged_piece_is_drawn_again(stamps, tmp_path, monkeypatch, files_in, damage):
+    catalogue()["tuxpaint"].build(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "write_part", None)
+        with pytest.raises(TypeError):
+            catalogue()["tuxpaint"].build(tmp_path / "stopped")
+    [piece] = (tmp_path / "stopped").rglob("*.npz")
+    piece.write_bytes(damage(piece.read_bytes()))
+    catalogue()["tuxpaint"].build(tmp_path / "stopped")
+    assert files_in(tmp_path / "stopped") == files_in(tmp_path / "whole")
+
+
+def test_a_piece_is_read_as_it_was_written_and_holds_nothing_to_unpickle(tmp_path):
+    drawn = [pieces.BLANK, Picture("jpg", b"content", b"digest", (b"grey", b"")), pieces.UNREADABLE]
+    pieces.write_piece(tmp_path / "piece.npz", drawn)
+    assert list(pieces.read_piece(tmp_path / "piece.npz")) == drawn
+    with np.load(tmp_path / "piece.npz", allow_pickle=True) as stored:
+        assert {stored[name].dtype for name in stored.files} == {np.dtype(np.uint8)}
 
 
 def test_cartoons_are_called_by_their_file_and_keep_their_bytes(put_package, encoded):

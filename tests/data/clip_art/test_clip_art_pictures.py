@@ -86,3 +86,15 @@ def test_blank_and_broken_files_are_told_apart(tmp_path, encoded):
     wrong = tmp_path / "wrong.svg"
     wrong.write_text("no drawing")
     assert [draw_one(file) for file in (broken, white, nothing, wrong)] == [UNREADABLE, BLANK, BLANK, UNREADABLE]
+
+
+def test_a_drawing_that_resvg_stumbles_over_is_left_out(monkeypatch, tmp_path, drawing):
+    class PanicException(BaseException):
+        """As pyo3 makes it: no Exception."""
+
+    def stumble(**_):
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr("resvg_py.svg_to_bytes", stumble)
+    (tmp_path / "a.svg").write_bytes(drawing())
+    assert draw_one(tmp_path / "a.svg") == UNREADABLE

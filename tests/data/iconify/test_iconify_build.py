@@ -22,6 +22,7 @@ from neuclip.data.iconify import writing
 from neuclip.data.iconify.about import SET
 from neuclip.data.iconify.build import build_set
 from neuclip.data.iconify.notes import what_it_asks
+from neuclip.data.icons import rasteriser
 from neuclip.data.icons.split import heldout_concepts
 from neuclip.data.icons.workers import draw_one
 from neuclip.data.source import open_source
@@ -145,6 +146,18 @@ def test_a_build_killed_while_drawing_goes_on_with_the_collections_that_are_miss
     assert files_and_hashes(folder) == files_and_hashes(built)
 
 
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-9], lambda content: content[:999]])
+def test_a_drawn_collection_that_is_damaged_is_drawn_again(package, built, tmp_path, monkeypatch, damage):
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "split_all", None)
+        with pytest.raises(TypeError):
+            build_set(tmp_path / "set", PACKAGE, package, processes=1)
+    drawn = tmp_path / "set" / "drawn" / "beta.npz"
+    drawn.write_bytes(damage(drawn.read_bytes()))
+    build_set(tmp_path / "set", PACKAGE, package, processes=1)
+    assert files_and_hashes(tmp_path / "set") == files_and_hashes(built)
+
+
 def test_a_build_stopped_while_writing_goes_on_with_the_parts_that_are_missing(package, built, tmp_path, monkeypatch):
     folder, written = tmp_path / "stopped", []
 
@@ -197,7 +210,7 @@ def test_what_a_licence_asks_is_said_for_every_kind(licence, word):
 
 
 def test_without_the_rasteriser_the_message_says_what_to_install(package, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "RASTERISER_MODULE", "not_there_resvg")
+    monkeypatch.setattr(rasteriser, "RASTERISER_MODULE", "not_there_resvg")
     with pytest.raises(AskedWrongly, match=r"pip install 'neuclip\[demo\]'"):
         build_set(tmp_path / "set", PACKAGE, package)
     assert not (tmp_path / "set").exists()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from neuclip.data.icons import build as building
-from neuclip.data.icons import packages
+from neuclip.data.icons import packages, rasteriser
 from neuclip.data.icons.build import build
 from neuclip.data.icons.emoji_table import read_emoji_table
 from neuclip.data.icons.listing import list_drawings
@@ -40,7 +40,7 @@ def test_without_packages_the_message_says_what_to_install(monkeypatch, tmp_path
 
 
 def test_without_the_rasteriser_nothing_is_built(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "RASTERISER_MODULE", "not_there_resvg")
+    monkeypatch.setattr(rasteriser, "RASTERISER_MODULE", "not_there_resvg")
     assert missing_packages()[0] == "resvg-py"
     with pytest.raises(AskedWrongly, match="resvg-py"):
         build(tmp_path / "set")

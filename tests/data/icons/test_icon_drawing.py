@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from neuclip.data.icons.drawing import Glyph, draw, draw_svg, encode_png
+from neuclip.data.icons.drawing import Glyph, draw, draw_svg
 from neuclip.data.icons.packages import SOURCES, art_path
 from neuclip.data.icons.workers import draw_all, draw_one
+from neuclip.data.png import encode_png
 
 pytest.importorskip("resvg_py")
 

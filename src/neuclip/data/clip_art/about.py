@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 from neuclip.data.catalogue import DataSet
 from neuclip.data.fetching import Package
+from neuclip.data.icons.rasteriser import rasteriser_and_version
 
 BUILDER_VERSION = 1  # raise it whenever the same packages would give other files
 
@@ -17,11 +17,7 @@ DRAWINGS = Package("debian", "openclipart-svg", "", 25)
 
 
 def version() -> str:
-    try:
-        rasteriser = importlib.metadata.version("resvg-py")
-    except importlib.metadata.PackageNotFoundError:
-        rasteriser = "none"
-    return f"builder {BUILDER_VERSION}, resvg-py {rasteriser}"
+    return f"builder {BUILDER_VERSION}, {rasteriser_and_version()}"
 
 
 def build_tuxpaint(folder: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import shutil
 from collections import Counter
@@ -12,19 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from neuclip.data.build_notes import drawing_versions, ids_digest
 from neuclip.data.clip_art.item import Item, Listing
 from neuclip.data.clip_art.picture import Picture
 from neuclip.data.clip_art.pieces import drawn_items
 from neuclip.data.clip_art.readme import readme
 from neuclip.data.clip_art.splitting import split_in_groups
 from neuclip.data.fetching import Package, fetched, fetched_version
+from neuclip.data.icons.rasteriser import require_rasteriser
 from neuclip.data.icons.twins import first_of_each_picture, stack_thumbnails
 from neuclip.data.shard_writing import Entry, write_shards
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed
 from neuclip.progress import StatusLine, track
 from neuclip.records import write_json, write_text_safely
 
-RASTERISER = "resvg_py"
 PIECES = "pieces"
 EQUAL = "equal to another picture"
 
@@ -39,8 +38,7 @@ Lister = Callable[[Path], Listing]
 
 def build(folder: Path, name: str, package: Package, list_items: Lister, parts: Sequence[str]) -> None:
     """Build a set into `folder`. With one part all pictures are in it; with two they are split by groups."""
-    if importlib.util.find_spec(RASTERISER) is None:
-        raise AskedWrongly(f"{name} is drawn with resvg-py, which is not installed: pip install 'neuclip[demo]'")
+    require_rasteriser(name)
     listing = list_items(fetched(package))
     if not listing.items:
         raise RunFailed(
@@ -124,15 +122,10 @@ def write_notes(
         folder / "BUILD.json",
         {
             "packages": {package.name: version},
-            "drawn_with": {name: importlib.metadata.version(name) for name in ("resvg-py", "pillow", "numpy")},
+            "drawn_with": drawing_versions(),
             "pairs": counts,
             "different_captions": captions,
             "left_out": reasons,
-            "ids_sha256": {part: ids_digest(pairs) for part, pairs in split.items()},
+            "ids_sha256": {part: ids_digest(pair.item.key for pair in pairs) for part, pairs in split.items()},
         },
     )
-
-
-def ids_digest(pairs: Sequence[Pair]) -> str:
-    """sha256 of the sorted keys, joined by newlines."""
-    return hashlib.sha256("\n".join(sorted(pair.item.key for pair in pairs)).encode()).hexdigest()

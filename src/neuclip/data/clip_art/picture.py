@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from neuclip.data.icons.drawing import encode_png
+from neuclip.data.icons.rasteriser import svg_to_png
 from neuclip.data.icons.twins import thumbnail
+from neuclip.data.png import encode_png
 
 SIDE = 224  # what the usual CLIP models look at (ViT-B-32, ViT-B-16, RN50); more pixels would only cost disk
 MARGIN = 2
@@ -78,8 +79,6 @@ def draw_svg(file: Path) -> Image.Image:
 
 
 def _draw_page(file: Path, side: int) -> Image.Image:
-    import resvg_py  # here, because the rest of the package must work without the demo's extra
-
-    # Without dpi resvg-py refuses sizes in points and millimetres. No fonts: a picture must not depend on the machine.
-    png = resvg_py.svg_to_bytes(svg_path=str(file), width=side, height=side, dpi=96.0, skip_system_fonts=True)
+    # Without dpi resvg-py refuses sizes in points and millimetres.
+    png = svg_to_png(svg_path=str(file), width=side, height=side, dpi=96.0)
     return Image.open(io.BytesIO(png)).convert("RGBA")

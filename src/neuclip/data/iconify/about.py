@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 from neuclip.data.catalogue import DataSet
 from neuclip.data.fetching import Package, fetched
+from neuclip.data.icons.rasteriser import rasteriser_and_version
 
 BUILDER_VERSION = 1  # raise it whenever the same package would give other files
 PACKAGE = Package("npm", "@iconify/json", "2.2.535", 104)
 
 
 def version() -> str:
-    try:
-        rasteriser = importlib.metadata.version("resvg-py")
-    except importlib.metadata.PackageNotFoundError:
-        rasteriser = "none"
-    return f"builder {BUILDER_VERSION}, {PACKAGE.name} {PACKAGE.version}, resvg-py {rasteriser}"
+    return f"builder {BUILDER_VERSION}, {PACKAGE.name} {PACKAGE.version}, {rasteriser_and_version()}"
 
 
 def build(folder: Path) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from neuclip.data.cores import available_cores
 from neuclip.data.fetching import Package
 from neuclip.data.iconify.collections import read_collections
 from neuclip.data.iconify.drawing import Counts, Drawings, draw_collections
 from neuclip.data.iconify.notes import write_notes
 from neuclip.data.iconify.splitting import Pair, different_pictures, drop_twins_of_train, split_by_names
 from neuclip.data.iconify.writing import write_part
-from neuclip.data.icons.packages import RASTERISER_MODULE
+from neuclip.data.icons.rasteriser import require_rasteriser
 from neuclip.data.icons.split import NEW_CONCEPTS, SPLITS, heldout_concepts
-from neuclip.errors import AskedWrongly
 from neuclip.progress import StatusLine
 
 MOST_PROCESSES = 8
@@ -27,11 +25,10 @@ def build_set(folder: Path, package: Package, content: Path, *, processes: int =
 
     Nine minutes on two free cores and 0.8 GB of memory for the whole package. `processes` 0: one per core.
     """
-    if importlib.util.find_spec(RASTERISER_MODULE) is None:
-        raise AskedWrongly("iconify is drawn with resvg-py, which is not installed: pip install 'neuclip[demo]'")
+    require_rasteriser("iconify")
     drawn = folder / "drawn"
     if not (folder / "BUILD.json").exists():  # else only the sweeping was cut off
-        processes = processes or min(MOST_PROCESSES, os.cpu_count() or 1)
+        processes = processes or min(MOST_PROCESSES, available_cores())
         drawings = draw_collections(read_collections(content), drawn, processes)
         parts, dropped = split_all(drawings)
         for part, pairs in parts.items():

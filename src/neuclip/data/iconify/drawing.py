@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from neuclip.data.array_file import is_whole, read_array, write_arrays
 from neuclip.data.iconify.captions import Naming, caption_and_style, further_captions
 from neuclip.data.iconify.collection_progress import CollectionProgress
 from neuclip.data.iconify.collections import Collection, Icon, Icons, read_icons
@@ -61,16 +61,14 @@ class Drawings:
         return self._read("pictures"), self._read("ends")
 
     def _read(self, what: str) -> np.ndarray:
-        with np.load(self.file) as stored:
-            array: np.ndarray = stored[what]
-        return array
+        return read_array(self.file, what)
 
 
 def draw_collections(collections: Sequence[Collection], folder: Path, processes: int) -> list[Drawings]:
     """Draw what is not yet drawn into one file per collection, in `folder`, and open them all."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {collection.prefix: folder / f"{collection.prefix}.npz" for collection in collections}
-    missing = [collection for collection in collections if not files[collection.prefix].exists()]
+    missing = [collection for collection in collections if not is_whole(files[collection.prefix])]
     if missing:
         if len(missing) < len(collections):
             StatusLine().say(f"{len(collections) - len(missing)} of {len(collections)} collections are already drawn")
@@ -112,22 +110,15 @@ def _named_icons(collection: Collection, found: Icons) -> Iterator[tuple[Icon, R
 
 
 def _store(file: Path, rows: Sequence[Row], pictures: Sequence[Drawn], counts: Counts) -> None:
-    """Written beside and moved into place, so that a file that is there is whole."""
     about: dict[str, Any] = {"counts": counts, "rows": rows}
     thumbnails = stack_thumbnails([picture.thumbnail for picture in pictures])
-    partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
-        np.savez(
-            stream,
-            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            digests=np.frombuffer(b"".join(picture.digest for picture in pictures), np.uint8).reshape(
-                len(rows), DIGEST_BYTES
-            ),
-            grey=thumbnails.grey,
-            colour=thumbnails.colour,
-            pictures=np.frombuffer(b"".join(picture.png for picture in pictures), np.uint8),
-            ends=np.cumsum([len(picture.png) for picture in pictures], dtype=np.int64),
-        )
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    digests = np.frombuffer(b"".join(picture.digest for picture in pictures), np.uint8)
+    write_arrays(
+        file,
+        about=np.frombuffer(json.dumps(about).encode(), np.uint8),
+        digests=digests.reshape(len(rows), DIGEST_BYTES),
+        grey=thumbnails.grey,
+        colour=thumbnails.colour,
+        pictures=np.frombuffer(b"".join(picture.png for picture in pictures), np.uint8),
+        ends=np.cumsum([len(picture.png) for picture in pictures], dtype=np.int64),
+    )

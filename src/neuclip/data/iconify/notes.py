@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from neuclip.data.build_notes import drawing_versions, ids_digest
 from neuclip.data.fetching import Package
 from neuclip.data.iconify.drawing import Counts
 from neuclip.data.iconify.splitting import Pair
@@ -30,24 +29,18 @@ def write_notes(
 ) -> None:
     """`dropped`: reason to number, of drawn icons that are in no part."""
     write_text_safely(folder / "README.md", readme(package, parts, counts, dropped))
-    drawn_with = {name: importlib.metadata.version(name) for name in ("resvg-py", "pillow", "numpy")}
     write_json(
         folder / "BUILD.json",
         {
-            "packages": {package.name: package.version} | drawn_with,
+            "packages": {package.name: package.version} | drawing_versions(),
             "icons": counts._asdict(),
             "dropped": dict(dropped),
             "pairs": {part: len(pairs) for part, pairs in parts.items()},
             "families": {part: len({pair.family for pair in pairs}) for part, pairs in parts.items()},
             "licences": dict(_licences(parts).most_common()),
-            "ids_sha256": {part: ids_digest(pairs) for part, pairs in parts.items()},
+            "ids_sha256": {part: ids_digest(pair.id for pair in pairs) for part, pairs in parts.items()},
         },
     )
-
-
-def ids_digest(pairs: Sequence[Pair]) -> str:
-    """sha256 of the sorted ids, joined by newlines."""
-    return hashlib.sha256("\n".join(sorted(pair.id for pair in pairs)).encode()).hexdigest()
 
 
 def readme(package: Package, parts: Mapping[str, Sequence[Pair]], counts: Counts, dropped: Mapping[str, int]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 from neuclip.data.catalogue import DataSet
+from neuclip.data.cores import available_cores
 from neuclip.data.icons.packages import installed_versions
 
+MOST_PROCESSES = 8
 BUILDER_VERSION = 1  # raise it whenever the same packages would give other files
 
 
@@ -23,7 +24,7 @@ def build_clean(folder: Path) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        build(folder, processes=min(8, os.cpu_count() or 1))
+        build(folder, processes=min(MOST_PROCESSES, available_cores()))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -8,13 +8,9 @@ from pathlib import Path
 
 from neuclip.data.icons.emoji_table import read_emoji_table
 from neuclip.data.icons.listing import Drawing, list_drawings
-from neuclip.data.icons.packages import (
-    RASTERISER,
-    Source,
-    missing_packages,
-    present_sources,
-)
+from neuclip.data.icons.packages import Source, missing_packages, present_sources
 from neuclip.data.icons.pair import Pair
+from neuclip.data.icons.rasteriser import RASTERISER
 from neuclip.data.icons.split import (
     NEW_CONCEPTS,
     NEW_DRAWINGS,

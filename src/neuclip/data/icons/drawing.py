@@ -14,6 +14,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 from PIL import Image
 
+from neuclip.data.icons.rasteriser import svg_to_png
+
 SIZE = 64
 MARGIN = 2
 # At this size the widest glyphs of both Noto fonts (flags) are 60 pixels wide and all stand centred on this baseline.
@@ -65,13 +67,6 @@ def draw_glyph(glyph: Glyph) -> np.ndarray | None:
     return None if np.array_equal(middle, nothing) else middle
 
 
-def encode_png(pixels: np.ndarray) -> bytes:
-    """PNG without metadata: the same pixels give the same bytes."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", optimize=False, compress_level=6)
-    return buffer.getvalue()
-
-
 _NO_GLYPH: dict[tuple[str, str], np.ndarray] = {}
 
 
@@ -94,13 +89,5 @@ def _draw_wide(glyph: Glyph) -> np.ndarray:
 
 
 def _pixels(svg: str, font_files: list[str] | None = None) -> np.ndarray:
-    import resvg_py  # here, because the rest of the package must work without the demo's extra
-
-    try:
-        png = resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True, background="white", font_files=font_files)
-    except BaseException as problem:
-        # A slip inside resvg (a Rust panic) comes as a class that is no Exception and cannot be imported.
-        if type(problem).__name__ != "PanicException":
-            raise
-        raise ValueError(f"resvg cannot draw this document: {problem}") from problem
+    png = svg_to_png(svg_string=svg, background="white", font_files=font_files)
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-RASTERISER = "resvg-py"
-RASTERISER_MODULE = "resvg_py"
+from neuclip.data.icons.rasteriser import RASTERISER, has_rasteriser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +154,7 @@ def present_sources() -> list[Source]:
 
 def missing_packages() -> list[str]:
     """What pip would have to install, the rasteriser first, then in the order of SOURCES."""
-    rasteriser = [] if importlib.util.find_spec(RASTERISER_MODULE) else [RASTERISER]
+    rasteriser = [] if has_rasteriser() else [RASTERISER]
     return rasteriser + list(dict.fromkeys(source.package for source in SOURCES if not art_path(source)))
 
 

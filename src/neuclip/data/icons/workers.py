@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from neuclip.data.icons.drawing import Glyph, draw, encode_png
+from neuclip.data.icons.drawing import Glyph, draw
 from neuclip.data.icons.twins import thumbnail
+from neuclip.data.png import encode_png
 from neuclip.errors import RunFailed
 
 CHUNK = 64

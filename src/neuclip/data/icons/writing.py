@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from neuclip.data.build_notes import drawing_versions, ids_digest
 from neuclip.data.icons.attribution import attribution
 from neuclip.data.icons.packages import Source, installed_versions
 from neuclip.data.icons.pair import Pair
@@ -72,22 +72,16 @@ def write_notes(folder: Path, sources: Sequence[Source], splits: Mapping[str, Se
     """ATTRIBUTION.md for people, BUILD.json for those who want to know whether two builds are the same."""
     versions = installed_versions()
     (folder / "ATTRIBUTION.md").write_text(attribution(sources, versions), encoding="utf-8")
-    drawn_with = {name: importlib.metadata.version(name) for name in ("pillow", "numpy")}
     write_json(
         folder / "BUILD.json",
         {
-            "packages": versions | drawn_with,
+            "packages": versions | drawing_versions(),
             "resvg": resvg_version(),
             "pairs": {split: len(pairs) for split, pairs in splits.items()},
             "families": {split: _family_counts(pairs) for split, pairs in splits.items()},
-            "ids_sha256": {split: ids_digest(pairs) for split, pairs in splits.items()},
+            "ids_sha256": {split: ids_digest(pair.drawing.id for pair in pairs) for split, pairs in splits.items()},
         },
     )
-
-
-def ids_digest(pairs: Sequence[Pair]) -> str:
-    """sha256 of the sorted `source/id` lines, joined by newlines."""
-    return hashlib.sha256("\n".join(sorted(pair.drawing.id for pair in pairs)).encode()).hexdigest()
 
 
 def resvg_version() -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from PIL import Image
-
 from neuclip.data.fetching import fetched
 from neuclip.data.labelled import reading
 from neuclip.data.labelled.about import PART, LabelledFacts
 from neuclip.data.labelled.reading import Pixels, Reading
+from neuclip.data.png import encode_png
 from neuclip.data.zero_shot_writing import write_zero_shot_folder
 from neuclip.errors import RunFailed
 from neuclip.progress import StatusLine, track
@@ -47,7 +45,9 @@ def build_labelled(facts: LabelledFacts, folder: Path) -> None:
         ) from error
     if facts.per_class:
         rows = first_of_each_class(rows, facts.per_class)
-    pictures = ((png(pixels), label) for label, pixels in track(rows, f"writing {facts.name}", len(rows), "pictures"))
+    pictures = (
+        (encode_png(pixels), label) for label, pixels in track(rows, f"writing {facts.name}", len(rows), "pictures")
+    )
     write_zero_shot_folder(folder / PART, pictures, read.class_names, [facts.template])
     if len(rows) != facts.expected:
         StatusLine().say(f"warning: {facts.name} has {len(rows):,} pictures instead of {facts.expected:,}")
@@ -78,12 +78,6 @@ def first_of_each_class(rows: list[tuple[int, Pixels]], per_class: int) -> list[
             taken[label] += 1
             chosen.append((label, pixels))
     return chosen
-
-
-def png(pixels: Pixels) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def write_notes(facts: LabelledFacts, folder: Path, read: Reading, labels: list[int], dropped: Counter[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from neuclip.data.captions import first_caption, texts_in, usable_captions
+from neuclip.data.index import Texts
 from neuclip.data.sample import BadSample, Fault, Sample
 from neuclip.data.sources.columns import Columns
 from neuclip.data.sources.listed import picture_file
@@ -91,12 +92,18 @@ class ArrowPairs(ABC):
 
     def captions(self) -> list[str]:
         """The first caption of every id, "" where there is none; reads no pictures."""
-        first: list[str] = []
+        return [caption for captions in self._first_captions() for caption in captions]
+
+    def caption_texts(self) -> Iterator[Texts]:
+        """As `captions`, block by block and not as Python's strings."""
+        for captions in self._first_captions():
+            yield Texts.of(caption.encode() for caption in captions)
+
+    def _first_captions(self) -> Iterator[list[str]]:
         for number in track(range(len(self._ends)), "reading captions", len(self._ends), "blocks"):
             table = self.read_block(number, self.columns.captions)
             values = zip(*(table[name].to_pylist() for name in self.columns.captions), strict=True)
-            first += [first_caption(text for value in row for text in texts_in(value)) for row in values]
-        return first
+            yield [first_caption(text for value in row for text in texts_in(value)) for row in values]
 
     def _place(self, id: int) -> tuple[int, int]:
         number = int(np.searchsorted(self._ends, id, side="right"))

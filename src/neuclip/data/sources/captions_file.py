@@ -28,7 +28,7 @@ def captions_file_in(folder: Path) -> Path | None:
 def captions_by_picture(
     path: Path, pictures: list[str], asked: Asked
 ) -> tuple[dict[str, list[bytes]], tuple[Fault, ...]]:
-    """Captions of each picture (paths from the folder), those of several rows together; and the rows without a picture.
+    """Captions of each picture (paths from the folder), those of several rows together; and the rows of no use.
 
     A row names its picture by its path from the folder, or by its file name where only one picture is called so.
     """
@@ -42,7 +42,10 @@ def captions_by_picture(
     for number, row in enumerate(_rows(path, known | by_name.keys(), asked), start=1):
         name = row.image.decode(errors="surrogateescape").replace("\\", "/").removeprefix("./")
         picture = name if name in known else by_name.get(name, "")
-        if picture:
+        if picture and row.reason:
+            found.setdefault(picture, [])
+            unmatched.note(row.reason, f"{path} row {number}: {name}")
+        elif picture:
             found.setdefault(picture, []).extend(row.captions)
         else:
             unmatched.note("no picture", f"{path} row {number}: {name or row.reason}")

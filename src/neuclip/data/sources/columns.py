@@ -17,6 +17,7 @@ IMAGE_COLUMNS = (
     "image", "image_path", "filepath", "file_path", "filename", "file_name", "path", "file", "img", "picture",
     "image_bytes", "jpg", "jpeg", "png", "webp",
 )  # fmt: skip
+URL_COLUMNS = frozenset({"url", "image_url", "img_url", "picture_url", "urls"})
 CAPTION_COLUMNS = ("caption", "title", "text", "description", "sentence", "alt_text", "captions", "sentences", "txt")
 
 
@@ -56,8 +57,19 @@ def say(line: str) -> None:
         print(line, file=sys.stderr)
 
 
+def is_url(text: str) -> bool:
+    return text.lower().startswith(("http://", "https://"))
+
+
+def pictures_are_urls(path: Path, how: str = "") -> str:
+    """The line for a table of addresses; `how` it was told."""
+    return f"{path}: its pictures are URLs{how}; fetch them first with img2dataset (docs/data.md)"
+
+
 def _asked(path: Path, names: Sequence[str], asked: str, what: str) -> list[str]:
-    wanted = [asked] if asked in names else [name for name in (part.strip() for part in asked.split(",")) if name]
+    # A column without a name (an index, as pandas writes it) is not what nobody asked for.
+    parts = [name for name in (part.strip() for part in asked.split(",")) if name]
+    wanted = [asked] if asked and asked in names else parts
     for name in wanted:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
@@ -76,6 +88,9 @@ def _usual(path: Path, names: Sequence[str], known: tuple[str, ...], what: str) 
         family = [name for name in names if re.fullmatch(rf"{candidate}[_ ]?\d+", name.lower())]
         if family:
             return sorted(family, key=lambda name: int(re.search(r"\d+$", name)[0]))  # type: ignore[index]
+    if what == "image" and URL_COLUMNS & set(lower):
+        told = pictures_are_urls(path, f" (its columns are {_listed(names)})")
+        raise AskedWrongly(f"{told}, or name a column of paths with --data.image_column")
     raise AskedWrongly(
         f"{path}: no column looks like the {what}; its columns are {_listed(names)}; name it with --data.{what}_column"
     )

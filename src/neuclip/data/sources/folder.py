@@ -13,11 +13,12 @@ from neuclip.data.index import PICTURE_EXTENSIONS, Texts
 from neuclip.data.sample import BadSample, Fault, Lost, Sample
 from neuclip.data.sources.captions_file import captions_by_picture, captions_file_in
 from neuclip.data.sources.columns import Asked
-from neuclip.data.sources.listed import ListedPairs, Row, Rows, picture_file
+from neuclip.data.sources.listed import ListedPairs, Row, Rows, file_bytes, picture_file
 from neuclip.errors import AskedWrongly
 from neuclip.progress import SILENT_SECONDS, StatusLine, track
 
 ENDINGS = frozenset(extension.decode() for extension in PICTURE_EXTENSIONS)
+LARGEST_TEXT = 1 << 24  # bytes
 OTHER_PICTURES = frozenset({"heic", "heif", "jxl", "svg", "eps", "psd", "tga"})
 
 
@@ -37,19 +38,19 @@ def open_folder(name: str, folder: Path, asked: Asked) -> PictureFolder | Listed
             f"{pictures[0]} and so on, or one captions.csv with the columns image and caption into the folder"
         )
     stems = {picture.rpartition(".")[0] for picture in pictures}
-    alone = sorted(texts - stems)
-    return PictureFolder(name, folder, pictures, texts, (*faults, *_counted("no picture", folder, alone, ".txt")))
+    alone = sorted(f"{stem}.{ending}" for stem, ending in texts.items() if stem not in stems)
+    return PictureFolder(name, folder, pictures, texts, (*faults, *_counted("no picture", folder, alone)))
 
 
 class PictureFolder:
     """Pictures with a text file of the same name. The whole file is one caption, as a `txt` member of a shard is."""
 
-    def __init__(self, name: str, folder: Path, pictures: list[str], texts: set[str], faults: tuple[Fault, ...]):
+    def __init__(self, name: str, folder: Path, pictures: list[str], texts: dict[str, str], faults: tuple[Fault, ...]):
         self.name = name
         self.folder = folder
         self.faults = faults
         self._pictures = Texts.of(os.fsencode(picture) for picture in pictures)
-        self._has_text = np.array([picture.rpartition(".")[0] in texts for picture in pictures], dtype=bool)
+        self._endings = np.array([texts.get(picture.rpartition(".")[0], "") for picture in pictures], dtype="S3")
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -75,13 +76,11 @@ class PictureFolder:
             return ""
 
     def _text(self, id: int) -> list[bytes]:
-        if not self._has_text[id]:
+        ending = self._endings[id].decode()
+        if not ending:
             return []
-        path = self.folder / f"{os.fsdecode(self._pictures[id]).rpartition('.')[0]}.txt"
-        try:
-            return [path.read_bytes()]
-        except OSError as error:
-            raise BadSample("caption file cannot be read", f"{path} ({error.strerror})") from None
+        path = self.folder / f"{os.fsdecode(self._pictures[id]).rpartition('.')[0]}.{ending}"
+        return [file_bytes(path, str(path), "caption file", LARGEST_TEXT)]
 
 
 class ListedInFolder(ListedPairs):
@@ -91,20 +90,22 @@ class ListedInFolder(ListedPairs):
         return str(self.folder / os.fsdecode(self.rows.images[id]))
 
 
-def _walk(folder: Path) -> tuple[list[str], set[str], tuple[Fault, ...]]:
-    """Pictures (relative paths, sorted), text files (without their ending), and files of kinds that are not read."""
-    pictures, texts, others = [], set(), []
+def _walk(folder: Path) -> tuple[list[str], dict[str, str], tuple[Fault, ...]]:
+    """Pictures (relative paths, sorted), text files (path and ending), and files of kinds that are not read."""
+    pictures: list[str] = []
+    texts: dict[str, str] = {}
+    others: list[str] = []
     status = StatusLine(silent_seconds=SILENT_SECONDS)
     for count, path in enumerate(_files(folder)):
         if status.due():
             status.show(f"listing {folder}  {count:,} files")
         stem, _, ending = path.rpartition(".")
-        ending = ending.lower()
-        if ending in ENDINGS:
+        kind = ending.lower()
+        if kind in ENDINGS:
             pictures.append(path)
-        elif ending == "txt":
-            texts.add(stem)
-        elif ending in OTHER_PICTURES:
+        elif kind == "txt":
+            texts[stem] = max(ending, texts.get(stem, ""))  # of a.txt and a.TXT the first, in whatever order they come
+        elif kind in OTHER_PICTURES:
             others.append(path)
     status.close()
     return sorted(pictures), texts, _counted("kind of picture is not read", folder, sorted(others))
@@ -124,8 +125,8 @@ def _files(folder: Path) -> Iterator[str]:
                 yield name if inside == "." else f"{inside}/{name}"
 
 
-def _counted(reason: str, folder: Path, names: list[str], ending: str = "") -> tuple[Fault, ...]:
+def _counted(reason: str, folder: Path, names: list[str]) -> tuple[Fault, ...]:
     lost = Lost()
     for name in names:
-        lost.note(reason, str(folder / (name + ending)))
+        lost.note(reason, str(folder / name))
     return lost.faults()

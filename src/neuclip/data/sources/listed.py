@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+import stat
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +16,13 @@ import numpy as np
 from neuclip.data.captions import first_caption, usable_captions
 from neuclip.data.index import Texts
 from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.sources.columns import is_url, pictures_are_urls
+from neuclip.errors import AskedWrongly, RunFailed
+
+FIRST_PICTURES = 20  # looked for when a table is opened
+LARGEST_PICTURE = 256 << 20  # bytes as encoded
+# What the machine lacks, whatever lies in the file: such samples must not be dropped as bad.
+OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO})
 
 
 class Row(NamedTuple):
@@ -67,7 +78,7 @@ class ListedPairs:
         self.path = path
         self.rows = rows
         self.faults = faults
-        self.folder = picture_folder(path.parent, rows) if folder is None else folder
+        self.folder = picture_folder(path, rows) if folder is None else folder
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -93,17 +104,79 @@ def picture_file(folder: Path, name: bytes, where: str) -> bytes:
     """The bytes of a picture that a row names. Raises BadSample."""
     if not name:
         raise BadSample("no picture", where)
+    picture = picture_path(folder, name)
+    return file_bytes(picture, f"{where}: {picture}", "picture file", LARGEST_PICTURE)
+
+
+def picture_path(folder: Path, name: bytes) -> Path:
+    """Where a row's picture is; `~/` is the home folder unless a folder is really called so."""
     picture = folder / name.decode(errors="surrogateescape")
+    if name.startswith(b"~/") and is_missing(picture):
+        return Path(os.path.expanduser(name.decode(errors="surrogateescape")))  # noqa: PTH111 (keeps a missing home)
+    return picture
+
+
+def is_missing(picture: Path) -> bool:
+    """Whether nothing is there. Of a picture that may not be read its own sample tells the reason."""
     try:
-        return picture.read_bytes()
-    except (OSError, ValueError):  # ValueError: a NUL byte in the path
-        raise BadSample("picture file cannot be read", f"{where}: {picture}") from None
+        picture.stat()
+    except ValueError:  # a NUL byte in the path
+        return True
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+    return False
 
 
-def picture_folder(beside: Path, rows: Rows) -> Path:
-    """The table's own folder; the working folder where only that one leads to the first picture."""
-    first = rows.images[0].decode(errors="surrogateescape").replace("\0", "") if len(rows) else ""
-    return Path() if first and not (beside / first).exists() and Path(first).exists() else beside
+def file_bytes(path: Path, where: str, what: str, largest: int) -> bytes:
+    """All of a file. Raises BadSample where the file is at fault, RunFailed where the machine is."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever, /dev/zero never end
+            raise BadSample(f"{what} cannot be read", f"{where} (not a file)")
+        if status.st_size > largest:
+            raise BadSample(f"{what} is too large", f"{where} ({status.st_size:,} bytes, at most {largest:,})")
+        return path.read_bytes()
+    except OSError as error:
+        if error.errno in OF_THE_MACHINE:
+            raise RunFailed(
+                f"{path}: {what} cannot be read ({error.strerror}), which is not its content's fault; check the disk, "
+                "and the limits of open files (ulimit -n) and memory, then continue with --resume"
+            ) from error
+        raise BadSample(f"{what} cannot be read", f"{where} ({error.strerror})") from None
+    except ValueError as error:  # a NUL byte in the path
+        raise BadSample(f"{what} cannot be read", f"{where} ({error})") from None
+
+
+def picture_folder(path: Path, rows: Rows) -> Path:
+    """The table's own folder; the working folder where only that one leads to the first picture that is there."""
+    first = first_pictures(rows)
+    if first and all(is_url(name.decode(errors="replace")) for name in first):
+        raise AskedWrongly(pictures_are_urls(path))
+    tried = ((folder, name) for name in first for folder in (path.parent, Path()))
+    return next((folder for folder, name in tried if not is_missing(picture_path(folder, name))), path.parent)
+
+
+def first_pictures(rows: Rows) -> list[bytes]:
+    numbers = (number for number in range(len(rows)) if rows.images[number] and number not in rows.reasons)
+    return [rows.images[number] for number in itertools.islice(numbers, FIRST_PICTURES)]
+
+
+def check_pictures(source: ListedPairs) -> None:
+    """Raises AskedWrongly if no row can be used or none of the first pictures exists: a wrong table, not bad samples."""
+    first = first_pictures(source.rows)
+    if not first:
+        reason = source.rows.reasons.get(0, "no picture")
+        raise AskedWrongly(f"{source.path}: none of its {len(source):,} rows can be used; of the first: {reason}")
+    if not all(is_missing(picture_path(source.folder, name)) for name in first):
+        return
+    name = first[0].decode(errors="backslashreplace")
+    beside, working = source.path.absolute().parent, Path.cwd()
+    places = f"not in {beside}" if beside == working else f"neither in {beside} nor in {working}"
+    tried = "" if Path(name).is_absolute() or name.startswith("~/") else f", {places}"
+    raise AskedWrongly(
+        f"{source.path}: none of its first pictures exists ({len(first)} looked for), the first is {name}{tried}; "
+        "correct the paths, or put the pictures there"
+    )
 
 
 def _texts(joined: bytearray, ends: array[int]) -> Texts:

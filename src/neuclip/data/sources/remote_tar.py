@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from neuclip.data.index import ShardIndex, cached_place, index_of_file, read_index, write_index
+import numpy as np
+
+from neuclip.data.index import (
+    BLOCK,
+    NO_CAPTION,
+    ShardIndex,
+    cached_place,
+    index_of_file,
+    read_index,
+    write_index,
+)
 from neuclip.data.remote import (
     INDEX_SUFFIX,
     TOGETHER,
@@ -20,11 +30,13 @@ from neuclip.data.remote import (
     remote_shards,
     without_query,
 )
+from neuclip.data.sample import Sample
 from neuclip.data.shard_cache import ShardCache, digest_of
 from neuclip.data.sources.tar import TarSource
-from neuclip.errors import AskedWrongly
+from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 
+SIZE_AT = 124  # where a tar header has the size of its member, in octal digits
 SHARDS_TOGETHER = 16  # that training mixes at a time; part of the order, so a change of it changes every remote run
 
 
@@ -41,6 +53,7 @@ class RemoteTarSource(TarSource):
         self.remote = remote
         self.cache = ShardCache(limits)
         self.indexes_beside = True  # until one is missing
+        self._compared: set[int] = set()  # shards whose headers are odd and whose index fits
         shown = [without_query(shard.url) for shard in remote]
         self._join(name, shown, [digest_of(shard) for shard in remote], caption_key)
 
@@ -59,8 +72,9 @@ class RemoteTarSource(TarSource):
         self._make_index(missing[0])  # whether there are indexes beside the shards is then known
         rest = missing[1:]
         if rest and not self.indexes_beside:
-            size = sum(max(0, self.remote[shard].size) for shard in missing) / 1e9
-            print(f"indexing {len(missing)} shards: each is fetched once, {size:,.1f} GB in all", file=sys.stderr)
+            sizes = [self.remote[shard].size for shard in missing]
+            size = f"{sum(sizes) / 1e6:,.0f} MB in all" if min(sizes) >= 0 else "their size is not known"
+            print(f"indexing {len(missing)} shards: each is fetched once, {size}", file=sys.stderr)
         with ThreadPool(TOGETHER) as pool:
             for _ in track(pool.imap_unordered(self._make_index, rest), "indexing", len(rest), "remote shards"):
                 pass
@@ -104,8 +118,43 @@ class RemoteTarSource(TarSource):
             self.changes[self.shards[shard]] = why_not or "its index is of another version"
         return index
 
+    def __getitem__(self, id: int) -> Sample:
+        if 0 <= id < len(self):
+            self._check_index(id)
+        return super().__getitem__(id)
+
+    def _check_index(self, id: int) -> None:
+        """An index beside a shard may be of what the shard was before: tars grow in steps of 10,240 bytes, so the size
+        tells little. The header before each member tells; a few, with their size in another place, are looked up."""
+        image_block, image_size, caption_block, caption_size, kind, _ = self.joined.rows[id].item()
+        shard = self.joined.shard_of(id)
+        try:
+            file = self._file(shard)
+        except OSError:  # reading tells
+            return
+        fits = _header_says(file, image_block, image_size)
+        if fits and (kind == NO_CAPTION or _header_says(file, caption_block, caption_size)):
+            return
+        if shard not in self._compared:
+            first = int(self.joined.ends[shard - 1]) if shard else 0
+            found = self.reread(shard).rows
+            if not np.array_equal(found, self.joined.rows[first : self.joined.ends[shard]]):
+                raise RunFailed(
+                    f"{self.shards[shard]}: is not the shard that the index beside it describes; run neuclip data "
+                    f"index {self.shards[shard]} --verify, and upload the index anew"
+                )
+            self._compared.add(shard)
+
     def _open(self, shard: int) -> int:
         return self.cache.open(self.remote[shard])
+
+
+def _header_says(file: int, block: int, size: int) -> bool:
+    """Whether the tar header before this block is of a member of this size."""
+    try:
+        return int(os.pread(file, 12, (block - 1) * BLOCK + SIZE_AT).rstrip(b"\0 "), 8) == size
+    except (OSError, ValueError):
+        return False
 
 
 def fetches(source: object) -> bool:

@@ -6,21 +6,24 @@ import errno
 import gzip
 import hashlib
 import os
-import shutil
+import re
 import sys
 import tempfile
+import time
+import weakref
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from neuclip.data.captions import usable_captions
 from neuclip.data.index import (
     BLOCK,
+    MOST_CAPTION_BYTES,
     NO_CAPTION,
     NO_LABEL,
     ShardIndex,
+    Texts,
     build_index,
     captions_of,
     index_and_change,
@@ -29,11 +32,16 @@ from neuclip.data.index import (
     store_index,
 )
 from neuclip.data.joined_index import joined_index
+from neuclip.data.open_files import OPEN_FILES, close_files, descriptor, new_number
 from neuclip.data.sample import BadSample, Fault, Sample
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 
-OPEN_FILES = 128  # per process; systems often allow 1024 and a large set has ten thousand shards
+# What these say of a shard is so for every process and at every time: its samples are bad. Anything else that the
+# system answers (too many open files, a disk or a network that fails) may pass, and must not change what is trained on.
+FAULTS_OF_THE_DATA = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP)
+STEP = 1 << 16  # bytes of a packed shard at a time
+LEFT_OVER_SECONDS = 2 * 24 * 3600  # a file that was begun so long ago is nobody's
 
 
 class TarSource:
@@ -44,10 +52,12 @@ class TarSource:
     mapped file that all processes of a machine share.
     """
 
-    most_open = 0  # files; 0: OPEN_FILES
+    most_open = 0  # files; 0: as many as all sources together may
     statuses: Sequence[tuple[int, int]] = ()  # size and time of each shard when it was indexed, where others can write
 
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
+        if any(is_packed(shard) for shard in shards):
+            remove_left_over()
         self.paths = [plain_tar(shard) for shard in track(shards, "unpacking", len(shards), "shards")]
         self.statuses = [status_of(path) for path in self.paths]
         self._join(name, [str(path) for path in self.paths], self.statuses, caption_key)
@@ -58,13 +68,19 @@ class TarSource:
         self.shards = shards  # as messages name them
         self.caption_key = caption_key
         self.changes: dict[str, str] = {}  # what has changed since a shard was indexed
-        self._files: OrderedDict[int, int] = OrderedDict()
-        self.joined = joined_index(shards, [caption_key, *stamps], self._numbers(), self.index)
+        self._begin_reading()
+        paths: Sequence[Path] = getattr(self, "paths", ())  # none of remote shards, whose addresses mean one thing only
+        places = [str(path.resolve()) for path in paths] or shards
+        self.joined = joined_index(places, caption_key, stamps, self._numbers(), self.index)
         self.faults = tuple(Fault(-1, *note) for note in self.joined.notes)
         if self.changes:
             first, change = next(iter(self.changes.items()))
             more = f" and {len(self.changes) - 1} more shards have changed" if len(self.changes) > 1 else ""
             print(f"{first}: {change}{more}; indexed again", file=sys.stderr)
+
+    def _begin_reading(self) -> None:
+        self._number = new_number()  # in this process
+        weakref.finalize(self, close_files, self._number)
 
     def _numbers(self) -> Iterator[int]:
         """The shards, one after the other, as they are indexed."""
@@ -82,8 +98,11 @@ class TarSource:
         return build_index(self.paths[shard], self.caption_key)
 
     def store(self, shard: int, index: ShardIndex) -> None:
-        """Store another index for a shard; sources that are opened from now on use it."""
-        store_index(places_of(self.paths[shard], self.caption_key), index, status_of(self.paths[shard]))
+        """Store another index for a shard; sources that are opened from now on use it.
+
+        Under the status from before the shard was read: whatever was written since makes the index an old one.
+        """
+        store_index(places_of(self.paths[shard], self.caption_key), index, self.statuses[shard])
 
     def _open(self, shard: int) -> int:
         return os.open(self.paths[shard], os.O_RDONLY)
@@ -107,6 +126,8 @@ class TarSource:
             raise BadSample("caption is missing", self._where(shard, image_block))
         if kind == NO_CAPTION:
             return Sample(image, ())
+        if caption_size > MOST_CAPTION_BYTES:
+            raise BadSample("caption is too long", self._where(shard, caption_block))
         raw = self._read(shard, caption_block, caption_size)
         try:
             return Sample(image, usable_captions(captions_of(raw, kind, self.caption_key), ""))
@@ -121,6 +142,11 @@ class TarSource:
         """The first caption of every id; "" where there is none. Read from the index files, not from the shards."""
         return [text for shard in range(len(self.shards)) for text in self.index(shard).captions.strings()]
 
+    def caption_texts(self) -> Iterator[Texts]:
+        """As `captions`, shard by shard and not as Python's strings."""
+        for shard in range(len(self.shards)):
+            yield self.index(shard).captions
+
     def labels(self) -> list[int] | None:
         """The class (`cls` member) of every id; None unless every sample has one."""
         labels = self.joined.rows["label"]
@@ -130,17 +156,30 @@ class TarSource:
         try:
             content = os.pread(self._file(shard), size, block * BLOCK)
         except OSError as error:
-            raise BadSample("shard cannot be read", f"{self.shards[shard]} ({error.strerror})") from None
+            raise self._unreadable(shard, error) from None
         if len(content) != size:
             self._check_unchanged(shard)
             raise BadSample("shard was shortened", f"{self.shards[shard]} at byte {block * BLOCK}")
         return content
 
+    def _unreadable(self, shard: int, error: OSError) -> BadSample | RunFailed:
+        if error.errno in FAULTS_OF_THE_DATA:
+            return BadSample("shard cannot be read", f"{self.shards[shard]} ({error.strerror})")
+        remedy = "check the disk or the network it lies on, and the memory of this machine"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "allow more open files (ulimit -n 4096) or use fewer --data.workers"
+        return RunFailed(
+            f"{self.shards[shard]}: cannot be read ({error.strerror}); {remedy}, then continue with --resume"
+        )
+
     def _check_unchanged(self, shard: int) -> None:
         """In a shard that was written again, other bytes lie where its index points, and others' captions."""
         if not self.statuses:
             return
-        status = os.fstat(self._file(shard))
+        try:
+            status = os.fstat(self._file(shard))
+        except OSError as error:
+            raise self._unreadable(shard, error) from None
         if (status.st_size, status.st_mtime_ns) != self.statuses[shard]:
             raise RunFailed(
                 f"{self.shards[shard]}: was written again while it was in use; let nobody change the data of a run, "
@@ -148,13 +187,7 @@ class TarSource:
             )
 
     def _file(self, shard: int) -> int:
-        """An open descriptor. pread has no position of its own, so a forked worker may share its parent's."""
-        file = self._files.get(shard)
-        if file is None:
-            file = self._files[shard] = self._open(shard)
-            if len(self._files) > (self.most_open or OPEN_FILES):
-                os.close(self._files.popitem(last=False)[1])
-        return file
+        return descriptor((self._number, shard), lambda: self._open(shard), self.most_open or OPEN_FILES)
 
     def _where(self, shard: int, block: int) -> str:
         try:
@@ -163,28 +196,29 @@ class TarSource:
             member = f"byte {block * BLOCK}"
         return f"{self.shards[shard]}: {member}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": OrderedDict()}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_reading()
 
-    def __del__(self) -> None:
-        for file in getattr(self, "_files", {}).values():
-            os.close(file)
+
+def is_packed(shard: Path) -> bool:
+    return shard.name.lower().endswith((".gz", ".tgz"))
 
 
 def plain_tar(shard: Path) -> Path:
     """The shard itself, or its unpacked copy in the cache: gzip cannot be read at an offset."""
-    if not shard.name.endswith((".gz", ".tgz")):
+    if not is_packed(shard):
         return shard
-    from neuclip.data.cache_folder import cache_folder
-
     try:
         status = shard.stat()
         identity = f"{shard.absolute()}\n{status.st_size}\n{status.st_mtime_ns}".encode(errors="surrogateescape")
-        folder = cache_folder() / "unpacked" / hashlib.sha256(identity).hexdigest()[:16]
-        unpacked = folder / f"{shard.name.removesuffix('.gz').removesuffix('.tgz').removesuffix('.tar')}.tar"
+        folder = unpacked_folder() / hashlib.sha256(identity).hexdigest()[:16]
+        name = re.sub(r"(\.tar)?(\.gz|\.tgz)$", "", shard.name, flags=re.IGNORECASE)
+        unpacked = folder / f"{name}.tar"
         if not unpacked.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            unpack(shard, unpacked)
+            if damage := unpack(shard, unpacked):
+                print(f"{shard}: {damage}; what could be unpacked before is used, fetch it again", file=sys.stderr)
     except gzip.BadGzipFile as error:
         raise AskedWrongly(f"{shard}: is not a gzip file ({error}); fetch it again") from error
     except OSError as error:
@@ -195,17 +229,68 @@ def plain_tar(shard: Path) -> Path:
     return unpacked
 
 
-def unpack(shard: Path, unpacked: Path) -> None:
-    """In one move. A damaged end leaves the whole part: the index then notes that the shard is cut off."""
-    handle, temporary = tempfile.mkstemp(dir=unpacked.parent, prefix=f".{unpacked.name}.")
+def unpacked_folder() -> Path:
+    from neuclip.data.cache_folder import cache_folder
+
+    return cache_folder() / "unpacked"
+
+
+def remove_left_over() -> None:
+    """What killed unpackings have begun."""
+    for file in unpacked_folder().glob("*/.*.part"):
+        try:
+            if file.stat().st_mtime < time.time() - LEFT_OVER_SECONDS:
+                file.unlink()
+        except OSError:  # another process was faster, or it is another user's
+            continue
+
+
+def unpack(shard: Path, unpacked: Path) -> str:
+    """In one move. Of a damaged one all that comes before the damage, and what is wrong with it; "" if nothing is."""
+    handle, temporary = tempfile.mkstemp(dir=unpacked.parent, prefix=f".{unpacked.name}.", suffix=".part")
+    damage: list[str] = []
     try:
-        with os.fdopen(handle, "wb") as target, gzip.open(shard, "rb") as packed:
-            try:
-                shutil.copyfileobj(packed, target, 1 << 20)
-            except (EOFError, zlib.error):
-                if target.tell() == 0:
-                    raise gzip.BadGzipFile("nothing in it can be read") from None
+        with os.fdopen(handle, "wb") as target, shard.open("rb") as packed:
+            for content in decoded(packed, damage):
+                target.write(content)
+            if damage and target.tell() == 0:
+                raise gzip.BadGzipFile("nothing in it can be read")
         Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide it from others who share the cache
         Path(temporary).replace(unpacked)
     finally:
         Path(temporary).unlink(missing_ok=True)
+    return "".join(damage)
+
+
+def decoded(packed: BinaryIO, damage: list[str]) -> Iterator[bytes]:
+    """The content of gzip members end to end, up to the first byte that makes no sense; `damage` then says why."""
+    decoder = zlib.decompressobj(wbits=31)  # gzip with its checksum
+    inside, whole = False, 0  # members
+    while chunk := packed.read(STEP):
+        while chunk:
+            if whole and not inside and not (chunk := chunk.lstrip(b"\0")):
+                break  # padding between members, or behind the last
+            before = decoder.copy()
+            try:
+                content = decoder.decompress(chunk)
+            except zlib.error as error:
+                yield from up_to_damage(before, chunk)
+                damage.append(f"is damaged ({error})")
+                return
+            inside = not decoder.eof
+            chunk = decoder.unused_data
+            yield content
+            if decoder.eof:
+                whole += 1
+                decoder = zlib.decompressobj(wbits=31)
+    if inside:
+        damage.append("is cut off")
+
+
+def up_to_damage(decoder: Any, chunk: bytes) -> Iterator[bytes]:
+    """Byte by byte: an error keeps to itself what was decoded before it."""
+    try:
+        for number in range(len(chunk)):
+            yield decoder.decompress(chunk[number : number + 1])
+    except zlib.error:
+        return

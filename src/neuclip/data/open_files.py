@@ -1,0 +1,51 @@
+"""Open shards of this process, the last used ones: one limit for all sources, however many lie between commas."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+
+OPEN_FILES = 128  # per process; systems often allow 1024 and a large set has ten thousand shards
+Key = tuple[int, int]  # number of the source, and of its shard
+
+_open: OrderedDict[Key, int] = OrderedDict()
+_numbers = count()
+
+
+def new_number() -> int:
+    """For a source: no other one of this process has it."""
+    return next(_numbers)
+
+
+def descriptor(key: Key, opened: Callable[[], int], most_of_source: int = OPEN_FILES) -> int:
+    """An open one, or `opened()`. pread has no position of its own, so a forked worker may share its parent's."""
+    if key in _open:
+        _open.move_to_end(key)
+        return _open[key]
+    own = [other for other in _open if other[0] == key[0]]
+    for oldest in own[: max(0, len(own) - most_of_source + 1)]:
+        os.close(_open.pop(oldest))
+    while len(_open) >= OPEN_FILES:
+        os.close(_open.popitem(last=False)[1])
+    try:
+        file = opened()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or not _open:
+            raise
+        close_files()  # others of this process hold more than usual
+        file = opened()
+    _open[key] = file
+    return file
+
+
+def close_files(source: int | None = None) -> None:
+    """Those of a source that is no longer used, or all."""
+    for key in [key for key in _open if source is None or key[0] == source]:
+        os.close(_open.pop(key))
+
+
+def open_count(source: int) -> int:
+    return sum(key[0] == source for key in _open)

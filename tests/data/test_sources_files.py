@@ -1,0 +1,115 @@
+"""Files of pictures and texts, and their names: what is the data's fault, what is the machine's, and what is none."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuclip.data.captions import stripped
+from neuclip.data.convert import convert
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.sample import BadSample
+from neuclip.data.source import open_source
+from neuclip.errors import AskedWrongly, RunFailed
+from tests.pictures import photo
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+
+
+def table(folder: Path, *names: str) -> Path:
+    path = folder / "pairs.csv"
+    path.write_text("image,caption\n" + "".join(f"{name},a caption\n" for name in names))
+    return path
+
+
+def fault_of(source, id: int) -> BadSample:
+    with pytest.raises(BadSample) as caught:
+        source[id]
+    return caught.value
+
+
+@pytest.mark.parametrize("ending", ["TXT", "Txt", "txt"])
+def test_a_text_file_is_found_however_its_ending_is_written(tmp_path, ending):
+    (tmp_path / "IMG_0.JPG").write_bytes(photo(0))
+    (tmp_path / f"IMG_0.{ending}").write_text("a caption")
+    (tmp_path / f"alone.{ending}").write_text("nobody's")
+    source = pickle.loads(pickle.dumps(open_source(str(tmp_path))))
+    assert source[0].captions == ("a caption",) and source.captions() == ["a caption"]
+    assert source.faults[0].where == str(tmp_path / f"alone.{ending}")
+
+
+def test_an_address_longer_than_a_file_name_is_read_part_by_part(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(photo(0))
+    path = table(tmp_path, "a.jpg")
+    assert len(open_source(",".join([str(path)] * 300))) == 300
+    shard = convert(open_source(str(path)), tmp_path / "shards") and tmp_path / "shards" / "00000.tar"
+    braces = tmp_path / "shards" / f"{{{','.join(['00000'] * 60)}}}.tar"
+    assert shard.exists() and len(open_source(str(braces))) == 1
+    for address in ("x" * 5000, "x" * 300 + ".csv", "x" * 300 + ":2", "{" + "x" * 300 + ",y}.tar"):
+        with pytest.raises(AskedWrongly) as caught:
+            open_source(address)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_reason_that_a_picture_cannot_be_read_is_told(tmp_path):
+    source = open_source(str(table(tmp_path, "missing.jpg", ".")))
+    assert "No such file" in fault_of(source, 0).where
+    assert "not a file" in fault_of(source, 1).where
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_or_a_device_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    source = open_source(str(table(tmp_path, "pipe.jpg", "/dev/zero")))
+    for id in range(2):
+        fault = fault_of(source, id)
+        assert fault.reason == "picture file cannot be read" and "not a file" in fault.where
+
+
+def test_a_file_too_large_for_a_picture_is_not_read(tmp_path):
+    with (tmp_path / "huge.jpg").open("wb") as file:
+        file.truncate(1 << 40)  # a hole: no disk is used
+    assert fault_of(open_source(str(table(tmp_path, "huge.jpg"))), 0).reason == "picture file is too large"
+
+
+def test_running_out_of_open_files_stops_the_run_and_is_not_bad_data(tmp_path):
+    resource = pytest.importorskip("resource")
+    (tmp_path / "a.jpg").write_bytes(photo(0))
+    source = open_source(str(table(tmp_path, "a.jpg")))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with pytest.raises(RunFailed, match="Too many open files") as caught:
+            source[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    assert source[0].captions == ("a caption",)
+
+
+@given(st.text(alphabet="a \0\t\n\u3000\x1f\x85", max_size=8))
+def test_stripping_twice_is_stripping_once(text):
+    once = stripped(text)
+    assert stripped(once) == once == once.strip() and not once.startswith("\0")
+
+
+def test_converting_captions_with_zeros_and_blanks_keeps_the_fingerprint(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number, text in enumerate(["a \0", "\0 b", "c\0 \0\n"]):
+        (folder / f"{number}.jpg").write_bytes(photo(number))
+        (folder / f"{number}.txt").write_text(text)
+    before = open_source(str(folder))
+    convert(before, tmp_path / "shards")
+    assert before.captions() == ["a", "b", "c"]
+    assert fingerprint(open_source(str(tmp_path / "shards"))) == fingerprint(before)
