@@ -162,7 +162,7 @@ def first_pictures(rows: Rows) -> list[bytes]:
 
 
 def check_pictures(source: ListedPairs) -> None:
-    """Raises AskedWrongly if no row can be used or none of the first pictures exists: a wrong table, not bad samples."""
+    """Raises AskedWrongly if no row can be used or none of the first pictures exists: a wrong table, no bad samples."""
     first = first_pictures(source.rows)
     if not first:
         reason = source.rows.reasons.get(0, "no picture")
