@@ -30,6 +30,7 @@ check: install
 
 bench: install
 	$(BIN)/python benchmarks/inner_loop.py
+	$(BIN)/python benchmarks/loader/against_open_clip.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -256,7 +256,23 @@ def test_data_index_tells_what_it_found_and_verifies_it(tmp_path, capsys):
     assert main(["data", "index", str(folder), "--verify"]) == 0
     said = capsys.readouterr().out
     assert "shards: 6 samples in 3 shards" in said and "21 bytes per sample" in said
+    assert f"index: in {folder}; " in said and "without a caption" not in said
     assert f"no picture: {folder / '00002.tar'}: x" in said and "all shards fit their index" in said
+
+
+def test_data_index_counts_samples_without_a_caption(tmp_path, capsys):
+    folder = write_shards(tmp_path / "shards", [2, 3])
+    assert main(["data", "index", str(folder), "--data.caption_key", "nope"]) == 0
+    assert "without a caption: 5 samples" in capsys.readouterr().out
+
+
+def test_verify_fails_for_a_shard_that_has_changed_since_its_index(tmp_path, capsys):
+    folder = write_shards(tmp_path / "shards", [2, 3])
+    open_source(str(folder))
+    write_tar(folder / "00001.tar", pair(9))
+    assert main(["data", "index", str(folder), "--verify"]) == 1
+    assert "1 shards did not fit their index" in capsys.readouterr().out
+    assert main(["data", "index", str(folder), "--verify"]) == 0
 
 
 @pytest.mark.parametrize("mapped_from", [3, 1000])

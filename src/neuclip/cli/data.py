@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     if wants_help(arguments):
         from neuclip.data.catalogue import catalogue
 
-        print(COMMAND.help() + textwrap.fill(f"data sets: {', '.join(catalogue())}", HELP_WIDTH))
+        print(COMMAND.help() + "\n" + textwrap.fill(f"data sets: {', '.join(catalogue())}", HELP_WIDTH))
         return 0
     (action, *names), flags = COMMAND.parse(arguments)
     foreign = [flag for flag in flags if flag not in FLAGS_OF.get(action, ())]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from neuclip.data.index import BLOCK, ROW, ShardIndex
+from neuclip.data.index import BLOCK, ROW, ShardIndex, places_of
 from neuclip.data.source import open_source
 from neuclip.data.sources.remote_tar import RemoteTarSource
 from neuclip.data.sources.tar import TarSource
@@ -27,13 +27,28 @@ def index_report(source: TarSource) -> Iterator[str]:
     """What the index says, in lines for people."""
     yield f"{source.name}: {len(source):,} samples in {len(source.shards):,} shards"
     place = "in memory" if source.joined.place is None else f"mapped from {source.joined.place}"
-    beside = "" if isinstance(source, RemoteTarSource) else "beside the shards, where that is read-only "
-    yield f"index: {beside}in the cache folder; {ROW.itemsize} bytes per sample {place}"
+    yield f"index: {_stored(source)}; {ROW.itemsize} bytes per sample {place}"
+    texts = track(source.caption_texts(), "counting captions", len(source.shards), "shards")
+    if empty := sum(int((np.diff(text.ends, prepend=0) == 0).sum()) for text in texts):
+        yield f"without a caption: {empty:,} samples"
     for shard, change in source.changes.items():
         yield f"changed: {shard}: {change}"
     for fault in source.faults:
         several = f" ({fault.times:,})" if fault.times > 1 else ""
         yield f"fault: {fault.reason}{several}: {fault.where}"
+
+
+def _stored(source: TarSource) -> str:
+    """Where the index files lie, which depends on what can be written."""
+    if isinstance(source, RemoteTarSource):
+        return "in the cache folder"
+    found = [[place for place in places_of(path, source.caption_key) if place.is_file()] for path in source.paths]
+    folders = list(dict.fromkeys(str(places[0].parent) for places in found if places))
+    missing = found.count([])
+    where = (
+        f"in {folders[0]}{f' and {len(folders) - 1} other folders' if folders[1:] else ''}" if folders else "nowhere"
+    )
+    return f"{where}{f'; {missing:,} could not be stored and are made again by every run' if missing else ''}"
 
 
 def verified(source: TarSource) -> Iterator[str]:
