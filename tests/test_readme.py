@@ -46,7 +46,7 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
     for shard in range(20):
         write_shard(tmp_path / "shards" / f"{shard:05d}.tar", range(shard * 4, shard * 4 + 4))
     shown = commands()
-    assert {command[0] for command in shown} == {"train", "eval", "error", "report", "recipe", "doctor"}
+    assert {command[0] for command in shown} == {"train", "eval", "error", "report", "recipe", "doctor", "data"}
     for number, command in enumerate(shown):
         if command[0] == "train" and "--resume" not in command:
             name = "NAME" if number == 0 else f"run{number}"
