@@ -79,11 +79,11 @@ def our_step(folder: Path, shards: Path, samples: int, pixels: str, name: str) -
     flags = f"""--model.name bench.json --data.train {shards}
         --data.pixels {pixels} --data.workers 1 --run.threads 1 --objective.name clip --train.batch_size {BATCH}
         --train.samples {samples // BATCH * BATCH} --optimizer.learning_rate 1e-4 --optimizer.weight_decay 0.1
-        --log.every 1 --evaluation.error_anchors 0
+        --log.every 4 --evaluation.error_anchors 0
         --run.folder {folder} --run.name {name}"""
     run(folder, [sys.executable, "-m", "neuclip", "train", *flags.split()])
     records = read_lines(RunFolder(folder / name).records)
-    return median(BATCH / record["samples_per_second"] for record in records[WARM_UP:])
+    return median(BATCH / record["samples_per_second"] for record in records[1:])
 
 
 def run(folder: Path, command: list[str]) -> str:
