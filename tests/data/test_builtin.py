@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.data import builtin
-from neuclip.data.builtin import builtin_folder, held_out, is_builtin, prepared_folder, resolve, unprepared
+from neuclip.data.builtin import builtin_folder, held_out, is_builtin, is_labelled, prepared_folder, resolve, unprepared
 from neuclip.data.catalogue import catalogue
 from neuclip.data.fetching import fetched, packages_folder
 from neuclip.data.source import open_source
@@ -148,3 +148,10 @@ def test_a_killed_build_goes_on_where_it_was(empty_cache):
     target = prepared_folder(catalogue()[NAME])
     assert [path.name for path in empty_cache.iterdir() if path.is_dir()] == [target.name]
     assert {path.name for path in target.iterdir()} == set("abc")
+
+
+def test_a_labelled_set_is_told_from_data_before_it_is_prepared_and_wherever_the_cache_lies(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "zero-shot"))
+    with pytest.raises(AskedWrongly, match=r"--evaluation\.zero_shot digits"):
+        open_source("digits")
+    assert is_labelled("icons-30k/zero-shot/names") and not is_labelled("icons-30k")

@@ -52,6 +52,12 @@ def is_builtin(address: str) -> bool:
     return data_set is not None and not (data_set.packages and Path(address).exists())
 
 
+def is_labelled(address: str) -> bool:
+    """Whether a built-in address means a zero-shot task: labels and no captions. It need not be prepared."""
+    name, _, part = address.rstrip("/").partition("/")
+    return is_builtin(address) and (part or catalogue()[name].parts[0]).startswith(ZERO_SHOT)
+
+
 def held_out(name: str) -> HeldOut:
     """The test parts of a built-in set; nothing is built.
 

@@ -127,11 +127,11 @@ def open_training_data(data: DataSettings) -> Source:
 
 
 def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> Source:
-    from neuclip.data.builtin import ZERO_SHOT, resolve
+    from neuclip.data.builtin import is_labelled, resolve
 
-    builtin = resolve(address)
-    if builtin is not None and ZERO_SHOT in builtin.parts:
+    if is_labelled(address):
         raise AskedWrongly(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
+    builtin = resolve(address)
     path = Path(address if builtin is None else builtin)
     name = address if builtin is not None else _name(path)
     source: Source
