@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from neuclip.data.shard_writing import Entry, write_shards
+from neuclip.data.shards.writing import Entry, write_shards
 from neuclip.data.source import Source, open_source
 from neuclip.data.transforms import decode
 from neuclip.progress import track

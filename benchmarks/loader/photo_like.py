@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from neuclip.data.shard_writing import write_shards
+from neuclip.data.shards.writing import write_shards
 
 WORDS = (
     "a",

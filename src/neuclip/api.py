@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from neuclip.data.builtin import builtin_names, held_out, is_builtin
+from neuclip.data.named.builtin import builtin_names, held_out, is_builtin
 from neuclip.distributed import alone, is_main, world_size
 from neuclip.errors import AskedWrongly
 from neuclip.evaluation.embedding import embed_pairs

@@ -14,8 +14,8 @@ from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, figures_table, nested_table
 from neuclip.cli.train import asked_run
-from neuclip.data.builtin import builtin_names, prepared_folder
-from neuclip.data.catalogue import catalogue
+from neuclip.data.named.builtin import builtin_names, prepared_folder
+from neuclip.data.named.catalogue import catalogue
 from neuclip.errors import AskedWrongly
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import write_settings

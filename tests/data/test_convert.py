@@ -16,11 +16,6 @@ from neuclip.errors import AskedWrongly, RunFailed
 from tests.pictures import photo, picture, write_csv, write_shard
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-
-
 def write_pairs(folder, count: int = 7) -> str:
     """A JSON lines file of PNGs and JPEGs; pairs 2 and 5 have two captions."""
     folder.mkdir(parents=True, exist_ok=True)

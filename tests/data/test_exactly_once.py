@@ -20,8 +20,8 @@ from neuclip.data.loader import Batches
 from neuclip.data.order import Order
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source, open_source
-from tests.data.test_sources import Member, write_tar
-from tests.data.test_sources import pair as drawn_pair
+from tests.data.small_shards import Member, write_tar
+from tests.data.small_shards import pair as drawn_pair
 
 SHARDS = st.lists(st.integers(0, 7), min_size=1, max_size=5).filter(any)
 RANKS = st.integers(1, 4)

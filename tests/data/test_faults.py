@@ -13,8 +13,8 @@ from neuclip.data.sample import Batch, Fault, Lost
 from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.records import read_lines
-from tests.data.test_loader import plain
-from tests.data.test_sources import picture, write_tar
+from tests.data.small_shards import picture, write_tar
+from tests.data.small_transforms import plain
 from tests.data.test_transforms import encoded, png
 
 

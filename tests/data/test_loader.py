@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from neuclip.data.loader import Batches, sequential
 from neuclip.data.order import Order
 from neuclip.data.source import open_source
 from neuclip.errors import AskedWrongly, RunFailed
-from tests.data.test_sources import pair, picture, write_shards, write_tar
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-
-
-def plain(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image.convert("RGB").resize((4, 4)))).permute(2, 0, 1)
-
-
-def noisy(image: Image.Image) -> torch.Tensor:
-    """Draws from both generators that transforms use."""
-    return plain(image).float() + torch.rand(1) + random.random()
-
-
-def spawned(image: Image.Image) -> torch.Tensor:
-    """As `noisy`, but only in a process that began afresh: a fork would have its parent's modules and files."""
-    assert type(multiprocessing.current_process()).__name__ == "SpawnProcess"
-    return noisy(image)
-
-
-def afresh(image: Image.Image) -> torch.Tensor:
-    assert type(multiprocessing.current_process()).__name__ in ("SpawnProcess", "ForkServerProcess")
-    return plain(image)
-
-
-def failing(image: Image.Image) -> torch.Tensor:
-    raise ZeroDivisionError("no width")
-
-
-def tokenize(captions: list[str]) -> torch.Tensor:
-    """The number that the caption ends with."""
-    return torch.tensor([[int((caption.split() or ["-1"])[-1])] for caption in captions])
+from tests.data.small_shards import pair, picture, write_shards, write_tar
+from tests.data.small_transforms import failing, noisy, plain, spawned, tokenize
 
 
 def batches_of(source, *, batch_size=6, transform=plain, seed=0, workers=0, **options) -> Batches:

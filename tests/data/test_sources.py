@@ -4,73 +4,17 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import pickle
 import random
-import tarfile
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.open_files import open_count
 from neuclip.data.sample import BadSample
+from neuclip.data.shards.open_files import open_count
 from neuclip.data.source import expand_braces, open_source
 from neuclip.errors import AskedWrongly
-
-EXTENSIONS = ("png", "jpg", "webp")
-Member = tuple[str, bytes]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-
-
-def picture(number: int, extension: str = "png", size: tuple[int, int] = (12, 10)) -> bytes:
-    """A small gradient with noise, different for every number."""
-    draw = np.random.default_rng(number)
-    pixels = np.linspace(0, 200, size[0] * size[1] * 3).reshape(size[1], size[0], 3) + draw.integers(
-        0, 50, (size[1], size[0], 3)
-    )
-    stream = io.BytesIO()
-    Image.fromarray(pixels.astype(np.uint8)).save(stream, {"jpg": "JPEG"}.get(extension, extension.upper()))
-    return stream.getvalue()
-
-
-def pair(number: int) -> list[Member]:
-    extension = EXTENSIONS[number % 3]
-    return [
-        (f"{number:05d}.{extension}", picture(number, extension)),
-        (f"{number:05d}.txt", f"picture {number}".encode()),
-    ]
-
-
-def write_tar(path: Path, members: list[Member], form: int = tarfile.USTAR_FORMAT) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, content in members:
-            information = tarfile.TarInfo(name)
-            information.size = len(content)
-            tar.addfile(information, io.BytesIO(content))
-    return path
-
-
-def write_shards(folder: Path, sizes: list[int]) -> Path:
-    """Shards of the given numbers of pairs; pair k is named and drawn after k."""
-    first = 0
-    for shard, size in enumerate(sizes):
-        write_tar(
-            folder / f"{shard:05d}.tar", [member for number in range(first, first + size) for member in pair(number)]
-        )
-        first += size
-    return folder
-
-
-def contents(source) -> list[tuple[bytes, tuple[str, ...]]]:
-    return [(sample.image, sample.captions) for sample in (source[id] for id in range(len(source)))]
+from tests.data.small_shards import contents, pair, picture, write_shards, write_tar
 
 
 def test_tar_and_gzipped_tar_and_csv_give_the_same_pairs(tmp_path):
@@ -184,7 +128,7 @@ def test_a_pickled_source_reads_the_same_and_holds_no_open_file(tmp_path):
 
 
 def test_more_shards_than_open_files_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("neuclip.data.open_files.OPEN_FILES", 2)
+    monkeypatch.setattr("neuclip.data.shards.open_files.OPEN_FILES", 2)
     source = open_source(str(write_shards(tmp_path, [1] * 7)))
     ids = list(range(7)) * 3
     random.Random(0).shuffle(ids)

@@ -19,11 +19,6 @@ from neuclip.errors import AskedWrongly, RunFailed
 from tests.pictures import photo
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-
-
 def table(folder: Path, *names: str) -> Path:
     path = folder / "pairs.csv"
     path.write_text("image,caption\n" + "".join(f"{name},a caption\n" for name in names))

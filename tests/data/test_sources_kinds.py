@@ -27,11 +27,6 @@ from tests.pictures import photo
 COUNT = 11
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-
-
 def caption(number: int) -> str:
     return f'photo {number}, with a comma; «été» "quoted"'
 

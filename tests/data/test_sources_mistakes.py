@@ -9,19 +9,14 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli import doctor
-from neuclip.data import remote
 from neuclip.data.sample import BadSample
+from neuclip.data.shards import remote
 from neuclip.data.source import open_source, open_training_data
 from neuclip.doctor.diagnosis import examine
 from neuclip.errors import AskedWrongly
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import DataSettings
 from tests.pictures import photo, write_shards
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
 
 
 def table(folder: Path, text: str | bytes, name: str = "pairs.csv") -> Path:

@@ -21,16 +21,11 @@ from neuclip.data.order import Order
 from neuclip.data.source import open_source
 from neuclip.data.sources.mixture import WeightedOrder, order_of, split_address
 from neuclip.errors import AskedWrongly
-from tests.data.test_loader import noisy
+from tests.data.small_transforms import noisy
 from tests.pictures import write_csv, write_shards
 
 WEIGHTS = st.fractions(min_value=Fraction(1, 10), max_value=3, max_denominator=10)
 PARTS = st.lists(st.tuples(st.integers(1, 40), WEIGHTS), min_size=1, max_size=4)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
 
 
 def lengths(captions: list[str]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 from neuclip.data.sample import BadSample
 from neuclip.data.transforms import MOST_PIXELS, decode
-from tests.data.test_sources import picture
+from tests.data.small_shards import picture
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:

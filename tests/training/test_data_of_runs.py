@@ -11,8 +11,8 @@ import pytest
 from neuclip import api
 from neuclip.cli.main import main
 from neuclip.data.loader import Batches
-from neuclip.data.remote import Limits
 from neuclip.data.shard_order import ShardOrder
+from neuclip.data.shards.remote import Limits
 from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
@@ -20,7 +20,6 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import write_settings
 from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.training.run import build_run
-from tests.data.test_remote import server  # noqa: F401
 from tests.pictures import write_shards
 
 pytestmark = pytest.mark.slow
@@ -52,7 +51,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_a_remote_that_disappears_in_mid_epoch_leaves_a_run_that_goes_on_when_it_is_back(
-    small_settings, tmp_path, server, seen  # noqa: F811
+    small_settings, tmp_path, server, seen
 ):  # fmt: skip
     write_shards(server.folder, 72, shards=36)  # three groups of twelve shards, each of 24 samples
     ends = open_source(str(server.folder)).joined.ends  # and their indexes beside them
@@ -93,7 +92,7 @@ def test_what_messages_advise_to_change_may_change_at_resume(small_settings, tmp
 
 @pytest.mark.parametrize("start", ["local", "remote"])
 def test_the_same_shards_at_another_place_have_another_order_and_are_refused_at_resume(
-    small_settings, tmp_path, server, start  # noqa: F811
+    small_settings, tmp_path, server, start
 ):  # fmt: skip
     write_shards(server.folder, 40, shards=20)
     places = {"local": str(server.folder), "remote": f"{server.url}/{{00000..00019}}.tar"}

@@ -49,7 +49,7 @@ break the same call goes on. `icons-30k` needs no network, and `neuclip train` p
 
 def run(arguments: Sequence[str]) -> int:
     if wants_help(arguments):
-        from neuclip.data.catalogue import catalogue
+        from neuclip.data.named.catalogue import catalogue
 
         print(COMMAND.help() + "\n" + textwrap.fill(f"data sets: {', '.join(catalogue())}", HELP_WIDTH))
         return 0
@@ -77,8 +77,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def list_data(*, as_json: bool) -> int:
-    from neuclip.data.builtin import prepared_folder
-    from neuclip.data.catalogue import catalogue
+    from neuclip.data.named.builtin import prepared_folder
+    from neuclip.data.named.catalogue import catalogue
 
     folders = {name: prepared_folder(data_set) for name, data_set in catalogue().items()}
     if as_json:
@@ -111,7 +111,7 @@ def wrapped_row(cells: Sequence[str]) -> str:
 
 
 def prepare(name: str) -> int:
-    from neuclip.data.builtin import builtin_folder, builtin_names
+    from neuclip.data.named.builtin import builtin_folder, builtin_names
 
     if name not in builtin_names():
         raise AskedWrongly(f"no data set {name!r}; {proposal(name, list(builtin_names()))}")
@@ -137,7 +137,7 @@ def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
 
 def index(address: str, flags: dict[str, Any]) -> int:
     """Prints what was found; 1 when --verify found an index that did not fit its shard."""
-    from neuclip.data.indexing import index_report, opened_shards, verified
+    from neuclip.data.shards.indexing import index_report, opened_shards, verified
 
     sources = opened_shards(address, flags.get("data.caption_key", ""))
     for source in sources:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.index import index_of
 from neuclip.data.sample import BadSample, Fault, Sample
-from neuclip.data.shard_writing import CONVERSION, Entry, write_tar
+from neuclip.data.shards.index import index_of
+from neuclip.data.shards.writing import CONVERSION, Entry, write_tar
 from neuclip.data.source import Source
 from neuclip.data.sources.mixture import split_address
 from neuclip.errors import AskedWrongly, RunFailed

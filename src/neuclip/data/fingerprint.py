@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from neuclip.data.index import Texts
+from neuclip.data.shards.index import Texts
 from neuclip.data.source import Source
 
 KEPT_BYTES = 256 << 20  # of captions between the two passes; of more the second pass reads them again

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuclip.data.index import BLOCK
 from neuclip.data.order import GOLDEN, MASK, Order, key_of, mix
-from neuclip.data.shard_cache import is_packed
+from neuclip.data.shards.cache import is_packed
+from neuclip.data.shards.index import BLOCK
 from neuclip.data.sources.remote_tar import SHARDS_TOGETHER, RemoteTarSource
 from neuclip.errors import AskedWrongly
 

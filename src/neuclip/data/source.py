@@ -12,9 +12,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
-from neuclip.data.remote import SHARD_SUFFIXES, Limits, is_remote, without_query
 from neuclip.data.sample import Fault, Sample
-from neuclip.data.shard_writing import shards_missing
+from neuclip.data.shards.remote import SHARD_SUFFIXES, Limits, is_remote, without_query
+from neuclip.data.shards.writing import shards_missing
 from neuclip.data.sources.coco import open_coco
 from neuclip.data.sources.columns import Asked, say
 from neuclip.data.sources.csv import ENDINGS, open_csv
@@ -94,7 +94,7 @@ def parts_of(address: str) -> list[tuple[str, Fraction]]:
 
 def check_there(address: str) -> None:
     """Raises AskedWrongly for an address that leads to nothing. Opens and builds nothing, and asks no remote."""
-    from neuclip.data.builtin import is_builtin
+    from neuclip.data.named.builtin import is_builtin
 
     for part, _ in parts_of(address):
         if not (is_builtin(part) or is_remote(part)):
@@ -127,7 +127,7 @@ def open_training_data(data: DataSettings) -> Source:
 
 
 def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> Source:
-    from neuclip.data.builtin import is_labelled, resolve
+    from neuclip.data.named.builtin import is_labelled, resolve
 
     if is_labelled(address):
         raise AskedWrongly(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
@@ -284,7 +284,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _nothing_there(address: str) -> str:
-    from neuclip.data.builtin import builtin_names
+    from neuclip.data.named.builtin import builtin_names
 
     names = builtin_names()
     name, slash, part = address.partition("/")

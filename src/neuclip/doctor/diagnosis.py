@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuclip.data.builtin import builtin_names, is_builtin, unprepared
+from neuclip.data.named.builtin import builtin_names, is_builtin, unprepared
 from neuclip.data.source import Source, check_there, is_there, open_training_data, parts_of
 from neuclip.data.sources.mixture import order_of
 from neuclip.doctor.findings import Findings

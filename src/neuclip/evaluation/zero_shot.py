@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from neuclip.data.builtin import resolve
+from neuclip.data.named.builtin import resolve
 from neuclip.data.source import Source, open_source
 from neuclip.errors import AskedWrongly
 from neuclip.evaluation.embedding import Tokenize, Transform, check_finite, embed_images, embed_texts

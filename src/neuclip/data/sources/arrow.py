@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from neuclip.data.captions import first_caption, texts_in, usable_captions
-from neuclip.data.index import Texts
 from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.shards.index import Texts
 from neuclip.data.sources.columns import Columns
 from neuclip.data.sources.listed import picture_file
 from neuclip.errors import AskedWrongly

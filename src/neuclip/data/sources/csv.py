@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from neuclip.data.index import PICTURE_EXTENSIONS
+from neuclip.data.shards.index import PICTURE_EXTENSIONS
 from neuclip.data.sources.columns import Asked, Columns, choose_columns, is_url, pictures_are_urls, say
 from neuclip.data.sources.listed import ListedPairs, Row, Rows
 from neuclip.errors import AskedWrongly

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from neuclip.data.captions import first_caption, usable_captions
-from neuclip.data.index import PICTURE_EXTENSIONS, Texts
 from neuclip.data.sample import BadSample, Fault, Lost, Sample
+from neuclip.data.shards.index import PICTURE_EXTENSIONS, Texts
 from neuclip.data.sources.captions_file import captions_by_picture, captions_file_in
 from neuclip.data.sources.columns import Asked
 from neuclip.data.sources.listed import ListedPairs, Row, Rows, file_bytes, picture_file

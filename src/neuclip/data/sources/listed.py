@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from neuclip.data.captions import first_caption, usable_captions
-from neuclip.data.index import Texts
 from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.shards.index import Texts
 from neuclip.data.sources.columns import is_url, pictures_are_urls
 from neuclip.errors import AskedWrongly, RunFailed
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from neuclip.data.index import (
+from neuclip.data.sample import Sample
+from neuclip.data.shards.cache import ShardCache, digest_of
+from neuclip.data.shards.index import (
     BLOCK,
     NO_CAPTION,
     ShardIndex,
@@ -20,7 +22,7 @@ from neuclip.data.index import (
     read_index,
     write_index,
 )
-from neuclip.data.remote import (
+from neuclip.data.shards.remote import (
     INDEX_SUFFIX,
     TOGETHER,
     Gone,
@@ -30,8 +32,6 @@ from neuclip.data.remote import (
     remote_shards,
     without_query,
 )
-from neuclip.data.sample import Sample
-from neuclip.data.shard_cache import ShardCache, digest_of
 from neuclip.data.sources.tar import TarSource
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from neuclip.data.captions import usable_captions
-from neuclip.data.index import (
+from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.shards.index import (
     BLOCK,
     MOST_CAPTION_BYTES,
     NO_CAPTION,
@@ -31,9 +32,8 @@ from neuclip.data.index import (
     status_of,
     store_index,
 )
-from neuclip.data.joined_index import joined_index
-from neuclip.data.open_files import OPEN_FILES, close_files, descriptor, new_number
-from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.shards.joined_index import joined_index
+from neuclip.data.shards.open_files import OPEN_FILES, close_files, descriptor, new_number
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 

@@ -1,0 +1,330 @@
+"""Where each sample lies in its tar shard: found once, stored in a small file, found again when the shard changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from neuclip.data.captions import DEFAULT_KEY, captions_from_json, first_caption, stripped
+from neuclip.data.sample import Lost
+from neuclip.data.shards.tar_walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
+from neuclip.errors import AskedWrongly
+
+FORMAT = 3  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
+NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
+NO_LABEL = -1
+MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption, and would be held in the index
+MOST_LABEL_BYTES = 64
+
+# 21 bytes per sample. Members start at multiples of 512 bytes, so a 32-bit block number reaches 2 TB.
+ROW = np.dtype(
+    [
+        ("image_block", "<u4"),
+        ("image_size", "<u4"),
+        ("caption_block", "<u4"),
+        ("caption_size", "<u4"),
+        ("caption_kind", "u1"),
+        ("label", "<i4"),
+    ]
+)
+# Names of what data/transforms.py decodes.
+PICTURE_EXTENSIONS = frozenset(b"png jpg jpeg jfif webp bmp gif tif tiff avif jp2 ppm ico".split())
+
+
+class Texts:
+    """Many short texts in two arrays: a list of a hundred million Python strings would not fit into memory."""
+
+    def __init__(self, bytes_: np.ndarray, ends: np.ndarray):
+        self.bytes = bytes_  # uint8, all texts end to end as UTF-8
+        self.ends = ends  # int64, where each text ends
+
+    @classmethod
+    def of(cls, texts: Iterable[bytes]) -> Texts:
+        joined, ends = bytearray(), []
+        for text in texts:
+            joined += text
+            ends.append(len(joined))
+        return cls(np.frombuffer(bytes(joined), dtype=np.uint8), np.array(ends, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, number: int) -> bytes:
+        start = int(self.ends[number - 1]) if number else 0
+        return self.bytes[start : int(self.ends[number])].tobytes()
+
+    def strings(self) -> list[str]:
+        """All texts; what is not UTF-8 is empty."""
+        joined, starts = self.bytes.tobytes(), [0, *self.ends.tolist()]
+        return [text_or_nothing(joined[a:b]) for a, b in pairwise(starts)]
+
+
+def text_or_nothing(text: bytes) -> str:
+    try:
+        return stripped(text.decode())
+    except UnicodeDecodeError:
+        return ""
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The samples of one shard in the order of their first members, their captions, and what was wrong with it."""
+
+    rows: np.ndarray  # (n,) of ROW
+    captions: Texts  # first caption of each sample, stripped; empty where there is none or it is not UTF-8
+    notes: tuple[tuple[str, str, int], ...]  # what never became a sample: reason, where, how many
+
+
+def index_of(shard: Path, caption_key: str = "") -> ShardIndex:
+    """The index of a plain tar: read from its file if that is still true, else built and stored.
+
+    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own.
+    """
+    return index_and_change(shard, caption_key)[0]
+
+
+def index_and_change(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
+    """As `index_of`, and what has changed since the stored index was written; "" if nothing has, or none was stored."""
+    status = status_of(shard)
+    change = ""
+    for place in places_of(shard, caption_key):
+        stored, why_not = read_index(place, status)
+        if stored is not None:
+            return stored, ""
+        change = change or why_not
+    index = build_index(shard, caption_key)
+    store_index(places_of(shard, caption_key), index, status)
+    return index, change
+
+
+def store_index(places: list[Path], index: ShardIndex, status: tuple[int, int]) -> Path | None:
+    """Where it was stored; None when no place can be written: the index is then simply built again next time."""
+    for place in places:
+        if _may_write(place.parent) and write_index(place, index, status):
+            return place
+    return None
+
+
+def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
+    """Walk the headers of a plain tar and group its members into samples."""
+    try:
+        with shard.open("rb") as file:
+            return index_of_file(file, str(shard), caption_key)
+    except OSError as error:
+        raise AskedWrongly(f"{shard}: cannot be read ({error.strerror}); check its permissions and the disk") from error
+
+
+def index_of_file(file: BinaryIO, shown: str, caption_key: str) -> ShardIndex:
+    """As `build_index`, of an open file; notes name it as `shown`.
+
+    Members belong together when they share the path up to the first dot of the base name (the webdataset layout).
+    """
+    if os.fstat(file.fileno()).st_size == 0:
+        return ShardIndex(np.zeros(0, ROW), Texts.of([]), (("shard is empty", shown, 1),))
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Grouping(shown, data, caption_key).index()
+
+
+class _Grouping:
+    """One walk over a shard: rows by key, in the order in which keys first appear."""
+
+    def __init__(self, shard: str, data: mmap.mmap, caption_key: str):
+        self.shard = shard
+        self.data = data
+        self.caption_key = caption_key
+        self.rows: dict[bytes, list[int]] = {}
+        self.lost = Lost()
+
+    def index(self) -> ShardIndex:
+        gaps: list[Gap] = []
+        key = b""
+        for name, offset, size in members(self.data, gaps):
+            own, extension = _key_and_extension(name)
+            if extension:
+                key = own
+                self._add(key, extension, offset, size)
+        for gap in gaps:
+            self._note_gap(gap, key)
+        return self._finished()
+
+    def _note_gap(self, gap: Gap, last: bytes) -> None:
+        """Take back what the gap spoilt and count what it took, as far as that can be known: one sample at least.
+
+        What a cut took from the last sample is unknown: it stays only if it is a whole pair. A shard that ends with a
+        member counts as cut off only if that leaves half a pair.
+        """
+        self._take_back(gap.overrun)
+        row = self.rows.get(last)
+        whole = row is None or (row[1] and (row[4] or row[5] != NO_LABEL))
+        if gap.reason == NO_END_MARK and whole:
+            return
+        if gap.reason in (CUT_OFF, NO_END_MARK) and not whole:
+            del self.rows[last]
+        gone = {_key_and_extension(name)[0] for name in gap.lost} - self.rows.keys() - {b""}
+        to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
+        reason = CUT_OFF if gap.reason == NO_END_MARK else gap.reason
+        self.lost.note(reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
+
+    def _take_back(self, member: Member) -> None:
+        key, extension = _key_and_extension(member[0])
+        row = self.rows.get(key)
+        if row is None:
+            return
+        if row[0] == member[1] // BLOCK:
+            row[0] = row[1] = 0
+        elif row[2] == member[1] // BLOCK:
+            row[2] = row[3] = row[4] = NO_CAPTION
+        elif extension == b"cls":
+            row[5] = NO_LABEL
+
+    def _add(self, key: bytes, extension: bytes, offset: int, size: int) -> None:
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = [0, 0, 0, 0, NO_CAPTION, NO_LABEL]
+        if size >= 1 << 32:
+            self.lost.note("member is larger than 4 GB", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
+        elif extension in PICTURE_EXTENSIONS:
+            if row[0]:
+                self.lost.note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
+            else:
+                row[0], row[1] = offset // BLOCK, size
+        elif extension == b"txt" and row[4] != TEXT_CAPTION and not self.caption_key:
+            row[2], row[3], row[4] = offset // BLOCK, size, TEXT_CAPTION
+        elif extension == b"json" and row[4] == NO_CAPTION:
+            row[2], row[3], row[4] = offset // BLOCK, size, JSON_CAPTION
+        elif extension == b"cls":
+            row[5] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
+
+    def _finished(self) -> ShardIndex:
+        whole = []
+        for key, row in self.rows.items():
+            if row[0]:
+                whole.append(tuple(row))
+            else:
+                self.lost.note("no picture", f"{self.shard}: {_shown(key)}")
+        captions = (self._caption(row) for row in whole)
+        notes = tuple((fault.reason, fault.where, fault.times) for fault in self.lost.faults())
+        return ShardIndex(np.array(whole, dtype=ROW), Texts.of(captions), notes)
+
+    def _caption(self, row: tuple[int, ...]) -> bytes:
+        if row[3] > MOST_CAPTION_BYTES:
+            return b""  # reading tells why, and counts it
+        raw = self.data[row[2] * BLOCK : row[2] * BLOCK + row[3]]
+        if row[4] == TEXT_CAPTION:
+            return text_or_nothing(raw).encode()  # as below, without the way round
+        return first_caption(captions_of(raw, row[4], self.caption_key)).encode()
+
+
+def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, ...]:
+    """The captions that a member of this kind holds, as they are."""
+    if kind == JSON_CAPTION:
+        return captions_from_json(raw, caption_key or DEFAULT_KEY)
+    return (raw,) if kind == TEXT_CAPTION else ()
+
+
+def _key_and_extension(name: bytes) -> tuple[bytes, bytes]:
+    """What the members of a sample share, the path up to the first dot of the file name, and what follows the dot.
+
+    Without an extension it belongs to no sample: a hidden file, which has no key either, or a name without a dot.
+    """
+    start = name.rfind(b"/") + 1
+    dot = name.find(b".", start)
+    if dot == start:
+        return b"", b""
+    return (name[:dot], name[dot + 1 :].lower()) if dot > start else (name, b"")
+
+
+def _label(raw: bytes) -> int:
+    try:
+        label = int(raw)
+    except ValueError:
+        return NO_LABEL
+    return label if 0 <= label < 1 << 31 else NO_LABEL
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def status_of(shard: Path) -> tuple[int, int]:
+    """Size in bytes and time in nanoseconds: what tells a changed shard."""
+    try:
+        status = shard.stat()
+    except OSError as error:
+        raise AskedWrongly(f"{shard}: cannot be read ({error.strerror}); check the path and its permissions") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def places_of(shard: Path, caption_key: str = "") -> list[Path]:
+    """Beside the shard; where that folder is read-only, in the cache."""
+    digest = hashlib.sha256(str(shard.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
+    in_cache = cached_place(digest, shard.name, caption_key)
+    return [shard.with_name(in_cache.name.removeprefix(f"{digest}-")), in_cache]
+
+
+def cached_place(digest: str, name: str, caption_key: str) -> Path:
+    from neuclip.data.cache_folder import cache_folder
+
+    key_part = f".{hashlib.sha256(caption_key.encode()).hexdigest()[:8]}" if caption_key else ""
+    return cache_folder() / "indexes" / f"{digest}-{name}{key_part}.index.npz"
+
+
+def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[ShardIndex | None, str]:
+    """The stored index; or None and why it cannot be used: "" when there is none or it is another version's.
+
+    `status` is size and time of the shard; None where its time says nothing.
+    """
+    try:
+        with np.load(place, allow_pickle=False) as stored:
+            version, size, time = stored["stamp"].tolist()
+            if version != FORMAT:
+                return None, ""
+            if size != status[0]:
+                return None, f"it had {size:,} bytes when it was indexed and has {status[0]:,} now"
+            if status[1] is not None and time != status[1]:
+                return None, "it was written again since it was indexed"
+            notes = tuple((reason, where, count) for reason, where, count in json.loads(stored["notes"].tobytes()))
+            return ShardIndex(stored["rows"], Texts(stored["caption_bytes"], stored["caption_ends"]), notes), ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None, "its index was damaged"
+
+
+def _may_write(folder: Path) -> bool:
+    """False for a folder marked read-only. The system would let root write there; whoever marked it did not mean to."""
+    return not folder.exists() or bool(folder.stat().st_mode & 0o222)
+
+
+def write_index(place: Path, index: ShardIndex, status: tuple[int, int]) -> bool:
+    """Store in one move, so that a process that reads at the same time, or a kill, never meets half a file."""
+    temporary = ""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        with os.fdopen(handle, "wb") as file:
+            np.savez(
+                file,
+                stamp=np.array([FORMAT, *status], dtype=np.int64),
+                rows=index.rows,
+                caption_bytes=index.captions.bytes,
+                caption_ends=index.captions.ends,
+                notes=np.frombuffer(json.dumps(index.notes).encode(), dtype=np.uint8),
+            )
+        Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide it from colleagues who share the shards
+        Path(temporary).replace(place)
+        return True
+    except OSError:
+        Path(temporary).unlink(missing_ok=True) if temporary else None
+        return False

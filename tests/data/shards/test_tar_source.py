@@ -1,0 +1,175 @@
+"""Reading tar shards: open files, failing disks, and packed shards that are damaged."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from neuclip.data.sample import BadSample
+from neuclip.data.shards import open_files
+from neuclip.data.source import open_source
+from neuclip.data.sources.tar import TarSource, plain_tar
+from neuclip.errors import AskedWrongly, RunFailed
+from tests.data.small_shards import contents, pair, picture, write_shards, write_tar
+
+
+@pytest.fixture
+def few_files():
+    """As `ulimit -n` with a small number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = [os.dup(0) for _ in range(20)]  # the smallest free numbers
+    for file in spare:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def folders_of_shards(folder: Path) -> str:
+    return ",".join(str(write_shards(folder / name, [1] * 9)) for name in "abcd")
+
+
+def test_many_sources_together_open_no_more_files_than_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_files, "OPEN_FILES", 5)
+    source = open_source(folders_of_shards(tmp_path))
+    for id in [*range(36), *range(0, 36, 5)]:
+        assert source[id].captions == (f"picture {id % 9}",)
+        assert sum(open_files.open_count(part._number) for part in source.sources) <= 5
+    latest = source.sources[0]
+    latest._file(0), source[35], source[34], source[33], latest._file(0), source[32], source[31]
+    assert (latest._number, 0) in open_files._open  # the last used stay
+
+
+def test_no_sample_is_bad_because_the_system_allows_few_open_files(tmp_path, few_files):
+    source = open_source(folders_of_shards(tmp_path))
+    assert [source[id].captions for id in range(36)] == [(f"picture {id % 9}",) for id in range(36)]
+
+
+def test_files_of_a_source_that_is_gone_are_closed(tmp_path):
+    source = open_source(str(write_shards(tmp_path, [1, 1])))
+    contents(source)
+    number = source._number
+    assert open_files.open_count(number) == 2
+    del source
+    assert open_files.open_count(number) == 0
+
+
+class Failing(TarSource):
+    """The system's answer to opening a shard is this error."""
+
+    error = 0
+
+    def _open(self, shard: int) -> int:
+        raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ESTALE", "EIO", "ETIMEDOUT"])
+def test_what_the_machine_cannot_read_now_ends_the_run_and_changes_no_picture(tmp_path, name):
+    source = Failing("x", [write_tar(tmp_path / "0.tar", pair(0))])
+    source.error = getattr(errno, name)
+    with pytest.raises(RunFailed, match=r"0\.tar: cannot be read \(.+\); .*--resume") as failure:
+        source[0]
+    assert "\n" not in str(failure.value) and os.strerror(source.error) in str(failure.value)
+
+
+def test_a_shard_that_is_gone_is_a_fault_of_the_data(tmp_path):
+    source = open_source(str(write_shards(tmp_path, [1, 1])))
+    (tmp_path / "00001.tar").unlink()
+    assert source[0].captions == ("picture 0",)
+    with pytest.raises(BadSample, match="shard cannot be read"):
+        source[1]
+
+
+def test_a_process_with_open_shards_ends_without_a_word(tmp_path):
+    write_shards(tmp_path / "shards", [1, 1])
+    program = (
+        "import sys\n"
+        "from neuclip.data.source import open_source\n"
+        f"source = open_source({str(tmp_path / 'shards')!r})\n"
+        "source[0]; source[1]\n"
+        "sys.excepthook = source.where\n"  # held until Python has taken its modules apart
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+
+
+def test_a_caption_above_a_megabyte_is_a_counted_fault_and_not_in_the_index(tmp_path):
+    long = b"a" * ((1 << 20) + 1)
+    members = [("a.png", picture(0)), ("a.txt", long), ("b.png", picture(1)), ("b.txt", long[:-1])]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    assert [len(caption) for caption in source.captions()] == [0, 1 << 20]
+    with pytest.raises(BadSample, match="caption is too long"):
+        source[0]
+    assert len(source[1].captions[0]) == 1 << 20
+
+
+PAIRS = 40
+
+
+@pytest.fixture
+def packed(tmp_path) -> bytes:
+    members = [member for number in range(PAIRS) for member in pair(number)]
+    return gzip.compress(write_tar(tmp_path / "plain" / "0.tar", members).read_bytes(), mtime=0)
+
+
+def test_a_packed_shard_is_unpacked_however_its_ending_is_written(tmp_path, packed):
+    for name in ("A.TAR.GZ", "b.Tar.Gz", "C.TGZ", "d.tar.gz", "e.tgz"):
+        (tmp_path / name).write_bytes(packed)
+        assert len(open_source(str(tmp_path / name))) == PAIRS
+        assert plain_tar(tmp_path / name).name == f"{name[0]}.tar"
+
+
+def test_a_packed_shard_with_a_wrong_checksum_or_more_behind_it_keeps_all_that_is_in_it(tmp_path, packed, capsys):
+    wrong = bytearray(packed)
+    wrong[-6] ^= 1
+    for name, content in {"checksum": bytes(wrong), "behind": packed + b"<html> 404"}.items():
+        (tmp_path / f"{name}.tar.gz").write_bytes(content)
+        assert len(open_source(str(tmp_path / f"{name}.tar.gz"))) == PAIRS
+        said = capsys.readouterr().err
+        assert f"{name}.tar.gz: is damaged (" in said and said.count("\n") == 1
+
+
+def test_a_packed_shard_in_several_members_with_padding_is_whole(tmp_path, packed, capsys):
+    tar = gzip.decompress(packed)
+    several = gzip.compress(tar[:7000]) + gzip.compress(b"") + bytes(600) + gzip.compress(tar[7000:]) + bytes(70_000)
+    (tmp_path / "0.tar.gz").write_bytes(several)
+    assert plain_tar(tmp_path / "0.tar.gz").read_bytes() == tar and capsys.readouterr().err == ""
+
+
+def test_a_packed_shard_that_is_cut_keeps_all_that_comes_before_the_cut(tmp_path, packed, capsys):
+    tar = gzip.decompress(packed)
+    (tmp_path / "cut.tar.gz").write_bytes(packed[: len(packed) // 2])
+    kept = len(open_source(str(tmp_path / "cut.tar.gz")))
+    assert 10 < kept < PAIRS and "cut.tar.gz: is cut off" in capsys.readouterr().err
+    stored = bytearray(gzip.compress(tar, compresslevel=0, mtime=0))  # in blocks of bytes as they are
+    length = int.from_bytes(stored[11:13], "little")  # of the first block, behind 10 bytes of header and its kind
+    second = 10 + 5 + length
+    stored[second] = 7  # no kind of block
+    (tmp_path / "stored.tar.gz").write_bytes(stored)
+    assert plain_tar(tmp_path / "stored.tar.gz").read_bytes() == tar[:length]
+
+
+@pytest.mark.parametrize("content", [b"<html>" * 100, bytes(5000), b"\x1f\x8b\x08"])
+def test_what_gives_not_one_byte_is_no_gzip_file(tmp_path, content):
+    (tmp_path / "0.tar.gz").write_bytes(content)
+    with pytest.raises(AskedWrongly, match=r"0\.tar\.gz: is not a gzip file"):
+        open_source(str(tmp_path / "0.tar.gz"))
+
+
+def test_what_a_killed_unpacking_left_is_removed_in_time(tmp_path, packed, cache):
+    old, new = (tmp_path / "cache" / "unpacked" / name / ".0.tar.x.part" for name in ("old", "new"))
+    for file in (old, new):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"half")
+    os.utime(old, (time.time() - 3 * 24 * 3600,) * 2)
+    (tmp_path / "0.tar.gz").write_bytes(packed)
+    open_source(str(tmp_path / "0.tar.gz"))
+    assert not old.exists() and new.exists()

@@ -1,0 +1,90 @@
+"""A web server for remote shards that stalls, cuts off, fails or forbids as it is told."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from neuclip.data.shards.remote import Limits
+
+QUICK = Limits(stall_seconds=20, attempts=3, first_wait=0)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder. `faults[name]` is what goes wrong with the next requests for a file, first things first:
+    "cut" (half of it comes), "short" (half, as if that were all), "stall" (half, then nothing), "fail" (503),
+    "gone" (404), "deny" (403)."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.faults: dict[str, list[str]] = {}
+        self.got: Counter[str] = Counter()
+        self.closing = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def spoil_everything(self, fault: str) -> None:
+        self.faults = {file.name: [fault] * 1000 for file in self.folder.iterdir()}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_HEAD(self) -> None:
+        self.answer(with_content=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_content=True)
+
+    def answer(self, with_content: bool) -> None:
+        name = self.path.partition("?")[0].strip("/")
+        file = self.server.folder / name
+        if with_content:
+            self.server.got[name] += 1
+        faults = self.server.faults.get(name, [])
+        fault = faults.pop(0) if faults and (with_content or faults[0] in ("fail", "gone", "deny")) else ""
+        status = {"fail": 503, "gone": 404, "deny": 403}.get(fault, 200 if file.exists() else 404)
+        content = self.links() if file.is_dir() else file.read_bytes() if status == 200 else b""
+        if fault == "short":
+            content = content[: len(content) // 2]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", "text/html" if file.is_dir() else "application/x-tar")
+        self.send_header("ETag", f'"{len(content)}"')
+        self.end_headers()
+        if with_content:
+            self.wfile.write(content[: len(content) // 2] if fault in ("cut", "stall") else content)
+        if fault == "stall":
+            self.wfile.flush()
+            self.server.closing.wait()
+
+    def links(self) -> bytes:
+        return "".join(f'<a href="{file.name}">x</a>' for file in self.server.folder.iterdir()).encode()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    folder.mkdir()
+    server = Server(folder)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.shutdown()
+        server.server_close()
+
+
+def join_fetching() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("fetch"):
+            thread.join()
