@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -61,6 +62,15 @@ def track(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator
     if status.shown and not status.live:
         status.show(f"{what}  {total:,} {unit}".rstrip() + f"  in {format_duration(time.monotonic() - start)}")
     status.close()
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Tells whoever watches a terminal what takes a few seconds and cannot be counted, such as an import."""
+    with contextlib.closing(StatusLine()) as status:
+        if status.live:
+            status.show(what)
+        yield
 
 
 def progress_text(what: str, done: int, total: int, seconds: float, unit: str = "") -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from neuclip.cli.data import ACTIONS
 from neuclip.cli.doctor import asked_examination
 from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
@@ -19,8 +21,10 @@ from neuclip.data.named.catalogue import catalogue
 from neuclip.errors import AskedWrongly
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import write_settings
+from tests.pictures import caption, write_csv, write_shards
 
 EXAMPLES = [example for command in COMMANDS for example in import_module(f"neuclip.cli.{command}").COMMAND.examples]
+EXAMPLES += [example for command, _ in ACTIONS.values() for example in command.examples]
 
 
 @pytest.fixture
@@ -43,6 +47,9 @@ def test_the_examples_of_every_help_can_be_parsed(example):
     elif command == "doctor":
         settings, _ = asked_examination(arguments)
         assert settings.data.train == arguments[0]
+    elif command == "data":
+        action, *rest = arguments
+        ACTIONS[action][0].parse(rest)
     else:
         operands, _ = import_module(f"neuclip.cli.{command}").COMMAND.parse(arguments)
         assert operands
@@ -88,10 +95,11 @@ def test_a_bad_flag_beside_resume_is_blamed_on_the_flag(run_folder, capsys):
 
 def test_data_list_tells_what_is_prepared_within_100_columns(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    monkeypatch.delenv("COLUMNS", raising=False)
     prepared_folder(catalogue()["digits"]).mkdir()
     assert main(["data", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) < 100
+    assert max(map(len, lines)) <= 100
     first_lines = {line.split()[0]: line for line in lines if not line.startswith(" ")}
     assert list(first_lines) == ["name", *builtin_names()]
     assert [name for name, line in first_lines.items() if line.endswith(" yes")] == ["digits"]
@@ -158,11 +166,112 @@ def test_data_in_the_place_of_a_recipe_is_told_where_data_goes(name, tmp_path, m
 
 
 def test_the_help_of_data_names_every_data_set(capsys):
-    assert main(["data", "prepare", "--help"]) == 0
-    assert "iconify, tuxpaint" in capsys.readouterr().out
+    for arguments in (["data", "--help"], ["data", "prepare", "--help"]):
+        assert main(arguments) == 0
+        assert "iconify, tuxpaint" in capsys.readouterr().out
 
 
-def test_the_list_of_data_sets_fits_a_narrow_terminal(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "84")
+@pytest.mark.parametrize("action", ACTIONS)
+def test_the_help_of_an_action_is_of_that_action_alone(action, capsys):
+    assert main(["data", "--help"]) == 0
+    everything = capsys.readouterr().out
+    assert main(["data", action, "--help"]) == 0
+    alone = capsys.readouterr().out
+    command = ACTIONS[action][0]
+    assert alone.startswith(f"usage: neuclip data {action}") and f"example:\n  neuclip data {action}" in alone
+    for text in (command.usage, command.about, command.flags_help()):
+        assert text in alone and text in everything
+    for other in ACTIONS.keys() - {action}:
+        assert f"data {other}" not in alone and ACTIONS[other][0].about not in alone
+
+
+def test_an_unknown_switch_is_blamed_and_not_the_argument_that_it_took(capsys):
+    assert main(["data", "index", "--verfy", "shards"]) == 2 and main(["doctor", "--jsno", "shards"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "did you mean --verify?" in first and "did you mean --json?" in second
+
+
+@pytest.mark.parametrize("columns", [80, 84, 120])
+def test_the_list_of_data_sets_fits_the_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["data", "list"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 84
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns and "zero-shot/subgroups" in " ".join(lines)
+
+
+def test_a_conversion_is_told_to_programs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = write_csv(Path("table"), 5)
+    (table.parent / "000002.png").unlink()
+    assert main(["data", "convert", str(table), "shards", "--shard-size", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "folder": "shards",
+        "samples": 4,
+        "shards": 3,
+        "left_out": {"picture file cannot be read": 1},
+        "left_out_list": "shards/skipped.jsonl",
+    }
+
+
+def test_an_index_is_told_to_programs_source_by_source(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        write_shards(Path(name), 5)
+    assert main(["data", "index", "one:2,two", "--data.caption_key", "nope", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is None and [source["address"] for source in found["sources"]] == ["one", "two"]
+    first = found["sources"][0]
+    stored = sum(file.stat().st_size for file in Path("one").glob("*.index.npz"))
+    assert (first["samples"], first["shards"], first["without_caption"]) == (5, 2, 5)
+    assert (first["index_folders"], first["index_bytes"], first["index_not_stored"]) == (["one"], stored, 0)
+    assert (first["faults"], first["changed"], first["corrected"]) == ({}, {}, None)
+
+
+def test_what_verifying_found_is_told_to_programs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shards = write_shards(Path("shards"), 5)
+    assert main(["data", "index", "shards", "--verify", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is True and found["sources"][0]["corrected"] == {}
+    first = shards / "00000.tar"
+    before = first.stat()
+    first.write_bytes(first.read_bytes().replace(caption(0).encode(), caption(0).upper().encode()))
+    os.utime(first, ns=(before.st_atime_ns, before.st_mtime_ns))  # size and time tell nothing
+    assert main(["data", "index", "shards", "--verify", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False and "in its index" in found["sources"][0]["corrected"]["shards/00000.tar"]
+    with (shards / "00001.tar").open("rb+") as file:
+        file.truncate(700)
+    assert main(["data", "index", "shards", "--verify", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False and list(found["sources"][0]["changed"]) == ["shards/00001.tar"]
+    assert found["sources"][0]["faults"]["shard is cut off"] == 1
+
+
+def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    built = {"openclipart": {"pairs": {"train": 7, "test": 3}}, "digits": {"pictures": 9}, "mnist": {}}
+    for name, notes in built.items():
+        prepared_folder(catalogue()[name]).mkdir()
+        (prepared_folder(catalogue()[name]) / "BUILD.json").write_text(json.dumps(notes))
+    parts = {"openclipart": {"train": 7, "test": 3}, "digits": {"zero-shot": 9}, "mnist": {"zero-shot": None}}
+    for name in built:
+        assert main(["data", "prepare", name, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told == {"name": name, "folder": str(prepared_folder(catalogue()[name])), "parts": parts[name]}
+
+
+@pytest.mark.parametrize(
+    "command", ["data convert {} shards", "data index {}", "doctor {}", "train --data.train {} --run.folder runs"]
+)
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("pairs.cvs", "pairs.csv"), ("phtos/pears.tar", "photos/pears.tar"), ("phtos/*.tar", "photos/*.tar")],
+)
+def test_a_mistyped_address_is_answered_with_what_lies_there(command, typed, meant, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    Path("photos/pears.tar").touch()
+    Path("pairs.csv").touch()
+    assert main(command.format(typed).split()) == 2
+    assert capsys.readouterr().err.endswith(f"did you mean {meant}?\n")

@@ -64,7 +64,7 @@ def raising(error: BaseException):
         ("doctor x --data.train y", "the data is named twice"),
         ("doctor x --train.batchsize 8", "did you mean --train.batch_size?"),
         ("data lst", "did you mean list?"),
-        ("data prepare", "takes the name of a data set"),
+        ("data prepare", "give neuclip data prepare NAME"),
     ],
 )
 def test_asked_wrongly_is_one_line_and_exit_code_2(arguments, told, capsys, tmp_path, monkeypatch):

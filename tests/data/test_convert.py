@@ -165,14 +165,14 @@ def test_the_command_refuses_in_one_line(tmp_path, capsys):
     shard = write_shard(tmp_path / "set" / "0.tar", range(2))
     (tmp_path / "link").symlink_to(tmp_path / "set")
     wrong = [
-        (["convert", str(shard)], "takes a source and a new folder"),
+        (["convert", str(shard)], "give neuclip data convert SOURCE FOLDER"),
         (["convert", str(tmp_path / "set"), str(tmp_path / "set" / "out")], "lies inside of"),
         (["convert", str(tmp_path / "set"), str(tmp_path / "x" / ".." / "link" / "out")], "lies inside of"),
         (["convert", f"{shard}:2,{tmp_path / 'set'}", str(tmp_path / "set" / "out")], "lies inside of"),
         (["convert", str(shard), str(tmp_path / "out"), "--shard-size", "0"], "at least one sample"),
         (["convert", str(tmp_path / "none"), str(tmp_path / "out")], "no such file or folder"),
-        (["list", "--shard-size", "3"], "belongs to neuclip data convert"),
-        (["prepare", "a", "b"], "the name of a data set"),
+        (["list", "--shard-size", "3"], "no flag --shard_size; the flags are --json"),
+        (["prepare", "a", "b"], "give neuclip data prepare NAME"),
     ]
     for arguments, message in wrong:
         assert main(["data", *arguments]) == 2

@@ -108,3 +108,40 @@ def test_converting_captions_with_zeros_and_blanks_keeps_the_fingerprint(tmp_pat
     convert(before, tmp_path / "shards")
     assert before.captions() == ["a", "b", "c"]
     assert fingerprint(open_source(str(tmp_path / "shards"))) == fingerprint(before)
+
+
+def paths_in(folder: Path) -> list[str]:
+    source = open_source(str(folder))
+    return [source.where(id).removeprefix(f"{folder}/") for id in range(len(source))]
+
+
+def write_pair(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".jpg").write_bytes(photo(0))
+    path.with_suffix(".txt").write_text(path.name)
+
+
+def test_links_to_folders_are_followed_and_circles_end(tmp_path):
+    folder, elsewhere = tmp_path / "photos", tmp_path / "elsewhere"
+    for path in (folder / "b" / "1", folder / "z", elsewhere / "2", elsewhere / "deep" / "3", tmp_path / "outside"):
+        write_pair(path)
+    (folder / "a").symlink_to(elsewhere)
+    (folder / "c").symlink_to("b")  # beside it: read once, under its own path
+    (folder / "b" / "again").symlink_to(folder)  # circles: to a folder above, to itself, there and back, out of it all
+    (folder / "itself").symlink_to("itself")
+    (elsewhere / "deep" / "back").symlink_to(folder)
+    (elsewhere / "same").symlink_to(elsewhere / "deep")
+    (folder / "up").symlink_to("..")
+    (folder / ".hidden").symlink_to(tmp_path)
+    assert paths_in(folder) == ["a/2.jpg", "a/deep/3.jpg", "b/1.jpg", "z.jpg"]
+    assert open_source(str(folder)).captions() == ["2", "3", "1", "z"]
+    (tmp_path / "link").symlink_to(folder)
+    assert paths_in(tmp_path / "link") == paths_in(folder)
+
+
+def test_a_captions_file_names_pictures_behind_a_link(tmp_path):
+    write_pair(tmp_path / "elsewhere" / "1")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "photos" / "captions.csv").write_text("image,caption\na/1.jpg,one\n")
+    assert open_source(str(tmp_path / "photos"))[0].captions == ("one",)

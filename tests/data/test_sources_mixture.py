@@ -12,14 +12,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from neuclip.data import mixture_order
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
+from neuclip.data.mixture_order import MixtureOrder, order_of
 from neuclip.data.order import Order
 from neuclip.data.source import open_source
-from neuclip.data.sources.mixture import WeightedOrder, order_of, split_address
+from neuclip.data.sources.mixture import split_address
 from neuclip.errors import AskedWrongly
 from tests.data.small_transforms import noisy
 from tests.pictures import write_csv, write_shards
@@ -33,51 +35,81 @@ def lengths(captions: list[str]) -> torch.Tensor:
 
 
 def rounded(size: int, weight: Fraction) -> int:
-    """The definition, in other words: whole copies, and the nearest number to the rest, halves upwards."""
-    whole = weight.numerator // weight.denominator
-    return whole * size + int((weight - whole) * size * 2 + 1) // 2
+    """The definition, in other words: the nearest whole number of appearances, halves upwards."""
+    return int(weight * size * 2 + 1) // 2
 
 
+def mixed(parts: list[tuple[int, Fraction]], seed: int) -> MixtureOrder:
+    return MixtureOrder([Order(size, seed + n) for n, (size, _) in enumerate(parts)], [w for _, w in parts], seed)
+
+
+@pytest.fixture(params=[3, mixture_order.STRETCH], ids=["short stretches", "long stretches"])
+def stretch(request, monkeypatch):
+    monkeypatch.setattr(mixture_order, "STRETCH", request.param)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PARTS, st.integers(0, 2**40))
-def test_an_epoch_holds_each_source_as_often_as_its_weight_says(parts, seed):
-    sizes, weights = zip(*parts, strict=True)
-    if sum(map(rounded, sizes, weights)) == 0:
+def test_an_epoch_holds_each_source_as_often_as_its_weight_says(stretch, parts, seed):
+    appearances = [rounded(size, weight) for size, weight in parts]
+    if sum(appearances) == 0:
         return
-    order = WeightedOrder(sizes, weights, seed)
-    assert order.size == sum(map(rounded, sizes, weights))
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    firsts = np.cumsum([0, *sizes])
-    total = np.zeros(sum(sizes), dtype=int)
+    order = mixed(parts, seed)
+    assert order.size == sum(appearances)
+    owner = np.repeat(np.arange(len(parts)), [size for size, _ in parts])
+    total = np.zeros(len(owner), dtype=int)
     for epoch in range(5):
         ids = order.ids(epoch * order.size, order.size)
-        counts = np.bincount(ids, minlength=sum(sizes))
+        assert np.bincount(owner[ids], minlength=len(parts)).tolist() == appearances
+        counts = np.bincount(ids, minlength=len(owner))
         total += counts
-        for number, (size, weight) in enumerate(parts):
-            assert (owner[ids] == number).sum() == rounded(size, weight)
-            mine = slice(firsts[number], firsts[number + 1])
-            assert set(counts[mine]) <= {int(weight), int(weight) + 1}  # every whole copy is whole
-            assert np.ptp(total[mine]) <= 1  # nobody is ever more than one appearance ahead
+        for number, (_, weight) in enumerate(parts):
+            if weight.denominator == 1:
+                assert set(counts[owner == number]) == {int(weight)}
+            assert np.ptp(total[owner == number]) <= 1  # nobody is ever more than one appearance ahead
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PARTS, st.integers(0, 100), st.integers(0, 300), st.integers(1, 40))
-def test_a_window_is_the_same_however_it_is_cut(parts, seed, start, count):
-    sizes, weights = zip(*parts, strict=True)
-    if sum(map(rounded, sizes, weights)) == 0:
+def test_a_window_is_the_same_however_it_is_cut(stretch, parts, seed, start, count):
+    if sum(rounded(size, weight) for size, weight in parts) == 0:
         return
-    order, again = WeightedOrder(sizes, weights, seed), WeightedOrder(sizes, weights, seed)
-    one_by_one = [int(again.ids(position, 1)[0]) for position in range(start, start + count)]
-    assert order.ids(start, count).tolist() == one_by_one
+    order, again = mixed(parts, seed), mixed(parts, seed)
+    positions = range(start, start + count)
+    assert order.ids(start, count).tolist() == [int(again.ids(position, 1)[0]) for position in positions]
+    assert order.epochs(start, count).tolist() == [int(again.epochs(position, 1)[0]) for position in positions]
+
+
+def test_in_any_stretch_each_source_has_its_share_in_no_fixed_pattern():
+    sizes = [200_000, 50_000, 1_000]
+    order = mixed([(size, Fraction(1)) for size in sizes], seed=2)
+    owner = np.repeat(np.arange(3), sizes)[order.ids(0, order.size)]
+    for begin in range(0, order.size - 20_000, 20_000):
+        found = np.bincount(owner[begin : begin + 20_000], minlength=3)
+        assert np.abs(found - 20_000 * np.array(sizes) / order.size).max() < 120  # of a shuffle of all: within 200
+    runs = np.diff(np.flatnonzero(np.diff(owner[:4000])))
+    assert {1, 2, 3, 4, 5} <= set(runs.tolist())
+
+
+def test_sixty_sources_of_one_large_and_many_small_ones_still_add_up():
+    order = mixed([(20_000, Fraction(1)), *[(7, Fraction(1))] * 60], seed=0)
+    assert sorted(order.ids(0, order.size).tolist()) == list(range(20_420))
+
+
+def test_sources_of_equal_size_are_not_shuffled_alike(tmp_path):
+    first, second = write_csv(tmp_path / "a", 50), write_csv(tmp_path / "b", 50)
+    ids = order_of(open_source(f"{first}:2,{second}:2"), 0).ids(0, 200)
+    assert (ids[ids < 50][:50] == ids[ids >= 50][:50] - 50).mean() < 0.2
 
 
 def test_weight_one_half_shows_every_sample_once_in_two_epochs():
-    order = WeightedOrder([30], [Fraction(1, 2)], seed=3)
+    order = mixed([(30, Fraction(1, 2))], seed=3)
     assert sorted(order.ids(0, 30).tolist()) == list(range(30))
-    first, second = set(order.ids(0, 15).tolist()), set(WeightedOrder([30], [Fraction(1, 2)], 4).ids(0, 15).tolist())
-    assert first != second  # another seed, another half
+    assert set(order.ids(0, 15).tolist()) != set(mixed([(30, Fraction(1, 2))], 4).ids(0, 15).tolist())
 
 
-def test_copies_of_a_sample_in_one_epoch_are_augmented_differently():
-    order = WeightedOrder([4, 3], [Fraction(5, 2), Fraction(1)], seed=0)
+def test_each_appearance_of_a_sample_is_augmented_differently():
+    order = mixed([(4, Fraction(5, 2)), (3, Fraction(1))], seed=0)
     visits = list(zip(order.ids(0, 3 * order.size).tolist(), order.epochs(0, 3 * order.size).tolist(), strict=True))
     assert len(set(visits)) == len(visits)
     plain = [epoch for id, epoch in visits if id >= 4]

@@ -13,6 +13,7 @@ from typing import Any
 from neuclip.cli.flags import JSON, Command, Flag, unknown_flag, wants_help
 from neuclip.cli.tables import print_json
 from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.progress import waiting
 from neuclip.settings.fields import check_at_least
 from neuclip.settings.reading import read_settings
 from neuclip.settings.recipe import shipped_recipes
@@ -44,7 +45,8 @@ def run(arguments: Sequence[str]) -> int:
         print(COMMAND.help(), end="")
         return 0
     settings, values = asked_examination(arguments)
-    from neuclip.doctor.diagnosis import examine
+    with waiting("loading torch"):
+        from neuclip.doctor.diagnosis import examine
     from neuclip.doctor.page import page_text
     from neuclip.doctor.pictures import contact_sheet, draws_pictures, strip
 
@@ -64,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def asked_examination(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]:
     """The settings of the run in question, and this command's own flags."""
-    (data, *recipe), given, flags = COMMAND.split(arguments)
+    operands, given, flags = COMMAND.take_apart(arguments)
     values = {"ranks": 1, "sample": None, "sheet": "", JSON.name: False, **given}
     check_at_least("--ranks", values["ranks"], 1, "the number of processes")
     if values["sample"] is not None:
@@ -74,6 +76,8 @@ def asked_examination(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any
             raise AskedWrongly("the data is named twice; leave out --data.train")
         if "." not in flag.partition("=")[0] and not flag.startswith("--objective"):
             raise AskedWrongly(unknown_flag(flag, [flag.name for flag in COMMAND.flags]))
+    COMMAND.check_operands(operands)
+    data, *recipe = operands
     return read_settings(Path(recipe[0]) if recipe else None, [*flags, f"--data.train={data}"]), values
 
 

@@ -29,19 +29,26 @@ class Command:
     usage: str
     about: str
     flags: tuple[Flag, ...]
-    examples: tuple[str, str]
+    examples: tuple[str, ...]
     fewest: int = 1  # arguments that are not flags
     most: int = 1
 
     def parse(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         """Arguments that are not flags, and the flags that were given: (['runs/x'], {'batch_size': 64})."""
-        operands, values, others = self.split(arguments)
-        if others:
+        operands, values, others = self.take_apart(arguments)
+        if others:  # first: an unknown switch has taken the argument behind it, which would then be missing
             raise AskedWrongly(unknown_flag(others[0], [flag.name for flag in self.flags]))
+        self.check_operands(operands)
         return operands, values
 
     def split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any], list[str]]:
         """As `parse`, and the flags that are not this command's own, as they can be given to `read_settings`."""
+        operands, values, others = self.take_apart(arguments)
+        self.check_operands(operands)
+        return operands, values, others
+
+    def take_apart(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any], list[str]]:
+        """As `split`, of any number of arguments that are not flags."""
         own = {flag.name.replace("-", "_"): flag for flag in self.flags}
         switches = [name for name, flag in own.items() if flag.declared is bool]
         operands: list[str] = []
@@ -54,7 +61,6 @@ class Command:
                 values[name] = convert(Given(own[name].name, value), own[name].declared)
             else:
                 others.append(f"--{name}" if value is None else f"--{name}={value}")
-        self.check_operands(operands)
         return operands, values, others
 
     def check_operands(self, operands: list[str]) -> None:
@@ -67,13 +73,18 @@ class Command:
             raise AskedWrongly(f"unexpected {operands[self.most]!r}; give neuclip {self.usage}")
 
     def help(self, more: str = "") -> str:
-        rows = [
-            (f"--{flag.name}" if flag.declared is bool else f"--{flag.name} {takes(flag.declared)}", flag.help)
-            for flag in self.flags
-        ]
         examples = "".join(f"  {example}\n" for example in self.examples)
-        parts = [f"usage: neuclip {self.usage}\n", f"{self.about}\n", flag_lines(rows), more, f"examples:\n{examples}"]
-        return "\n".join(part for part in parts if part)
+        heading = "examples" if len(self.examples) > 1 else "example"
+        parts = [f"usage: neuclip {self.usage}\n", f"{self.about}\n", self.flags_help(), more]
+        return "\n".join(part for part in [*parts, f"{heading}:\n{examples}"] if part)
+
+    def flags_help(self) -> str:
+        return flag_lines(
+            [
+                (f"--{flag.name}" if flag.declared is bool else f"--{flag.name} {takes(flag.declared)}", flag.help)
+                for flag in self.flags
+            ]
+        )
 
 
 def unknown_flag(flag: str, known: Sequence[str]) -> str:

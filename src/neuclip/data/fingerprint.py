@@ -4,45 +4,77 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuclip.data.shards.index import Texts
-from neuclip.data.source import Source
+from neuclip.data.texts import Captions
+
+if TYPE_CHECKING:
+    from neuclip.data.source import Source
 
 KEPT_BYTES = 256 << 20  # of captions between the two passes; of more the second pass reads them again
 
 
 def fingerprint(source: Source) -> dict[str, int | str]:
-    """{"count": n, "sha256": of the captions in order of id}: equal for equal pairs, in whatever files they lie.
-
-    All lengths come before all captions, and say where one id's caption ends: hence two passes.
-    """
+    """{"count": n, "sha256": of the captions in order of id}: equal for equal pairs, in whatever files they lie."""
     if stored := getattr(source, "captions_sha256", None):  # of a billion captions that were read once already
         return {"count": len(source), "sha256": stored}
-    digest = hashlib.sha256()
+    digest = CaptionDigest()
     kept: list[np.ndarray] = []
     size = 0
-    for texts in caption_texts(source):
-        digest.update(np.diff(texts.ends, prepend=0).astype("<i8").tobytes())
-        size += texts.bytes.nbytes
+    for captions in caption_pieces(source):
+        digest.add_lengths(captions)
+        size += captions.first.bytes.nbytes
         if size <= KEPT_BYTES:
-            kept.append(texts.bytes)
+            kept.append(captions.first.bytes)
         else:
             kept.clear()
-    for captions in kept if size <= KEPT_BYTES else (texts.bytes for texts in caption_texts(source)):
-        digest.update(captions.tobytes())
+    for texts in kept if size <= KEPT_BYTES else (captions.first.bytes for captions in caption_pieces(source)):
+        digest.add_texts(texts)
     return {"count": len(source), "sha256": digest.hexdigest()}
 
 
-def caption_texts(source: Source) -> Iterator[Texts]:
-    """The first caption of every id in pieces: a hundred million Python strings would not fit into memory."""
+class CaptionDigest:
+    """SHA-256 of captions in order of id, however they are cut into pieces.
+
+    The lengths of all first captions come before the captions, and say where one id's ends: hence two passes over the
+    pieces. What samples with several captions have beyond the first comes last, as one hash, and is nothing where no
+    sample has several.
+    """
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._further = hashlib.sha256()
+        self._several = False
+        self._count = 0
+
+    def add_lengths(self, captions: Captions) -> None:
+        """First for all pieces."""
+        self._sha256.update(np.diff(captions.first.ends, prepend=0).astype("<i8").tobytes())
+        if len(captions.further):
+            further = captions.further.copy()
+            further["number"] += self._count  # ids, which do not depend on the cut into pieces
+            self._further.update(further.tobytes())
+            self._several = True
+        self._count += len(captions.first)
+
+    def add_texts(self, first: np.ndarray) -> None:
+        """Then, for all pieces again, the bytes of their first captions."""
+        self._sha256.update(first.tobytes())
+
+    def hexdigest(self) -> str:
+        """Once, at the end."""
+        if self._several:
+            self._sha256.update(self._further.digest())
+        return self._sha256.hexdigest()
+
+
+def caption_pieces(source: Source) -> Iterator[Captions]:
+    """The captions of every id, in pieces where the source can give them so."""
     for part in getattr(source, "sources", (source,)):
-        in_pieces = getattr(part, "caption_texts", None)
+        in_pieces = getattr(part, "caption_pieces", None)
         if in_pieces is None:
-            yield Texts.of(caption.encode() for caption in part.captions())
-            continue
-        for texts in in_pieces():
-            # Zeros around a caption are not part of it; nearly never are there any.
-            zeros = not texts.bytes.all()
-            yield Texts.of(caption.encode() for caption in texts.strings()) if zeros else texts
+            yield Captions.of([caption] for caption in part.captions())
+        else:
+            yield from in_pieces()

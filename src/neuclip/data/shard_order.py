@@ -97,7 +97,6 @@ class FetchingOrder(ShardOrder):
         super().__init__(source.joined.ends, seed, together)
         self.source = source
         self._announced = (-1, -1)
-        check_cache(source, together)
 
     def ids(self, start: int, count: int) -> np.ndarray:
         here = self.group_at(start)
@@ -109,13 +108,17 @@ class FetchingOrder(ShardOrder):
         return super().ids(start, count)
 
 
-def check_cache(source: RemoteTarSource, together: int) -> None:
-    """Two groups must fit, the one that is read and the next, else shards are fetched over and over."""
-    largest = sorted((room_for(source, shard) for shard in range(len(source.remote))), reverse=True)[: 2 * together]
-    if sum(largest) > source.cache.limits.cache_size:
+def check_cache(sources: Sequence[Source], together: int) -> None:
+    """Of each remote source two groups must fit, the one that is read and the next, else shards are fetched over and
+    over."""
+    remote = [source for source in sources if isinstance(source, RemoteTarSource)]
+    sizes = [sorted((room_for(part, shard) for shard in range(len(part.remote))), reverse=True) for part in remote]
+    largest = [size for part_sizes in sizes for size in part_sizes[: 2 * together]]
+    if remote and sum(largest) > (allowed := remote[0].cache.limits.cache_size):
         raise AskedWrongly(
-            f"data.cache_size {source.cache.limits.cache_size:,} is too small: {len(largest)} shards of {source.name} "
-            f"must be on the disk at a time; give --data.cache_size {sum(largest)} or more"
+            f"data.cache_size {allowed:,} is too small: {len(largest)} shards of "
+            f"{' and '.join(part.name for part in remote)} must be on the disk at a time; "
+            f"give --data.cache_size {sum(largest)} or more"
         )
 
 
@@ -132,11 +135,3 @@ def room_for(source: RemoteTarSource, shard: int) -> int:
         for member in ("image", "caption")
     ]
     return (max(used) + 2 * BLOCK + RECORD - 1) // RECORD * RECORD  # two empty blocks end a tar
-
-
-def remote_order(source: Source, seed: int) -> ShardOrder | None:
-    """The order of a source that is remote; None for others. A mixture is shuffled as a whole: it must fit."""
-    for part in getattr(source, "sources", ()):
-        if isinstance(part, RemoteTarSource):
-            check_cache(part, len(part.remote))
-    return FetchingOrder(source, seed) if isinstance(source, RemoteTarSource) else None

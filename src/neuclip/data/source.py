@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import glob
 import itertools
@@ -27,6 +26,7 @@ from neuclip.data.sources.parquet import open_parquet
 from neuclip.data.sources.remote_tar import open_remote
 from neuclip.data.sources.tar import TarSource
 from neuclip.errors import AskedWrongly
+from neuclip.settings.nearest import nearest, nearest_path
 from neuclip.settings.sections import DataSettings
 
 TABLE_SUFFIXES = (".csv", ".tsv")
@@ -240,7 +240,8 @@ def files_of(address: str) -> list[Path]:
     if any(letter in address for letter in "*?["):
         found = sorted(Path(file) for file in glob.glob(address) if Path(file).is_file())  # noqa: PTH207
         if not found:
-            raise AskedWrongly(f"{address}: no file matches this pattern; check the folder, and that it is in quotes")
+            remedy = _other_folder(address) or "check the folder, and that it is in quotes"
+            raise AskedWrongly(f"{address}: no file matches this pattern; {remedy}")
         return found
     raise AskedWrongly(_nothing_there(address))
 
@@ -262,7 +263,7 @@ def _named(pattern: str) -> list[Path]:
     if missing:
         raise AskedWrongly(
             f"{pattern}: {len(missing)} of {len(paths)} files do not exist, first of all {missing[0]}; "
-            "correct the pattern"
+            f"{_other_folder(pattern) or 'correct the pattern'}"
         )
     return paths
 
@@ -288,10 +289,19 @@ def _nothing_there(address: str) -> str:
 
     names = builtin_names()
     name, slash, part = address.partition("/")
-    near = difflib.get_close_matches(name, names, 1)
-    if near:
-        return f"{address}: no such file, folder or built-in data set; did you mean {near[0]}{slash}{part}?"
+    near = nearest(name, names)
+    proposals = [f"{near}{slash}{part}"] if near else []
+    proposals += [str(path)] if (path := nearest_path(Path(address))) else []
+    if best := nearest(address, proposals):
+        return f"{address}: no such file, folder or built-in data set; did you mean {best}?"
     return f"{address}: no such file or folder; check the path, or use a built-in data set: {', '.join(names)}"
+
+
+def _other_folder(pattern: str) -> str:
+    """The same pattern where its folder is called otherwise; "" if its folder is there, or none is nearly called so."""
+    path = Path(pattern)
+    near = nearest_path(path.parent)
+    return f"did you mean {near / path.name}?" if near not in (None, path.parent) else ""
 
 
 def _name(path: Path) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from neuclip.data.mixture_order import order_of
 from neuclip.data.named.builtin import builtin_names, is_builtin, unprepared
 from neuclip.data.source import Source, check_there, is_there, open_training_data, parts_of
-from neuclip.data.sources.mixture import order_of
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.look import Look, look_at
+from neuclip.doctor.model import facts_of
 from neuclip.doctor.objective import note_objective
 from neuclip.doctor.pairs import (
     TokenCounter,
@@ -22,7 +23,8 @@ from neuclip.doctor.pairs import (
 from neuclip.doctor.plan import note_plan, note_temperature, note_warmup
 from neuclip.doctor.room import note_device, note_disk, note_memory
 from neuclip.errors import AskedWrongly, RunFailed
-from neuclip.models.facts import ModelFacts, model_facts, pretrained_is_known, token_counter
+from neuclip.models.facts import ModelFacts, pretrained_is_known, token_counter
+from neuclip.settings.nearest import nearest_path
 from neuclip.settings.sections import Settings
 
 
@@ -33,11 +35,7 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     >>> findings.ready, findings["data.pairs"]                                           # doctest: +SKIP
     """
     findings = Findings()
-    model = model_facts(
-        settings.model.name,
-        image_size=settings.model.image_size,
-        gradient_checkpointing=settings.model.gradient_checkpointing,
-    )
+    model = facts_of(settings.model)
     source = opened(findings, settings)
     if source is None:
         return findings, Look()
@@ -77,7 +75,7 @@ def examine_data(findings: Findings, settings: Settings, source: Source, look: L
     note_look(findings, look, source)
     note_bad(findings, look, settings, len(source))
     note_pictures(findings, look, model)
-    note_caption_lengths(findings, look, model, counter(findings, settings))
+    note_caption_lengths(findings, look, model, counter(findings, settings, model))
     note_equal_captions(findings, source, look, settings)
     note_held_out(findings, settings)
 
@@ -96,9 +94,9 @@ def examine_run(findings: Findings, settings: Settings, model: ModelFacts, pairs
         findings.fail(f"{folder} exists", "a run never overwrites another", "give another --run.name")
 
 
-def counter(findings: Findings, settings: Settings) -> TokenCounter | None:
+def counter(findings: Findings, settings: Settings, model: ModelFacts) -> TokenCounter | None:
     try:
-        return token_counter(settings.model.name)
+        return token_counter(settings.model.name, usual=model.usual_tokenizer)
     except OSError as error:  # a vocabulary that would have to be fetched
         findings.fail(
             f"the tokenizer of {settings.model.name} is not on this machine",
@@ -154,7 +152,8 @@ def leads_nowhere(address: str, *, of_one_folder: bool) -> str:
         if not of_one_folder:
             check_there(address)
         elif not (is_builtin(address) or is_there(Path(address))):
-            return f"{address}: no such folder; correct --evaluation.zero_shot"
+            near = nearest_path(Path(address))
+            return f"{address}: no such folder; {f'did you mean {near}?' if near else 'correct --evaluation.zero_shot'}"
     except AskedWrongly as wrong:
         return str(wrong)
     return ""

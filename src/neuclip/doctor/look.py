@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from PIL import Image, ImageOps
 
+from neuclip.data.mixture_order import order_of
 from neuclip.data.order import Order
 from neuclip.data.sample import BadSample
 from neuclip.data.source import Source
-from neuclip.data.sources.mixture import order_of
 from neuclip.data.sources.remote_tar import RemoteTarSource
 from neuclip.data.transforms import decode
 from neuclip.progress import track

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.wording import gigabytes, percent, plural
+from neuclip.doctor.wording import byte_size, percent, plural
 
 HEADING = 12  # columns
+UNIT = r"(\d) (?=(?:[kMG]B|times|steps)\b|%)"
 Line = tuple[str, str]  # heading or nothing, text
 
 
@@ -30,7 +32,7 @@ def _lines(findings: Findings, width: int) -> Iterator[Line]:
 
 
 def _data_lines(f: Findings, width: int) -> Iterator[Line]:
-    size = "" if f["data.file_bytes"] is None else f", {gigabytes(f['data.file_bytes'])}"
+    size = "" if f["data.file_bytes"] is None else f", {byte_size(f['data.file_bytes'])}"
     files = f"{plural(f['data.files'], 'file')} ({f['data.kind']}{size})"
     yield "data", f"{f['data.address']}: {f['data.pairs']:,} pairs in {files}"
     whole = "all" if f["sample.share"] == 1 else f"{percent(f['sample.share'])}, {f['sample.chosen']}"
@@ -52,7 +54,7 @@ def _quality_lines(f: Findings) -> Iterator[Line]:
             f"{mode} {percent(count / sum(f['pictures.modes'].values()))}"
             for mode, count in f["pictures.modes"].items()
         )
-        yield "pictures", f"{sides[0]}, {sides[1]}; {modes}; {f['pictures.mean_bytes'] / 1e3:.3g} kB each"
+        yield "pictures", f"{sides[0]}, {sides[1]}; {modes}; {byte_size(f['pictures.mean_bytes'])} each"
         yield "", f"{percent(f['pictures.small_share'])} smaller than the model's {_image(f)}"
     if "captions.median_tokens" in f.figures:
         cut = percent(f["captions.cut_off_share"])
@@ -140,18 +142,18 @@ def _objective_lines(f: Findings) -> Iterator[Line]:
 def _room_lines(f: Findings) -> Iterator[Line]:
     parts = ("towers", "activation", "objective", "loading")
     named = {"towers": "weights, gradients, AdamW", "activation": "activations"}
-    text = ", ".join(f"{named.get(part, part)} {gigabytes(f[f'memory.{part}_bytes'])}" for part in parts)
+    text = ", ".join(f"{named.get(part, part)} {byte_size(f[f'memory.{part}_bytes'])}" for part in parts)
     available = f["memory.available_bytes"]
-    there = f" of {gigabytes(available)} there" if available else ""
+    there = f" of {byte_size(available)} there" if available else ""
     yield (
         "memory",
-        f"about {gigabytes(f['memory.total_bytes'])} per process{there} ({f['memory.device']}), the libraries aside",
+        f"about {byte_size(f['memory.total_bytes'])} per process{there} ({f['memory.device']}), the libraries aside",
     )
     yield "", text
     yield (
         "disk",
-        f"{gigabytes(f['disk.checkpoint_bytes'])} per checkpoint, {gigabytes(f['disk.needed_bytes'])} in all of "
-        f"{gigabytes(f['disk.free_bytes'])} free",
+        f"{byte_size(f['disk.checkpoint_bytes'])} per checkpoint, {byte_size(f['disk.needed_bytes'])} in all of "
+        f"{byte_size(f['disk.free_bytes'])} free",
     )
 
 
@@ -161,14 +163,15 @@ def _image(f: Findings) -> str:
 
 def _wrapped(heading: str, text: str, width: int) -> str:
     """Captions and file names are anybody's: what is not printable, such as a terminal's commands, is not printed."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text)
     return textwrap.fill(
-        "".join(letter if letter.isprintable() else "?" for letter in text),
+        re.sub(UNIT, "\\1\u00a0", printable),  # a number stays with its unit
         width,
         initial_indent=f"{heading:<{HEADING}}",
         subsequent_indent=" " * HEADING,
         break_long_words=False,
         break_on_hyphens=False,
-    )
+    ).replace("\u00a0", " ")
 
 
 def _verdict(findings: Findings) -> str:

@@ -50,7 +50,7 @@ def note_source(findings: Findings, source: Source, address: str) -> None:
 def note_look(findings: Findings, look: Look, source: Source) -> None:
     shown = [{"id": one.id, "width": one.size[0], "height": one.size[1], "caption": one.caption} for one in look.shown]
     several = sum(len(captions) > 1 for captions in look.captions)
-    chosen = "from one shard" if isinstance(source, RemoteTarSource) else "first of the run"
+    chosen = "from one shard" if isinstance(source, RemoteTarSource) else "the first of the run"
     findings.note("sample", pairs=look.read, share=look.read / len(source), chosen=chosen, shown=shown[:3])
     findings.note("captions", several_share=several / max(1, len(look.captions)))
 
@@ -76,7 +76,7 @@ def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> 
         findings.warn(
             f"{percent(share)} of the pairs looked at are bad",
             "a neighbour stands in for each, so neighbours are seen more often",
-            f"below data.max_bad_share {limit:g} the run goes on; first: {look.first_fault}",
+            f"the run goes on below data.max_bad_share {limit:g}; repair or remove them, first: {look.first_fault}",
         )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from neuclip.data.loader import PREFETCH
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.wording import gigabytes
+from neuclip.doctor.wording import byte_size
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.sections import Settings
 
@@ -38,7 +38,7 @@ def note_memory(findings: Findings, settings: Settings, model: ModelFacts) -> No
     if available and total > NEARLY_ALL * available:
         micro = max(1, findings["plan.micro_batch"] // 2)
         findings.warn(
-            f"about {gigabytes(total)} per process, {gigabytes(available)} are there",
+            f"about {byte_size(total)} per process, {byte_size(available)} are there",
             "the run may end for want of memory",
             f"give --train.micro_batch_size {micro}, or --model.gradient_checkpointing true"
             if parts["activation_bytes"] > total / 3
@@ -83,7 +83,7 @@ def note_disk(findings: Findings, settings: Settings, model: ModelFacts) -> None
     needed = (settings.checkpoint.keep + 1) * checkpoint + model.state_bytes
     free = shutil.disk_usage(nearest_folder(Path(settings.run.folder))).free
     findings.note("disk", checkpoint_bytes=checkpoint, needed_bytes=needed, free_bytes=free)
-    what = f"checkpoints and model take {gigabytes(needed)}, {gigabytes(free)} are free in {settings.run.folder}"
+    what = f"checkpoints and model take {byte_size(needed)}, {byte_size(free)} are free in {settings.run.folder}"
     remedy = "make room, or give --run.folder a larger disk" + (
         ", or --checkpoint.keep 1" if settings.checkpoint.keep > 1 else ""
     )

@@ -17,8 +17,14 @@ def percent(share: float) -> str:
     return f"{min(hundredths, 99.9) if hundredths < 100 else hundredths:.1f} %"
 
 
-def gigabytes(count: float) -> str:
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+def byte_size(count: float) -> str:
+    """In GB, MB or kB.
+
+    >>> byte_size(2.54e8), byte_size(42_400)
+    ('254 MB', '42.4 kB')
+    """
+    unit, name = next((one for one in ((1e9, "GB"), (1e6, "MB")) if count >= one[0]), (1e3, "kB"))
+    return f"{count / unit:.3g} {name}"
 
 
 def plural(count: int, noun: str) -> str:

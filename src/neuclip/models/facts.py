@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class ModelFacts:
     parameters: int
     state_bytes: int  # parameters and buffers, as a checkpoint holds them
     activation_bytes: int  # float32, per pair: what backward needs
+    usual_tokenizer: bool = False  # open_clip's own, as it is
 
 
 def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool = False) -> ModelFacts:
@@ -56,20 +58,39 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
         parameters=sum(p.numel() for p in model.parameters()),
         state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()),
         activation_bytes=_activation_bytes(model, height, width, context),
+        usual_tokenizer=not ({"hf_tokenizer_name", "tokenizer_kwargs"} & config["text_cfg"].keys())
+        and "siglip" not in known_name.lower(),
     )
 
 
-def token_counter(name: str) -> Callable[[Sequence[str]], list[int]] | None:
+def token_counter(name: str, *, usual: bool = False) -> Callable[[Sequence[str]], list[int]] | None:
     """Counts the tokens of captions before anything is cut off, start and end included; None for a tokenizer that
-    does not tell. Raises OSError where the tokenizer's files are not on this machine."""
-    with without_chatter():
-        tokenizer = open_clip_module().get_tokenizer(find_config(name)[0])
+    does not tell. Raises OSError where the tokenizer's files are not on this machine. `usual`: as in ModelFacts."""
+    tokenizer = _usual_tokenizer_alone() if usual else None
+    if tokenizer is None:
+        with without_chatter():
+            tokenizer = open_clip_module().get_tokenizer(find_config(name)[0])
     if hasattr(tokenizer, "sot_token_id") and hasattr(tokenizer, "encode"):
         return lambda captions: [len(tokenizer.encode(caption)) + 2 for caption in captions]
     inner = getattr(tokenizer, "tokenizer", None)
     if inner is None:
         return None
     return lambda captions: [len(tokens) for tokens in inner(list(captions))["input_ids"]]
+
+
+def _usual_tokenizer_alone() -> Any:
+    """open_clip's tokenizer without the rest of open_clip, whose import takes seconds; None if it cannot do without."""
+    package = importlib.util.find_spec("open_clip")
+    if package is None or package.origin is None:
+        return None
+    spec = importlib.util.spec_from_file_location("open_clip_tokenizer", Path(package.origin).with_name("tokenizer.py"))
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return module.SimpleTokenizer()
+    except (ImportError, AttributeError, OSError):  # another version's file
+        return None
 
 
 def pretrained_is_known(name: str, pretrained: str) -> bool:

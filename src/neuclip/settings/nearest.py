@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+COMPARED = 10_000  # names of one folder; comparing those of a million pictures would take seconds
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -25,3 +30,25 @@ def proposal(word: str, known: Sequence[str]) -> str:
     """'did you mean train?' when something is near, otherwise what there is to choose from."""
     near = nearest(word, known)
     return f"did you mean {near}?" if near else f"choose {any_of(known)}"
+
+
+def nearest_path(path: Path) -> Path | None:
+    """What lies where `path` was looked for under nearly its name, its folders put right too; None if nothing does.
+
+    >>> nearest_path(Path("phtos/pairs.cvs"))                                            # doctest: +SKIP
+    PosixPath('photos/pairs.csv')
+    """
+    try:
+        if path.exists():
+            return path
+        folder = nearest_path(path.parent)
+        if folder is None or not folder.is_dir():
+            return None
+        if (folder / path.name).exists():
+            return folder / path.name
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in islice(entries, COMPARED) if not entry.name.startswith("."))
+    except OSError:  # a folder that may not be listed, a name that is too long
+        return None
+    near = nearest(path.name, names)
+    return folder / near if near else None

@@ -15,9 +15,9 @@ from neuclip.data.cores import available_cores
 from neuclip.data.fast_decoding import FastDecode
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
+from neuclip.data.mixture_order import order_of
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source, open_training_data
-from neuclip.data.sources.mixture import order_of
 from neuclip.data.transforms import decode
 from neuclip.distributed import is_main, rank, world_size
 from neuclip.errors import AskedWrongly, RunFailed

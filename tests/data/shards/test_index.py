@@ -266,7 +266,7 @@ def test_verify_fails_for_a_shard_that_has_changed_since_its_index(tmp_path, cap
     open_source(str(folder))
     write_tar(folder / "00001.tar", pair(9))
     assert main(["data", "index", str(folder), "--verify"]) == 1
-    assert "1 shards did not fit their index" in capsys.readouterr().out
+    assert "1 shard did not fit the index" in capsys.readouterr().out
     assert main(["data", "index", str(folder), "--verify"]) == 0
 
 
@@ -283,7 +283,7 @@ def test_verify_says_what_differs_and_corrects_it(tmp_path, capsys, monkeypatch,
     assert main(["data", "index", str(folder), "--verify"]) == 1
     said = capsys.readouterr().out
     assert f"{shard}: caption 1 is 'picture X', in its index 'picture 2'; indexed again" in said
-    assert "1 shards did not fit" in said
+    assert "1 shard did not fit" in said
     assert open_source(str(folder)).captions() == ["picture 0", "picture 1", "picture X", "picture 3"]
     assert main(["data", "index", str(folder), "--verify"]) == 0
 
@@ -304,7 +304,7 @@ def test_data_that_need_no_index_are_told_apart(tmp_path, capsys):
     assert main(["data", "index", str(tmp_path / "pairs.csv")]) == 2
     assert "holds no tar shards" in capsys.readouterr().err
     assert main(["data", "index"]) == 2 and main(["data", "list", "--verify"]) == 2
-    assert "data list takes no --verify; it belongs to neuclip data index" in capsys.readouterr().err
+    assert "no flag --verify; the flags are --json" in capsys.readouterr().err
 
 
 def test_members_that_do_not_lie_together_are_one_sample(tmp_path):

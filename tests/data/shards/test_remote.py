@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import tarfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from hypothesis import strategies as st
 from neuclip.cli.main import main
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches, sequential
+from neuclip.data.mixture_order import MixtureOrder, order_of
 from neuclip.data.shard_order import FetchingOrder, ShardOrder
 from neuclip.data.shards.remote import Limits, is_remote, remote_shards
 from neuclip.data.source import open_source
-from neuclip.data.sources.mixture import order_of
 from neuclip.errors import AskedWrongly, RunFailed
 from tests.data.small_shards import contents, pair, write_shards, write_tar
 from tests.data.small_transforms import afresh, plain, tokenize
@@ -46,6 +47,8 @@ def test_local_file_memory_and_http_shards_give_the_same_pairs(tmp_path, server)
         "memory://pairs",
         f"{server.url}/{{00000..00003}}.tar",
         f"{server.url}/",
+        f"{server.url}/*.tar",
+        "memory://pairs/0*.tar",
     ):
         source = open_source(address, limits=QUICK)
         assert contents(source) == contents(local) and fingerprint(source) == fingerprint(local), address
@@ -236,6 +239,20 @@ def test_remote_training_order_is_equal_for_any_workers_and_ranks(server):
         assert [id for step in zip(*rows, strict=True) for batch in step for id in batch.ids.tolist()] == expected
 
 
+def test_remote_sources_with_weights_are_mixed_a_few_shards_of_each_at_a_time(tmp_path, server):
+    write_shards(server.folder, [2] * 60)
+    open_source(str(server.folder))  # the indexes beside them
+    room = 40 * 10_240  # of 60 shards, and of two groups from each source
+    address = f"{server.url}/{{00000..00029}}.tar:2,{server.url}/{{00030..00059}}.tar:0.5"
+    source = open_source(address, limits=replace(QUICK, cache_size=room))
+    for seed in (0, 1):
+        order = MixtureOrder([FetchingOrder(part, seed, together=8) for part in source.sources], source.weights, seed)
+        batches = Batches(source, order, batch_size=30, transform=plain, tokenize=tokenize, seed=0, workers=0)
+        ids = [id for batch in batches.steps(0, 10) for id in batch.ids.tolist()]  # two epochs
+        assert Counter(ids) == Counter({id: 4 if id < 60 else 1 for id in range(120)})
+    assert sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.tar")) <= room
+
+
 @pytest.mark.parametrize("how", ["training", "evaluation"])
 def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
     write_shards(server.folder, [3, 5])
@@ -275,8 +292,9 @@ def test_a_cache_that_is_too_small_for_the_order_is_refused(server):
     source = open_source(address, limits=Limits(cache_size=15_000, first_wait=0))
     with pytest.raises(AskedWrongly, match=r"give --data\.cache_size \d+ or more"):
         order_of(source, 0)
-    with pytest.raises(AskedWrongly, match=r"give --data\.cache_size \d+ or more"):
-        order_of(open_source(f"{address}:2,{server.folder}", limits=Limits(cache_size=30_000)), 0)
+    twice = f"{address}:2,{server.folder},{server.url}/{{00000..00002}}.tar"
+    with pytest.raises(AskedWrongly, match=r"7 shards of .* give --data\.cache_size 71680 or more"):
+        order_of(open_source(twice, limits=Limits(cache_size=60_000)), 0)
     assert len(contents(source)) == 12  # in source order even a small one serves
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from neuclip.data.shards.packed import unpack
 from neuclip.data.shards.remote import Limits, RemoteShard, fetch, without_query
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import SILENT_SECONDS, StatusLine
@@ -118,8 +119,6 @@ class ShardCache:
 
     def _fetch(self, shard: RemoteShard, place: Path, waiting: _Waiting | None = None) -> None:
         """Beside its place, then moved there in one step: a shard is whole or not there."""
-        from neuclip.data.sources.tar import unpack
-
         unfinished = None
         try:
             unfinished = fetch(shard.url, place, shard.size, self.limits, waiting.show if waiting else None)
@@ -157,8 +156,8 @@ class ShardCache:
                     total -= size
 
     def _sweep(self) -> None:
-        """Remove what killed downloads and unpackings left. The unpacked copies of local shards stay, whatever room
-        they take: their sources do not unpack a second time."""
+        """Remove what killed downloads and unpackings left. The unpacked copies of local shards take no part: their
+        sources do not unpack a second time (shards/packed.py removes old ones)."""
         for path in (*self.folder.glob(".*"), *(self.folder.parent / "unpacked").glob("*/.*")):
             with contextlib.suppress(OSError):
                 if path.is_file() and path.stat().st_mtime < time.time() - LEFT_OVER_SECONDS:

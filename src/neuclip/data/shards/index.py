@@ -8,24 +8,27 @@ import mmap
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from neuclip.data.captions import DEFAULT_KEY, captions_from_json, first_caption, stripped
+from neuclip.data.cache_folder import cache_folder
+from neuclip.data.captions import DEFAULT_KEY, captions_from_json
 from neuclip.data.sample import Lost
+from neuclip.data.shards.packed import Damage, damage_of
 from neuclip.data.shards.tar_walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
+from neuclip.data.texts import Captions, Texts
 from neuclip.errors import AskedWrongly
 
-FORMAT = 3  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
+FORMAT = 4  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
 MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption, and would be held in the index
 MOST_LABEL_BYTES = 64
+ENDS_TOO_EARLY = (CUT_OFF, NO_END_MARK)
 
 # 21 bytes per sample. Members start at multiples of 512 bytes, so a 32-bit block number reaches 2 TB.
 ROW = np.dtype(
@@ -38,43 +41,9 @@ ROW = np.dtype(
         ("label", "<i4"),
     ]
 )
+IMAGE, IMAGE_SIZE, CAPTION, CAPTION_SIZE, KIND, LABEL = range(6)  # of a row while it is being found
 # Names of what data/transforms.py decodes.
 PICTURE_EXTENSIONS = frozenset(b"png jpg jpeg jfif webp bmp gif tif tiff avif jp2 ppm ico".split())
-
-
-class Texts:
-    """Many short texts in two arrays: a list of a hundred million Python strings would not fit into memory."""
-
-    def __init__(self, bytes_: np.ndarray, ends: np.ndarray):
-        self.bytes = bytes_  # uint8, all texts end to end as UTF-8
-        self.ends = ends  # int64, where each text ends
-
-    @classmethod
-    def of(cls, texts: Iterable[bytes]) -> Texts:
-        joined, ends = bytearray(), []
-        for text in texts:
-            joined += text
-            ends.append(len(joined))
-        return cls(np.frombuffer(bytes(joined), dtype=np.uint8), np.array(ends, dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, number: int) -> bytes:
-        start = int(self.ends[number - 1]) if number else 0
-        return self.bytes[start : int(self.ends[number])].tobytes()
-
-    def strings(self) -> list[str]:
-        """All texts; what is not UTF-8 is empty."""
-        joined, starts = self.bytes.tobytes(), [0, *self.ends.tolist()]
-        return [text_or_nothing(joined[a:b]) for a, b in pairwise(starts)]
-
-
-def text_or_nothing(text: bytes) -> str:
-    try:
-        return stripped(text.decode())
-    except UnicodeDecodeError:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -83,19 +52,21 @@ class ShardIndex:
 
     rows: np.ndarray  # (n,) of ROW
     captions: Texts  # first caption of each sample, stripped; empty where there is none or it is not UTF-8
+    further: np.ndarray  # of samples with several captions, as in Captions
     notes: tuple[tuple[str, str, int], ...]  # what never became a sample: reason, where, how many
 
 
-def index_of(shard: Path, caption_key: str = "") -> ShardIndex:
-    """The index of a plain tar: read from its file if that is still true, else built and stored.
+def index_of(shard: Path) -> ShardIndex:
+    """The index of a plain tar: read from its file if that is still true, else built and stored."""
+    return index_and_change(shard)[0]
 
-    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own.
+
+def index_and_change(shard: Path, caption_key: str = "", shown: str = "") -> tuple[ShardIndex, str]:
+    """As `index_of`, and what has changed since the stored index was written; "" if nothing has, or none was stored.
+
+    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own. Notes
+    name the shard as `shown`, else by its path.
     """
-    return index_and_change(shard, caption_key)[0]
-
-
-def index_and_change(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
-    """As `index_of`, and what has changed since the stored index was written; "" if nothing has, or none was stored."""
     status = status_of(shard)
     change = ""
     for place in places_of(shard, caption_key):
@@ -103,7 +74,7 @@ def index_and_change(shard: Path, caption_key: str = "") -> tuple[ShardIndex, st
         if stored is not None:
             return stored, ""
         change = change or why_not
-    index = build_index(shard, caption_key)
+    index = build_index(shard, caption_key, shown)
     store_index(places_of(shard, caption_key), index, status)
     return index, change
 
@@ -116,33 +87,34 @@ def store_index(places: list[Path], index: ShardIndex, status: tuple[int, int]) 
     return None
 
 
-def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
+def build_index(shard: Path, caption_key: str = "", shown: str = "") -> ShardIndex:
     """Walk the headers of a plain tar and group its members into samples."""
     try:
         with shard.open("rb") as file:
-            return index_of_file(file, str(shard), caption_key)
+            return index_of_file(file, shown or str(shard), caption_key, damage_of(shard))
     except OSError as error:
         raise AskedWrongly(f"{shard}: cannot be read ({error.strerror}); check its permissions and the disk") from error
 
 
-def index_of_file(file: BinaryIO, shown: str, caption_key: str) -> ShardIndex:
-    """As `build_index`, of an open file; notes name it as `shown`.
+def index_of_file(file: BinaryIO, shown: str, caption_key: str, damage: Damage | None = None) -> ShardIndex:
+    """As `build_index`, of an open file that was unpacked up to this damage.
 
     Members belong together when they share the path up to the first dot of the base name (the webdataset layout).
     """
     if os.fstat(file.fileno()).st_size == 0:
-        return ShardIndex(np.zeros(0, ROW), Texts.of([]), (("shard is empty", shown, 1),))
+        return ShardIndex(np.zeros(0, ROW), *Captions.of([]), (("shard is empty", shown, 1),))
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Grouping(shown, data, caption_key).index()
+        return _Grouping(shown, data, caption_key, damage).index()
 
 
 class _Grouping:
     """One walk over a shard: rows by key, in the order in which keys first appear."""
 
-    def __init__(self, shard: str, data: mmap.mmap, caption_key: str):
+    def __init__(self, shard: str, data: mmap.mmap, caption_key: str, damage: Damage | None):
         self.shard = shard
         self.data = data
         self.caption_key = caption_key
+        self.damage = damage
         self.rows: dict[bytes, list[int]] = {}
         self.lost = Lost()
 
@@ -156,37 +128,45 @@ class _Grouping:
                 self._add(key, extension, offset, size)
         for gap in gaps:
             self._note_gap(gap, key)
+        if self.damage and not any(gap.reason in ENDS_TOO_EARLY for gap in gaps):
+            self._note_damage(1)  # somewhere in what was unpacked, or behind it
         return self._finished()
 
     def _note_gap(self, gap: Gap, last: bytes) -> None:
         """Take back what the gap spoilt and count what it took, as far as that can be known: one sample at least.
 
         What a cut took from the last sample is unknown: it stays only if it is a whole pair. A shard that ends with a
-        member counts as cut off only if that leaves half a pair.
+        member counts as cut off only if that leaves half a pair, or if it was unpacked no further.
         """
         self._take_back(gap.overrun)
+        too_early = gap.reason in ENDS_TOO_EARLY
         row = self.rows.get(last)
-        whole = row is None or (row[1] and (row[4] or row[5] != NO_LABEL))
-        if gap.reason == NO_END_MARK and whole:
-            return
-        if gap.reason in (CUT_OFF, NO_END_MARK) and not whole:
+        whole = row is None or (row[IMAGE_SIZE] and (row[KIND] or row[LABEL] != NO_LABEL))
+        if too_early and not whole:
             del self.rows[last]
         gone = {_key_and_extension(name)[0] for name in gap.lost} - self.rows.keys() - {b""}
-        to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
-        reason = CUT_OFF if gap.reason == NO_END_MARK else gap.reason
-        self.lost.note(reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
+        if too_early and self.damage:
+            self._note_damage(max(1, len(gone)))
+        elif gap.reason != NO_END_MARK or not whole:
+            to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
+            reason = CUT_OFF if too_early else gap.reason
+            self.lost.note(reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
+
+    def _note_damage(self, times: int) -> None:
+        assert self.damage is not None
+        self.lost.note(self.damage.reason, f"{self.shard} {self.damage.place}", times)
 
     def _take_back(self, member: Member) -> None:
         key, extension = _key_and_extension(member[0])
         row = self.rows.get(key)
         if row is None:
             return
-        if row[0] == member[1] // BLOCK:
-            row[0] = row[1] = 0
-        elif row[2] == member[1] // BLOCK:
-            row[2] = row[3] = row[4] = NO_CAPTION
+        if row[IMAGE] == member[1] // BLOCK:
+            row[IMAGE] = row[IMAGE_SIZE] = 0
+        elif row[CAPTION] == member[1] // BLOCK:
+            row[CAPTION] = row[CAPTION_SIZE] = row[KIND] = NO_CAPTION
         elif extension == b"cls":
-            row[5] = NO_LABEL
+            row[LABEL] = NO_LABEL
 
     def _add(self, key: bytes, extension: bytes, offset: int, size: int) -> None:
         row = self.rows.get(key)
@@ -195,35 +175,33 @@ class _Grouping:
         if size >= 1 << 32:
             self.lost.note("member is larger than 4 GB", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
         elif extension in PICTURE_EXTENSIONS:
-            if row[0]:
+            if row[IMAGE]:
                 self.lost.note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
             else:
-                row[0], row[1] = offset // BLOCK, size
-        elif extension == b"txt" and row[4] != TEXT_CAPTION and not self.caption_key:
-            row[2], row[3], row[4] = offset // BLOCK, size, TEXT_CAPTION
-        elif extension == b"json" and row[4] == NO_CAPTION:
-            row[2], row[3], row[4] = offset // BLOCK, size, JSON_CAPTION
+                row[IMAGE], row[IMAGE_SIZE] = offset // BLOCK, size
+        elif extension == b"txt" and row[KIND] != TEXT_CAPTION and not self.caption_key:
+            row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, TEXT_CAPTION
+        elif extension == b"json" and row[KIND] == NO_CAPTION:
+            row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, JSON_CAPTION
         elif extension == b"cls":
-            row[5] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
+            row[LABEL] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
 
     def _finished(self) -> ShardIndex:
         whole = []
         for key, row in self.rows.items():
-            if row[0]:
+            if row[IMAGE]:
                 whole.append(tuple(row))
             else:
                 self.lost.note("no picture", f"{self.shard}: {_shown(key)}")
-        captions = (self._caption(row) for row in whole)
         notes = tuple((fault.reason, fault.where, fault.times) for fault in self.lost.faults())
-        return ShardIndex(np.array(whole, dtype=ROW), Texts.of(captions), notes)
+        return ShardIndex(np.array(whole, dtype=ROW), *Captions.of(self._captions(whole)), notes)
 
-    def _caption(self, row: tuple[int, ...]) -> bytes:
-        if row[3] > MOST_CAPTION_BYTES:
-            return b""  # reading tells why, and counts it
-        raw = self.data[row[2] * BLOCK : row[2] * BLOCK + row[3]]
-        if row[4] == TEXT_CAPTION:
-            return text_or_nothing(raw).encode()  # as below, without the way round
-        return first_caption(captions_of(raw, row[4], self.caption_key)).encode()
+    def _captions(self, rows: list[tuple[int, ...]]) -> Iterator[tuple[str | bytes, ...]]:
+        for _, _, block, size, kind, _ in rows:
+            if size > MOST_CAPTION_BYTES:
+                yield ()  # reading tells why, and counts it
+            else:
+                yield captions_of(self.data[block * BLOCK : block * BLOCK + size], kind, self.caption_key)
 
 
 def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, ...]:
@@ -274,8 +252,6 @@ def places_of(shard: Path, caption_key: str = "") -> list[Path]:
 
 
 def cached_place(digest: str, name: str, caption_key: str) -> Path:
-    from neuclip.data.cache_folder import cache_folder
-
     key_part = f".{hashlib.sha256(caption_key.encode()).hexdigest()[:8]}" if caption_key else ""
     return cache_folder() / "indexes" / f"{digest}-{name}{key_part}.index.npz"
 
@@ -295,7 +271,8 @@ def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[
             if status[1] is not None and time != status[1]:
                 return None, "it was written again since it was indexed"
             notes = tuple((reason, where, count) for reason, where, count in json.loads(stored["notes"].tobytes()))
-            return ShardIndex(stored["rows"], Texts(stored["caption_bytes"], stored["caption_ends"]), notes), ""
+            captions = Texts(stored["caption_bytes"], stored["caption_ends"])
+            return ShardIndex(stored["rows"], captions, stored["further"], notes), ""
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -320,11 +297,13 @@ def write_index(place: Path, index: ShardIndex, status: tuple[int, int]) -> bool
                 rows=index.rows,
                 caption_bytes=index.captions.bytes,
                 caption_ends=index.captions.ends,
+                further=index.further,
                 notes=np.frombuffer(json.dumps(index.notes).encode(), dtype=np.uint8),
             )
         Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide it from colleagues who share the shards
         Path(temporary).replace(place)
         return True
     except OSError:
-        Path(temporary).unlink(missing_ok=True) if temporary else None
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
         return False

@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from neuclip.data.shards.index import BLOCK, ROW, ShardIndex, places_of
-from neuclip.data.source import open_source
+from neuclip.data.shards.cache import digest_of
+from neuclip.data.shards.index import BLOCK, ROW, ShardIndex, cached_place, places_of
+from neuclip.data.source import open_source, parts_of
 from neuclip.data.sources.remote_tar import RemoteTarSource
 from neuclip.data.sources.tar import TarSource
 from neuclip.errors import AskedWrongly
 from neuclip.progress import track
 
 
-def opened_shards(address: str, caption_key: str = "") -> list[TarSource]:
-    """The tar sources of an address; opening makes what is missing of their indexes."""
+def opened_shards(address: str, caption_key: str = "") -> list[tuple[str, TarSource]]:
+    """The tar sources of an address, each with its part of it; opening makes what is missing of their indexes."""
     source = open_source(address, caption_key=caption_key)
-    found = [part for part in getattr(source, "sources", (source,)) if isinstance(part, TarSource)]
+    parts = zip([part for part, _ in parts_of(address)], getattr(source, "sources", (source,)), strict=True)
+    found = [(part, source) for part, source in parts if isinstance(source, TarSource)]
     if not found:
         raise AskedWrongly(f"{address}: holds no tar shards, and other data need no index; nothing to do")
     return found
 
 
-def index_report(source: TarSource) -> Iterator[str]:
-    """What the index says, in lines for people."""
-    yield f"{source.name}: {len(source):,} samples in {len(source.shards):,} shards"
-    place = "in memory" if source.joined.place is None else f"mapped from {source.joined.place}"
-    yield f"index: {_stored(source)}; {ROW.itemsize} bytes per sample {place}"
-    texts = track(source.caption_texts(), "counting captions", len(source.shards), "shards")
-    if empty := sum(int((np.diff(text.ends, prepend=0) == 0).sum()) for text in texts):
+def index_facts(address: str, source: TarSource) -> dict[str, Any]:
+    """What the index says, for programs; `changed`: shards that were indexed again when they were opened."""
+    files = [place for place in _index_files(source) if place is not None]
+    pieces = track(source.caption_pieces(), "counting captions", len(source.shards), "shards")
+    faults: Counter[str] = Counter()
+    for fault in source.faults:
+        faults[fault.reason] += fault.times
+    return {
+        "address": address,
+        "name": source.name,
+        "samples": len(source),
+        "shards": len(source.shards),
+        "without_caption": sum(int((np.diff(piece.first.ends, prepend=0) == 0).sum()) for piece in pieces),
+        "index_folders": list(dict.fromkeys(str(file.parent) for file in files)),
+        "index_bytes": sum(file.stat().st_size for file in files),
+        "index_not_stored": len(source.shards) - len(files),
+        "index_mapped_from": None if source.joined.place is None else str(source.joined.place),
+        "faults": dict(faults.most_common()),
+        "changed": dict(source.changes),
+    }
+
+
+def index_report(source: TarSource, facts: dict[str, Any]) -> Iterator[str]:
+    """The same in lines for people, each fault with its place."""
+    one = len(source.shards) == 1
+    yield f"{source.name}: {len(source):,} samples in {len(source.shards):,} shard{'' if one else 's'}"
+    mapped = facts["index_mapped_from"]
+    place = "in memory" if mapped is None else f"mapped from {mapped}"
+    yield f"index: {_stored(source, facts)}; {ROW.itemsize} bytes per sample {place}"
+    if empty := facts["without_caption"]:
         yield f"without a caption: {empty:,} samples"
     for shard, change in source.changes.items():
         yield f"changed: {shard}: {change}"
@@ -38,20 +66,27 @@ def index_report(source: TarSource) -> Iterator[str]:
         yield f"fault: {fault.reason}{several}: {fault.where}"
 
 
-def _stored(source: TarSource) -> str:
-    """Where the index files lie, which depends on what can be written."""
+def _index_files(source: TarSource) -> Iterator[Path | None]:
+    """Of each shard, where its index lies, which depends on what can be written; None: nowhere."""
+    if isinstance(source, RemoteTarSource):
+        places = [[cached_place(digest_of(shard), shard.name, source.caption_key)] for shard in source.remote]
+    else:
+        places = [places_of(path, source.caption_key) for path in source.paths]
+    for choice in places:
+        yield next((place for place in choice if place.is_file()), None)
+
+
+def _stored(source: TarSource, facts: dict[str, Any]) -> str:
     if isinstance(source, RemoteTarSource):
         return "in the cache folder"
-    found = [[place for place in places_of(path, source.caption_key) if place.is_file()] for path in source.paths]
-    folders = list(dict.fromkeys(str(places[0].parent) for places in found if places))
-    missing = found.count([])
+    folders, missing = facts["index_folders"], facts["index_not_stored"]
     where = (
         f"in {folders[0]}{f' and {len(folders) - 1} other folders' if folders[1:] else ''}" if folders else "nowhere"
     )
     return f"{where}{f'; {missing:,} could not be stored and are made again by every run' if missing else ''}"
 
 
-def verified(source: TarSource) -> Iterator[str]:
+def verified(source: TarSource) -> Iterator[tuple[str, str]]:
     """Read every shard again; say of each that does not fit its index what differs, and correct the index."""
     for shard in track(range(len(source.shards)), "verifying", len(source.shards), "shards"):
         found = source.reread(shard)
@@ -59,7 +94,7 @@ def verified(source: TarSource) -> Iterator[str]:
         if wrong:
             source.store(shard, found)
             source.joined.forget()
-            yield f"{source.shards[shard]}: {wrong}"
+            yield source.shards[shard], wrong
 
 
 def difference(stored: ShardIndex, found: ShardIndex) -> str:
@@ -78,4 +113,6 @@ def difference(stored: ShardIndex, found: ShardIndex) -> str:
     for number, (before, now) in enumerate(captions):
         if before != now:
             return f"caption {number} is {now!r}, in its index {before!r}"
+    if not np.array_equal(stored.further, found.further):
+        return "captions beyond the first are not those that its index counts"
     return "" if stored.notes == found.notes else "its faults are not those that its index lists"

@@ -15,7 +15,10 @@ from typing import IO, Any
 
 import numpy as np
 
+from neuclip.data.cache_folder import cache_folder
+from neuclip.data.fingerprint import CaptionDigest
 from neuclip.data.shards.index import FORMAT, ROW, ShardIndex
+from neuclip.data.texts import Captions
 from neuclip.errors import AskedWrongly, RunFailed
 
 MAPPED_FROM = 1_000_000  # samples; fewer take at most 21 MB per process, and leave no file behind
@@ -70,8 +73,6 @@ def joined_index(
 ) -> JoinedIndex:
     """The rows of all shards. `names` mean the same from every folder; `stamps` change when shards change; `numbers`
     are 0, 1, ... and may show progress; `load(k)` gives the index of shard k."""
-    from neuclip.data.cache_folder import cache_folder
-
     folder = cache_folder() / "indexes" / "joined"
     shards = _digest([caption_key, *names])
     place = folder / f"{shards}-{_digest([FORMAT, *stamps])}"
@@ -135,13 +136,13 @@ class _Joining:
         self.rows: list[np.ndarray] = []
         self.ends: list[int] = []
         self.notes: list[Note] = []
-        self.captions = hashlib.sha256()  # as data/fingerprint.py: all lengths, then all captions
+        self.captions = CaptionDigest()
 
     def add(self, index: ShardIndex) -> None:
         self.rows.append(index.rows)
         self.ends.append(len(index.rows) + (self.ends[-1] if self.ends else 0))
         self.notes += index.notes
-        self.captions.update(np.diff(index.captions.ends, prepend=0).astype("<i8").tobytes())
+        self.captions.add_lengths(Captions(index.captions, index.further))
         if self.file is None and self.ends[-1] >= MAPPED_FROM:
             self._begin_file()
         if self.file is not None:
@@ -166,7 +167,7 @@ class _Joining:
         """Write the rest and move the folder into place; another process may have been faster with the same."""
         assert self.unfinished is not None
         for index in indexes:
-            self.captions.update(index.captions.bytes.tobytes())
+            self.captions.add_texts(index.captions.bytes)
         about = {"ends": self.ends, "notes": self.notes, "captions_sha256": self.captions.hexdigest()}
         with (self.unfinished / "shards.json").open("w", encoding="utf-8") as file:
             json.dump(about, file)

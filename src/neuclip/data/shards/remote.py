@@ -244,13 +244,14 @@ def fetch_bytes(url: str, limits: Limits) -> bytes:
 
 
 def remote_shards(address: str, limits: Limits) -> list[RemoteShard]:
-    """The shards that a remote address means, sorted: one file, a brace pattern, or a folder (and one level below)."""
+    """The shards that a remote address means, sorted: one file, a pattern with braces or stars, or a folder (and one
+    level below)."""
     from neuclip.data.source import expand_braces
 
     try:
         if "{" in address:
             return described_shards(sorted(set(expand_braces(address))), limits)
-        if without_query(address).lower().endswith(SHARD_SUFFIXES):
+        if "*" not in address and without_query(address).lower().endswith(SHARD_SUFFIXES):
             return described_shards([address], limits)
         return _shards_in(address, limits)
     except Gone as gone:
@@ -281,7 +282,7 @@ def _shard(url: str, info: dict[str, Any], index_beside: bool | None = None) -> 
 def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
     def ask(watch: Watch) -> dict[str, dict[str, Any]]:
         system, path = file_system(folder, limits)
-        found = system.find(path, maxdepth=2, detail=True)
+        found = system.glob(path, detail=True) if "*" in path else system.find(path, maxdepth=2, detail=True)
         return {system.unstrip_protocol(name): info for name, info in found.items()}
 
     found = patiently(folder, ask, limits)
@@ -290,13 +291,14 @@ def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
     }
     shards = {url for url in shards if url.removesuffix(".gz") == url or url.removesuffix(".gz") not in shards}
     if not shards:
+        where = "match this pattern" if "*" in folder else "in this folder or one below"
         raise AskedWrongly(
-            f"{folder}: no tar shards in this folder or one below, or it cannot be listed; "
-            "give a pattern such as .../{00000..00019}.tar"
+            f"{folder}: no tar shards {where}, or it cannot be listed; give a pattern such as .../{{00000..00019}}.tar"
         )
     if any(found[url].get("size") is None for url in shards):  # a web page of links tells names alone
         return described_shards(sorted(shards), limits)
-    return [_shard(url, found[url], url + INDEX_SUFFIX in found) for url in sorted(shards)]
+    # A pattern of shards does not match the indexes beside them: there each has to be asked for.
+    return [_shard(url, found[url], None if "*" in folder else url + INDEX_SUFFIX in found) for url in sorted(shards)]
 
 
 def _host(url: str) -> str:

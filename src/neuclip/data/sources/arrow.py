@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from neuclip.data.captions import first_caption, texts_in, usable_captions
+from neuclip.data.captions import texts_in, usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample
-from neuclip.data.shards.index import Texts
 from neuclip.data.sources.columns import Columns
 from neuclip.data.sources.listed import picture_file
+from neuclip.data.texts import PIECE, Captions
 from neuclip.errors import AskedWrongly
 from neuclip.progress import track
 
@@ -92,18 +92,16 @@ class ArrowPairs(ABC):
 
     def captions(self) -> list[str]:
         """The first caption of every id, "" where there is none; reads no pictures."""
-        return [caption for captions in self._first_captions() for caption in captions]
+        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
 
-    def caption_texts(self) -> Iterator[Texts]:
-        """As `captions`, block by block and not as Python's strings."""
-        for captions in self._first_captions():
-            yield Texts.of(caption.encode() for caption in captions)
-
-    def _first_captions(self) -> Iterator[list[str]]:
+    def caption_pieces(self) -> Iterator[Captions]:
+        """The captions of every id, some at a time; reads no pictures."""
         for number in track(range(len(self._ends)), "reading captions", len(self._ends), "blocks"):
             table = self.read_block(number, self.columns.captions)
-            values = zip(*(table[name].to_pylist() for name in self.columns.captions), strict=True)
-            yield [first_caption(text for value in row for text in texts_in(value)) for row in values]
+            for first in range(0, table.num_rows, PIECE):
+                piece = table.slice(first, PIECE)
+                values = zip(*(piece[name].to_pylist() for name in self.columns.captions), strict=True)
+                yield Captions.of([text for value in row for text in texts_in(value)] for row in values)
 
     def _place(self, id: int) -> tuple[int, int]:
         number = int(np.searchsorted(self._ends, id, side="right"))

@@ -28,7 +28,7 @@ def open_coco(name: str, path: Path) -> CocoPairs:
     captions, faults = _captions_by_image(path, images, annotations)
     rows = Rows(_rows(images, captions))
     first = [os.fsdecode(rows.images[number]) for number in range(min(len(rows), 100))]
-    folder = picture_folder(path, first)
+    folder = _picture_folder(path, first)
     say(f"{path}: {len(rows):,} pictures from {folder}, {len(annotations):,} captions")
     return CocoPairs(name, path, rows, folder, faults)
 
@@ -79,7 +79,7 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, int | str) else None
 
 
-def picture_folder(path: Path, first: list[str]) -> Path:
+def _picture_folder(path: Path, first: list[str]) -> Path:
     """Where one of the first pictures is: beside the file or one above, or there in a folder of the file's part."""
     part = path.stem.rpartition("_")[2]  # captions_train2017 -> train2017
     near = [path.parent, path.absolute().parent.parent]

@@ -10,10 +10,11 @@ import numpy as np
 
 from neuclip.data.captions import first_caption, usable_captions
 from neuclip.data.sample import BadSample, Fault, Lost, Sample
-from neuclip.data.shards.index import PICTURE_EXTENSIONS, Texts
+from neuclip.data.shards.index import PICTURE_EXTENSIONS
 from neuclip.data.sources.captions_file import captions_by_picture, captions_file_in
 from neuclip.data.sources.columns import Asked
 from neuclip.data.sources.listed import ListedPairs, Row, Rows, file_bytes, picture_file
+from neuclip.data.texts import Texts
 from neuclip.errors import AskedWrongly
 from neuclip.progress import SILENT_SECONDS, StatusLine, track
 
@@ -112,17 +113,43 @@ def _walk(folder: Path) -> tuple[list[str], dict[str, str], tuple[Fault, ...]]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """All files below, as paths from the folder with forward slashes; hidden ones and links to folders are left out."""
+    """All files below, as paths from the folder with forward slashes; hidden ones are left out.
+
+    Links to folders are followed, but no folder is read twice: under its own path if that lies below, else under the
+    first link's. So links in a circle end, and no picture becomes two samples.
+    """
 
     def refuse(error: OSError) -> None:
         raise AskedWrongly(f"{error.filename}: cannot be listed ({error.strerror}); check its permissions") from error
 
-    for place, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        inside = Path(place).relative_to(folder).as_posix()
-        for name in files:
-            if not name.startswith("."):
-                yield name if inside == "." else f"{inside}/{name}"
+    seen: set[tuple[int, int]] = set()
+    starts = [folder]
+    while starts:
+        links: list[Path] = []
+        for place, folders, files in (found for start in starts for found in os.walk(start, onerror=refuse)):
+            folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+            if _is_among(place, seen):
+                folders.clear()
+                continue
+            links += [link for link in (Path(place, name) for name in folders) if link.is_symlink()]
+            inside = Path(place).relative_to(folder).as_posix()
+            for name in files:
+                if not name.startswith("."):
+                    yield name if inside == "." else f"{inside}/{name}"
+        starts = sorted(link for link in links if not _leads_up(link))
+
+
+def _is_among(folder: str, seen: set[tuple[int, int]]) -> bool:
+    """Whether a folder was seen before, under whatever path; it is from now on."""
+    status = Path(folder).stat()
+    known = (status.st_dev, status.st_ino) in seen
+    seen.add((status.st_dev, status.st_ino))
+    return known
+
+
+def _leads_up(link: Path) -> bool:
+    """To a folder that the link lies in, be it above the folder that was asked for: nobody means all that is there."""
+    return link.parent.resolve().is_relative_to(link.resolve())
 
 
 def _counted(reason: str, folder: Path, names: list[str]) -> tuple[Fault, ...]:

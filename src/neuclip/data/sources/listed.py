@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuclip.data.captions import first_caption, usable_captions
+from neuclip.data.captions import usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample
-from neuclip.data.shards.index import Texts
 from neuclip.data.sources.columns import is_url, pictures_are_urls
+from neuclip.data.texts import PIECE, Captions, Texts
 from neuclip.errors import AskedWrongly, RunFailed
 
 FIRST_PICTURES = 20  # looked for when a table is opened
@@ -49,21 +49,25 @@ class Rows:
             row_ends.append(len(caption_ends))
             if row.reason:
                 self.reasons[number] = row.reason
-        self.images = _texts(images, image_ends)
-        self._captions = _texts(captions, caption_ends)
-        self._ends = np.array(row_ends, dtype=np.int64)
+        self.images = Texts.joined(images, image_ends)
+        self._captions = Texts.joined(captions, caption_ends)
+        self._ends = np.frombuffer(row_ends, dtype=np.int64)  # of each row's captions
 
     def __len__(self) -> int:
         return len(self.images)
 
     def captions(self, number: int) -> list[bytes]:
         start = int(self._ends[number - 1]) if number else 0
-        return [self._captions[position] for position in range(start, int(self._ends[number]))]
+        return self._captions.between(start, int(self._ends[number]))
 
-    def first_captions(self) -> list[str]:
-        if len(self._captions) == len(self) and bool((self._ends == np.arange(1, len(self) + 1)).all()):
-            return self._captions.strings()
-        return [first_caption(self.captions(number)) for number in range(len(self))]
+    def caption_pieces(self) -> Iterator[Captions]:
+        """Those of all rows."""
+        start = 0
+        for first in range(0, len(self), PIECE):
+            ends = self._ends[first : first + PIECE].tolist()
+            texts = self._captions.between(start, ends[-1])
+            yield Captions.of(texts[a - start : b - start] for a, b in itertools.pairwise([start, *ends]))
+            start = ends[-1]
 
     def __iter__(self) -> Iterator[Row]:
         for number in range(len(self)):
@@ -97,7 +101,11 @@ class ListedPairs:
 
     def captions(self) -> list[str]:
         """The first caption of every id; "" where there is none."""
-        return self.rows.first_captions()
+        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
+
+    def caption_pieces(self) -> Iterator[Captions]:
+        """The captions of every id, some at a time."""
+        return self.rows.caption_pieces()
 
 
 def picture_file(folder: Path, name: bytes, where: str) -> bytes:
@@ -177,7 +185,3 @@ def check_pictures(source: ListedPairs) -> None:
         f"{source.path}: none of its first pictures exists ({len(first)} looked for), the first is {name}{tried}; "
         "correct the paths, or put the pictures there"
     )
-
-
-def _texts(joined: bytearray, ends: array[int]) -> Texts:
-    return Texts(np.frombuffer(bytes(joined), dtype=np.uint8), np.array(ends, dtype=np.int64))

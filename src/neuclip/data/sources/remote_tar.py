@@ -22,6 +22,7 @@ from neuclip.data.shards.index import (
     read_index,
     write_index,
 )
+from neuclip.data.shards.packed import damage_of
 from neuclip.data.shards.remote import (
     INDEX_SUFFIX,
     TOGETHER,
@@ -91,7 +92,8 @@ class RemoteTarSource(TarSource):
 
     def reread(self, shard: int) -> ShardIndex:
         with os.fdopen(self.cache.open(self.remote[shard]), "rb") as file:  # open: it may be evicted meanwhile
-            return index_of_file(file, self.shards[shard], self.caption_key)
+            damage = damage_of(self.cache.place(self.remote[shard]))
+            return index_of_file(file, self.shards[shard], self.caption_key, damage)
 
     def store(self, shard: int, index: ShardIndex) -> None:
         write_index(self._place(shard), index, (self.remote[shard].size, 0))

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import errno
-import gzip
-import hashlib
 import os
-import re
 import sys
-import tempfile
-import time
 import weakref
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from neuclip.data.captions import usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample
@@ -24,7 +18,6 @@ from neuclip.data.shards.index import (
     NO_CAPTION,
     NO_LABEL,
     ShardIndex,
-    Texts,
     build_index,
     captions_of,
     index_and_change,
@@ -34,14 +27,14 @@ from neuclip.data.shards.index import (
 )
 from neuclip.data.shards.joined_index import joined_index
 from neuclip.data.shards.open_files import OPEN_FILES, close_files, descriptor, new_number
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.data.shards.packed import is_packed, mark_used, plain_tars
+from neuclip.data.texts import Captions
+from neuclip.errors import RunFailed
 from neuclip.progress import track
 
 # What these say of a shard is so for every process and at every time: its samples are bad. Anything else that the
 # system answers (too many open files, a disk or a network that fails) may pass, and must not change what is trained on.
 FAULTS_OF_THE_DATA = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP)
-STEP = 1 << 16  # bytes of a packed shard at a time
-LEFT_OVER_SECONDS = 2 * 24 * 3600  # a file that was begun so long ago is nobody's
 
 
 class TarSource:
@@ -53,14 +46,13 @@ class TarSource:
     """
 
     most_open = 0  # files; 0: as many as all sources together may
+    paths: Sequence[Path] = ()  # plain tars on this disk; none of remote shards
     statuses: Sequence[tuple[int, int]] = ()  # size and time of each shard when it was indexed, where others can write
 
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
-        if any(is_packed(shard) for shard in shards):
-            remove_left_over()
-        self.paths = [plain_tar(shard) for shard in track(shards, "unpacking", len(shards), "shards")]
+        self.paths = plain_tars(shards)
         self.statuses = [status_of(path) for path in self.paths]
-        self._join(name, [str(path) for path in self.paths], self.statuses, caption_key)
+        self._join(name, [str(shard) for shard in shards], self.statuses, caption_key)
 
     def _join(self, name: str, shards: list[str], stamps: Sequence[object], caption_key: str) -> None:
         """Join the indexes of all shards. A stamp changes when its shard changes."""
@@ -69,8 +61,7 @@ class TarSource:
         self.caption_key = caption_key
         self.changes: dict[str, str] = {}  # what has changed since a shard was indexed
         self._begin_reading()
-        paths: Sequence[Path] = getattr(self, "paths", ())  # none of remote shards, whose addresses mean one thing only
-        places = [str(path.resolve()) for path in paths] or shards
+        places = [str(path.resolve()) for path in self.paths] or shards  # which mean the same from every folder
         self.joined = joined_index(places, caption_key, stamps, self._numbers(), self.index)
         self.faults = tuple(Fault(-1, *note) for note in self.joined.notes)
         if self.changes:
@@ -88,14 +79,14 @@ class TarSource:
 
     def index(self, shard: int) -> ShardIndex:
         """Stored, or made and stored."""
-        index, change = index_and_change(self.paths[shard], self.caption_key)
+        index, change = index_and_change(self.paths[shard], self.caption_key, self.shards[shard])
         if change:
             self.changes[self.shards[shard]] = change
         return index
 
     def reread(self, shard: int) -> ShardIndex:
         """The index of a shard as it is now, whatever is stored."""
-        return build_index(self.paths[shard], self.caption_key)
+        return build_index(self.paths[shard], self.caption_key, self.shards[shard])
 
     def store(self, shard: int, index: ShardIndex) -> None:
         """Store another index for a shard; sources that are opened from now on use it.
@@ -105,6 +96,7 @@ class TarSource:
         store_index(places_of(self.paths[shard], self.caption_key), index, self.statuses[shard])
 
     def _open(self, shard: int) -> int:
+        mark_used(self.paths[shard])
         return os.open(self.paths[shard], os.O_RDONLY)
 
     @property
@@ -140,12 +132,13 @@ class TarSource:
 
     def captions(self) -> list[str]:
         """The first caption of every id; "" where there is none. Read from the index files, not from the shards."""
-        return [text for shard in range(len(self.shards)) for text in self.index(shard).captions.strings()]
+        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
 
-    def caption_texts(self) -> Iterator[Texts]:
-        """As `captions`, shard by shard and not as Python's strings."""
+    def caption_pieces(self) -> Iterator[Captions]:
+        """The captions of every id, shard by shard."""
         for shard in range(len(self.shards)):
-            yield self.index(shard).captions
+            index = self.index(shard)
+            yield Captions(index.captions, index.further)
 
     def labels(self) -> list[int] | None:
         """The class (`cls` member) of every id; None unless every sample has one."""
@@ -163,6 +156,8 @@ class TarSource:
         return content
 
     def _unreadable(self, shard: int, error: OSError) -> BadSample | RunFailed:
+        if error.errno == errno.ENOENT and is_packed(Path(self.shards[shard])):
+            return RunFailed(f"{self.shards[shard]}: its unpacked copy has gone from the cache; continue with --resume")
         if error.errno in FAULTS_OF_THE_DATA:
             return BadSample("shard cannot be read", f"{self.shards[shard]} ({error.strerror})")
         remedy = "check the disk or the network it lies on, and the memory of this machine"
@@ -199,98 +194,3 @@ class TarSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_reading()
-
-
-def is_packed(shard: Path) -> bool:
-    return shard.name.lower().endswith((".gz", ".tgz"))
-
-
-def plain_tar(shard: Path) -> Path:
-    """The shard itself, or its unpacked copy in the cache: gzip cannot be read at an offset."""
-    if not is_packed(shard):
-        return shard
-    try:
-        status = shard.stat()
-        identity = f"{shard.absolute()}\n{status.st_size}\n{status.st_mtime_ns}".encode(errors="surrogateescape")
-        folder = unpacked_folder() / hashlib.sha256(identity).hexdigest()[:16]
-        name = re.sub(r"(\.tar)?(\.gz|\.tgz)$", "", shard.name, flags=re.IGNORECASE)
-        unpacked = folder / f"{name}.tar"
-        if not unpacked.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            if damage := unpack(shard, unpacked):
-                print(f"{shard}: {damage}; what could be unpacked before is used, fetch it again", file=sys.stderr)
-    except gzip.BadGzipFile as error:
-        raise AskedWrongly(f"{shard}: is not a gzip file ({error}); fetch it again") from error
-    except OSError as error:
-        remedy = "check its permissions and the disk"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            remedy = "point NEUCLIP_CACHE to a folder with room, or unpack the shards yourself"
-        raise AskedWrongly(f"{shard}: cannot be unpacked ({error.strerror or error}); {remedy}") from error
-    return unpacked
-
-
-def unpacked_folder() -> Path:
-    from neuclip.data.cache_folder import cache_folder
-
-    return cache_folder() / "unpacked"
-
-
-def remove_left_over() -> None:
-    """What killed unpackings have begun."""
-    for file in unpacked_folder().glob("*/.*.part"):
-        try:
-            if file.stat().st_mtime < time.time() - LEFT_OVER_SECONDS:
-                file.unlink()
-        except OSError:  # another process was faster, or it is another user's
-            continue
-
-
-def unpack(shard: Path, unpacked: Path) -> str:
-    """In one move. Of a damaged one all that comes before the damage, and what is wrong with it; "" if nothing is."""
-    handle, temporary = tempfile.mkstemp(dir=unpacked.parent, prefix=f".{unpacked.name}.", suffix=".part")
-    damage: list[str] = []
-    try:
-        with os.fdopen(handle, "wb") as target, shard.open("rb") as packed:
-            for content in decoded(packed, damage):
-                target.write(content)
-            if damage and target.tell() == 0:
-                raise gzip.BadGzipFile("nothing in it can be read")
-        Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide it from others who share the cache
-        Path(temporary).replace(unpacked)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return "".join(damage)
-
-
-def decoded(packed: BinaryIO, damage: list[str]) -> Iterator[bytes]:
-    """The content of gzip members end to end, up to the first byte that makes no sense; `damage` then says why."""
-    decoder = zlib.decompressobj(wbits=31)  # gzip with its checksum
-    inside, whole = False, 0  # members
-    while chunk := packed.read(STEP):
-        while chunk:
-            if whole and not inside and not (chunk := chunk.lstrip(b"\0")):
-                break  # padding between members, or behind the last
-            before = decoder.copy()
-            try:
-                content = decoder.decompress(chunk)
-            except zlib.error as error:
-                yield from up_to_damage(before, chunk)
-                damage.append(f"is damaged ({error})")
-                return
-            inside = not decoder.eof
-            chunk = decoder.unused_data
-            yield content
-            if decoder.eof:
-                whole += 1
-                decoder = zlib.decompressobj(wbits=31)
-    if inside:
-        damage.append("is cut off")
-
-
-def up_to_damage(decoder: Any, chunk: bytes) -> Iterator[bytes]:
-    """Byte by byte: an error keeps to itself what was decoded before it."""
-    try:
-        for number in range(len(chunk)):
-            yield decoder.decompress(chunk[number : number + 1])
-    except zlib.error:
-        return

@@ -1,0 +1,66 @@
+"""What is remembered of a model: the same figures, of this model and no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neuclip.doctor.model import facts_of
+from neuclip.models.facts import model_facts, token_counter
+from neuclip.models.towers import SHIPPED
+from neuclip.settings.sections import ModelSettings
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_second_time_facts_are_read_and_equal_those_of_the_first(cache):
+    first = facts_of(ModelSettings(name="tiny"))
+    assert first == facts_of(ModelSettings(name="tiny")) == model_facts("tiny")
+    (kept,) = cache.glob("models/*.json")
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"parameters": 7}))
+    assert facts_of(ModelSettings(name="tiny")).parameters == 7
+
+
+@pytest.mark.parametrize("asked", [{"image_size": 64}, {"gradient_checkpointing": True}])
+def test_other_settings_of_a_model_have_facts_of_their_own(asked, cache):
+    assert facts_of(ModelSettings(name="tiny")) != facts_of(ModelSettings(name="tiny", **asked))
+
+
+def test_a_changed_configuration_is_looked_at_again(cache, tmp_path):
+    file = tmp_path / "mine.json"
+    config = json.loads((SHIPPED / "tiny.json").read_text())
+    widths = []
+    for width in (128, 64):
+        file.write_text(json.dumps(config | {"embed_dim": width}))
+        widths.append(facts_of(ModelSettings(name=str(file))).embed_dim)
+    assert widths == [128, 64]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"image_size": [1, 1], "other": 1}'])
+def test_a_spoilt_file_is_made_again(content, cache):
+    first = facts_of(ModelSettings(name="tiny"))
+    (kept,) = cache.glob("models/*.json")
+    kept.write_text(content)
+    assert facts_of(ModelSettings(name="tiny")) == first and json.loads(kept.read_text())
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file"))
+    assert facts_of(ModelSettings(name="tiny")) == model_facts("tiny")
+
+
+def test_the_usual_tokenizer_counts_alone_as_within_open_clip(tmp_path):
+    captions = ["a cat", "", "Zwölf Boxkämpfer &amp; 3 dogs!", "x" * 300]
+    alone, whole = token_counter("tiny", usual=True), token_counter("tiny")
+    assert alone is not None and whole is not None and alone(captions) == whole(captions)
+    config = json.loads((SHIPPED / "tiny.json").read_text())
+    config["text_cfg"]["tokenizer_kwargs"] = {"clean": "canonicalize"}
+    (tmp_path / "other.json").write_text(json.dumps(config))
+    assert model_facts("tiny").usual_tokenizer and not model_facts(str(tmp_path / "other.json")).usual_tokenizer
