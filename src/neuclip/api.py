@@ -22,12 +22,13 @@ from neuclip.evaluation.runner import Evaluation, HeldOutSets, evaluate_towers
 from neuclip.models.export import export_model
 from neuclip.models.towers import BuiltModel, Tokenize, Transform, build_model
 from neuclip.objectives.objective import Objective
-from neuclip.records import RunFolder, append_line, keep_lines, read_lines, write_json
+from neuclip.records import RunFolder, append_line, keep_lines, read_lines, write_json, write_text_safely
 from neuclip.report.page import write_report
 from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
+from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
-from neuclip.settings.writing import write_settings
+from neuclip.settings.writing import settings_as_yaml
 from neuclip.summary import headline_text, summary_text
 from neuclip.training.checkpoint import checkpoints_in, latest_checkpoint, load_checkpoint
 from neuclip.training.environment import environment, peak_memory_bytes
@@ -37,8 +38,10 @@ from neuclip.training.reading import fault_log
 from neuclip.training.run import Run, build_run, build_towers, objective_for, open_training_source
 from neuclip.training.together import failing_together, on_main, processes, texts_of_all
 
-# What may differ between a run and its continuation: where and how it runs, never what it computes.
+# What may differ between a run and its continuation: where and how it runs, never what it computes. Where the data lie
+# may differ too: that they are the same, in the same order, is seen when they are open.
 MAY_CHANGE_AT_RESUME = (
+    "data.train",
     "run.device",
     "run.threads",
     "data.workers",
@@ -136,7 +139,7 @@ def start_run(settings: Settings) -> Run:
 
 def make_folder(run: Run, started: dict[str, Any]) -> None:
     run.folder.path.mkdir(parents=True)
-    write_settings(run.settings, run.folder.settings)
+    write_text_safely(run.folder.settings, settings_as_yaml(run.settings))
     write_json(run.folder.environment, started)
 
 
@@ -165,6 +168,9 @@ def continue_run(settings: Settings, folder: RunFolder) -> Run:
         run.load(load_checkpoint(find_checkpoint(folder)))
     for path in (folder.records, folder.evaluation):
         on_main(partial(keep_lines, path, run.samples))
+    on_main(
+        lambda: write_text_safely(folder.settings, settings_as_yaml(settings))
+    )  # where the data lie now, among others
     _announce(run)
     return run
 
@@ -354,7 +360,7 @@ def _announce(run: Run) -> None:
     parameters = sum(p.numel() for p in run.built.towers.parameters())
     print(
         f"{run.folder.path}\n"
-        f"  {settings.objective_name} on {len(run.source):,} pairs of {settings.data.train}\n"
+        f"  {settings.objective_name} on {len(run.source):,} pairs of {without_queries(settings.data.train)}\n"
         f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {where})\n"
         f"  {run.total_steps - run.step:,} steps of {batch}, to {run.total_steps * batch:,} samples "
         f"({run.total_steps * batch / run.epoch_samples:.1f} epochs)",

@@ -14,7 +14,7 @@ import torch
 
 from neuclip import api
 from neuclip.records import RunFolder, read_lines
-from neuclip.settings.writing import write_settings
+from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
 from tests.pictures import write_shards
 from tests.processes.trainer import BATCH, STEPS, settings_for
@@ -44,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
     write_shards(folder / "shards", 40)
     write_shards(folder / "spoilt", 60, spoilt=[7, 30, 51])
     write_shards(folder / "bad", 120, spoilt=range(0, 120, 3))
-    write_settings(settings_for(folder, "killed"), folder / "killed.yaml")
+    (folder / "killed.yaml").write_text(settings_as_yaml(settings_for(folder, "killed")))
     dead = on_two_processes("dies", folder)
     (folder / "killed.log").write_text(dead.stderr)
     shutil.copytree(folder / "killed", folder / "killed-too")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.settings.reading import read_settings
-from neuclip.settings.writing import write_settings
+from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.training.run import build_run
 from tests.pictures import write_shards
@@ -76,7 +77,7 @@ def test_a_remote_that_disappears_in_mid_epoch_leaves_a_run_that_goes_on_when_it
 
 def test_what_messages_advise_to_change_may_change_at_resume(small_settings, tmp_path):
     settings = small_settings(tmp_path)
-    write_settings(settings, RunFolder(tmp_path).settings)
+    RunFolder(tmp_path).settings.write_text(settings_as_yaml(settings))
     flags = [
         "--data.cache_size",
         "1B",
@@ -106,12 +107,19 @@ def test_the_same_shards_at_another_place_have_another_order_and_are_refused_at_
     assert "all samples mixed" in message and "16 mixed at a time" in message and "\n" not in message
 
 
-def test_a_checkpoint_that_does_not_name_its_order_is_loaded(small_settings, tmp_path):
-    run = build_run(small_settings(tmp_path), RunFolder(tmp_path / "x"))
-    run.save()
-    state = load_checkpoint(checkpoints_in(run.folder.checkpoints)[-1])
-    assert state.pop("order") == "all samples mixed"
-    run.load(state)
+def test_a_run_goes_on_with_its_data_at_another_place_and_keeps_signatures_to_itself(
+    small_settings, tmp_path, server, capsys
+):
+    write_shards(server.folder, 40, shards=2)
+    signed = f"{server.url}/{{00000..00001}}.tar?X-Amz-Signature="
+    settings = small_settings(tmp_path, "--data.train", f"{signed}first", "--run.name", "x")
+    folder = RunFolder(api.train(settings))
+    shutil.rmtree(folder.path / "model")
+    moved = read_settings(folder.settings, ["--data.train", f"{signed}second"])
+    assert api.train(moved, resume=folder.path) == folder.path and (folder.path / "model").exists()
+    assert read_settings(folder.settings, []).data.train == f"{signed}second"  # `neuclip error` must find it
+    printed = "".join(capsys.readouterr())
+    assert server.url in printed and "Signature" not in printed + folder.report.read_text()
 
 
 @pytest.mark.parametrize(("weight", "epoch"), [("", 40), (":3", 120), (":0.5", 20)])

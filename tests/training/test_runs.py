@@ -18,7 +18,7 @@ from neuclip.errors import AskedWrongly, RunFailed, Stopped
 from neuclip.models import open_clip_module
 from neuclip.records import RunFolder, read_lines
 from neuclip.settings.reading import read_settings
-from neuclip.settings.writing import write_settings
+from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.checkpoint import checkpoint_name, checkpoints_in, load_checkpoint
 from tests.pictures import write_csv, write_shards
 from tests.training.conftest import BATCH, STEPS
@@ -129,7 +129,7 @@ api.train(read_settings(Path(sys.argv[1])))
 @pytest.mark.parametrize("moment", ["between", "while saving"])
 def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_settings, tmp_path, moment):
     settings = small_settings(tmp_path, "--run.name", "killed", "--evaluation.every", str(5 * BATCH))
-    write_settings(settings, tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
     child = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "settings.yaml"), moment], capture_output=True)
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     folder = RunFolder(tmp_path / "killed")
@@ -185,7 +185,7 @@ def test_a_checkpoint_of_another_objective_is_refused(finished, small_settings, 
     settings = small_settings(tmp_path, "--objective", "clip", "--run.name", "other")
     folder = RunFolder(tmp_path / "other")
     folder.checkpoints.mkdir(parents=True)
-    write_settings(settings, folder.settings)
+    folder.settings.write_text(settings_as_yaml(settings))
     newest = checkpoints_in(finished.checkpoints)[-1]
     (folder.checkpoints / newest.name).write_bytes(newest.read_bytes())
     with pytest.raises(AskedWrongly, match="trained with objective neuclip, not clip"):
@@ -268,7 +268,7 @@ def test_clip_trains_in_the_same_loop_and_has_no_calibration(small_settings, tmp
 def test_a_child_of_the_command_line_is_told_apart_from_a_failure(small_settings, tmp_path):
     """SIGTERM through the real command: exit 143, saved, one line that says how to go on."""
     settings = small_settings(tmp_path, "--run.name", "cli", "--evaluation.every", str(4 * BATCH))
-    write_settings(settings, tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
     script = (
         "import os, signal, sys; from neuclip import api; from neuclip.cli.main import main\n"
         "api.evaluate_on_the_way = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"

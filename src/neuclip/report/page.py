@@ -24,6 +24,7 @@ from neuclip.report.tables import (
     skipped_sentence,
 )
 from neuclip.report.wording import format_percent, format_samples
+from neuclip.settings.secrets import without_queries
 
 
 def write_report(folder: RunFolder) -> Path:
@@ -72,7 +73,7 @@ def header(run: RunContents) -> str:
     facts = [
         run.objective,
         str(run.setting("model", "name") or ""),
-        str(run.setting("data", "train") or ""),
+        without_queries(str(run.setting("data", "train") or "")),
         f"{written.day} {written:%B %Y, %H:%M} UTC" if written else "",
     ]
     listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts if fact)

@@ -20,6 +20,7 @@ from neuclip.report.wording import (
     plural,
     times_chance,
 )
+from neuclip.settings.secrets import without_queries
 
 ESTIMATOR_NAMES = {"method": "this run's method", "minibatch": "a mini-batch"}
 FEW_COLUMNS = 5  # such a table, stretched over the whole page, would tear its rows apart
@@ -171,7 +172,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[Row]:
             yield from flatten(value, f"{prefix}{key}.")
         else:
             shown = value if isinstance(value, str) and value else json.dumps(value, default=str, ensure_ascii=False)
-            yield [f"{prefix}{key}", shown]
+            yield [f"{prefix}{key}", without_queries(shown)]
 
 
 def files_table(run: RunContents) -> str:

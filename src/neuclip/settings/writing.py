@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,11 +22,6 @@ def settings_as_yaml(settings: Settings) -> str:
             values = {"name": settings.objective_name, **values}
         parts.append(f"\n{section}:\n" + "".join(f"  {field}: {scalar(value)}\n" for field, value in values.items()))
     return "".join(parts)
-
-
-def write_settings(settings: Settings, path: Path) -> None:
-    """`read_settings(path)` gives equal settings again."""
-    path.write_text(settings_as_yaml(settings), encoding="utf-8")
 
 
 def scalar(value: Any) -> str:

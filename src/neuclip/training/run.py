@@ -26,6 +26,7 @@ from neuclip.models.towers import BuiltModel, build_model
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.registry import build_objective
 from neuclip.records import RunFolder
+from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 from neuclip.training.checkpoint import save_checkpoint
 from neuclip.training.optimizer import TowerOptimizer
@@ -109,23 +110,28 @@ class Run:
                     f"{self.folder.path} was trained with {what} {state[key]}, not {value}; "
                     f"resume with --{what}.name {state[key]}, or start a new run"
                 )
-        if state["data"] != self.fingerprint:
-            raise RunFailed(
-                f"the data {self.settings.data.train} has changed since {self.folder.path} was started "
-                f"({state['data']['count']} samples then, {self.fingerprint['count']} now, or other captions); "
-                "bring back the old data, or start a new run"
-            )
-        if state.get("order", self.order) != self.order:  # checkpoints of earlier versions do not say
-            raise RunFailed(
-                f"{self.folder.path} was trained in another order of samples ({state['order']}) than "
-                f"{self.settings.data.train} gives now ({self.order}), so that some would come twice and some never; "
-                "continue on the data where they lay then, local or remote, or start a new run"
-            )
+        self._refuse_other_data(state)
         self.built.towers.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
         continue_random_state(state["random"], self.device)
         self.step, self.seconds_before = state["step"], state["seconds"]
+
+    def _refuse_other_data(self, state: dict[str, Any]) -> None:
+        """Wherever they lie: the pairs, and how they follow each other, must be what they were."""
+        data = without_queries(self.settings.data.train)
+        if state["data"] != self.fingerprint:
+            raise RunFailed(
+                f"the data {data} are not those that {self.folder.path} was started with "
+                f"({state['data']['count']} samples then, {self.fingerprint['count']} now, or other captions); "
+                "bring back the old data, or start a new run"
+            )
+        if state["order"] != self.order:
+            raise RunFailed(
+                f"{self.folder.path} was trained in another order of samples ({state['order']}) than {data} gives now "
+                f"({self.order}), so that some would come twice and some never; continue on the data where they lay "
+                "then, local or remote, or start a new run"
+            )
 
 
 def build_run(settings: Settings, folder: RunFolder) -> Run:
@@ -225,7 +231,8 @@ def open_training_source(settings: Settings) -> Source:
     source = open_training_data(data)
     if len(source) < batch_size:
         raise AskedWrongly(
-            f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in {data.train}); "
+            f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "
+            f"{without_queries(data.train)}); "
             f"give --train.batch_size {len(source)} or less"
         )
     return source
