@@ -39,11 +39,19 @@ def colour(image: Image.Image) -> tuple[int, ...]:
     return pixel
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "LAB", "YCbCr"])
 def test_a_picture_is_handed_on_in_its_own_mode(mode):
     image = Image.open(io.BytesIO(picture(0))).convert(mode)
-    assert decode(encoded(image)).mode == mode
-    assert np.array_equal(np.asarray(decode(encoded(image)).convert("RGB")), np.asarray(image.convert("RGB")))
+    content = encoded(image, "TIFF" if mode in ("LAB", "YCbCr") else "PNG")
+    assert decode(content).mode == mode
+    assert np.array_equal(np.asarray(decode(content).convert("RGB")), np.asarray(image.convert("RGB")))
+
+
+def test_a_picture_that_says_it_is_turned_stays_as_its_pixels_lie():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turn by 90 degrees to show it. open_clip does not either
+    image = Image.open(io.BytesIO(picture(0, size=(40, 20))))
+    assert decode(encoded(image, "JPEG", exif=exif)).size == (40, 20)
 
 
 def test_a_cmyk_jpeg_is_handed_on_as_it_is_and_has_its_colours():
@@ -77,7 +85,7 @@ def test_of_an_animation_the_first_frame_is_shown(form):
 
 
 def test_what_a_picture_is_its_bytes_say_but_postscript_is_never_run():
-    for form in ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000"):
+    for form in ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF"):
         assert colour(decode(encoded(Image.new("RGB", (16, 16), (0, 0, 0)), form))) == pytest.approx((0, 0, 0), abs=3)
     for form in ("EPS", "TGA"):
         with pytest.raises(BadSample):

@@ -201,6 +201,15 @@ def test_resuming_on_changed_data_is_refused(small_settings, tmp_path):
         api.train(settings, resume=tmp_path / "first")
 
 
+@pytest.mark.parametrize(
+    ("flag", "advice"), [("batch_size", "batch_size 2"), ("micro_batch_size", "micro_batch_size 2")]
+)
+def test_pictures_one_at_a_time_are_refused_where_batch_norm_wants_several(small_settings, tmp_path, flag, advice):
+    with pytest.raises(AskedWrongly, match=f"give --train.{advice} or more"):
+        api.train(small_settings(tmp_path, f"--train.{flag}", "1"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_batch_larger_than_the_data_is_refused(small_settings, tmp_path):
     with pytest.raises(AskedWrongly, match=r"larger than the data set \(40 samples"):
         api.train(small_settings(tmp_path, "--train.batch_size", "64"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.cores import available_cores
 from neuclip.data.fast_decoding import FastDecode
@@ -149,6 +150,7 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
     set_threads(settings.run.threads, device)
     torch.manual_seed(settings.run.seed)
     built = build_towers(settings, device)
+    refuse_single_pictures(settings, built)
     total_steps = settings.train.samples // settings.train.batch_size
     data = batches_of(source, settings, built)
     objective = objective_for(settings, built, len(source), data.windows.order.size).to(device)
@@ -170,6 +172,18 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
         optimizer=optimizer,
         total_steps=total_steps,
     )
+
+
+def refuse_single_pictures(settings: Settings, built: BuiltModel) -> None:
+    """BatchNorm divides by the deviation over the pictures of a forward pass; one alone has none."""
+    share = settings.train.batch_size // world_size()
+    at_once = min(share, settings.train.micro_batch_size or share)
+    if at_once == 1 and any(isinstance(module, _BatchNorm) for module in built.towers.modules()):
+        field, least = ("batch_size", 2 * world_size()) if share == 1 else ("micro_batch_size", 2)
+        raise AskedWrongly(
+            f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time; "
+            f"give --train.{field} {least} or more"
+        )
 
 
 def objective_for(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:
