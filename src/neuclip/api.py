@@ -19,6 +19,7 @@ from neuclip.evaluation.embedding import embed_pairs
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.normalizer_error import normalizer_error as measure_normalizer_error
 from neuclip.evaluation.runner import Evaluation, HeldOutSets, evaluate_towers
+from neuclip.evaluation.unusable import list_faults
 from neuclip.models.export import export_model
 from neuclip.models.towers import BuiltModel, Tokenize, Transform, build_model
 from neuclip.objectives.objective import Objective
@@ -80,8 +81,28 @@ def evaluate(
     retrieval: tuple[str, ...] | None = None,
     zero_shot: tuple[str, ...] | None = None,
     batch_size: int | None = None,
+    max_bad_share: float | None = None,
 ) -> dict[str, float]:
-    """Held-out figures of a run, a checkpoint or `local-dir:FOLDER`. What is not said comes from the run."""
+    """Held-out figures of a run, a checkpoint or `local-dir:FOLDER`. What is not said comes from the run.
+
+    Of every set one figure is `skipped`: the samples that could not be used. Too many of them are a RunFailed.
+    """
+    measured = measure(
+        target, retrieval=retrieval, zero_shot=zero_shot, batch_size=batch_size, max_bad_share=max_bad_share
+    )
+    measured.raise_refused()
+    return measured.figures
+
+
+def measure(
+    target: str,
+    *,
+    retrieval: tuple[str, ...] | None = None,
+    zero_shot: tuple[str, ...] | None = None,
+    batch_size: int | None = None,
+    max_bad_share: float | None = None,
+) -> Evaluation:
+    """As `evaluate`, with the reasons, and with the figures of the other sets where one is refused."""
     built, settings = open_target(target)
     asked = settings.evaluation
     sets = HeldOutSets.open(
@@ -89,8 +110,13 @@ def evaluate(
     )
     if not (sets.retrieval or sets.zero_shot):
         raise AskedWrongly(f"nothing to evaluate {target} on; give --retrieval DATA or --zero-shot FOLDER")
-    batch_size = batch_size or asked.batch_size
-    return evaluate_towers(built, sets, batch_size=batch_size, workers=settings.data.workers).figures
+    return evaluate_towers(
+        built,
+        sets,
+        batch_size=batch_size or asked.batch_size,
+        workers=settings.data.workers,
+        max_bad_share=settings.data.max_bad_share if max_bad_share is None else max_bad_share,
+    )
 
 
 def load(target: str) -> tuple[torch.nn.Module, Transform, Tokenize]:
@@ -219,11 +245,16 @@ def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | No
     """Measure, and write it down, in one line with the normalizer `errors` if they were measured too."""
     settings = run.settings
     measured = evaluate_towers(
-        run.built, sets, batch_size=settings.evaluation.batch_size, workers=settings.data.workers
+        run.built,
+        sets,
+        batch_size=settings.evaluation.batch_size,
+        workers=settings.data.workers,
+        max_bad_share=settings.data.max_bad_share,
     )
     figures = measured.figures | (errors or {})
     if figures:
         append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
+    list_faults(run.folder.skipped, measured.faults)
     return measured
 
 
@@ -237,7 +268,7 @@ def _evaluate_on_the_way(run: Run, sets: HeldOutSets, objective: Objective | Non
     errors = _errors(run, objective) if objective else {}
     measured = record_evaluation(run, sets, errors)
     if measured.figures:
-        print(f"at {run.samples:,} samples: {headline_text(measured.figures)}", file=sys.stderr)
+        print(f"at {run.samples:,} samples: {headline_text(measured.figures, measured.refused)}", file=sys.stderr)
 
 
 def objective_alone(run: Run) -> Objective | None:
@@ -261,13 +292,13 @@ def finish(run: Run, sets: HeldOutSets) -> None:
 def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seconds: float) -> None:
     """Held-out figures, normalizer error, gallery, model folder, summary and report of a finished run."""
     measured = record_evaluation(run, sets)
-    summary = summarise(run, measured.figures, seconds)
+    summary = summarise(run, measured, seconds)
     asked = run.settings.evaluation
     if objective:
         summary["normalizer_error"] = _measure_error(
             run.settings, run.built, objective, anchors=asked.error_anchors, seed=run.settings.run.seed
         )
-    if sets.retrieval and asked.gallery:
+    if measured.embedded and asked.gallery:
         write_json(run.folder.gallery, _gallery(run, sets, measured))
     export_model(run.built, run.folder.model)
     write_json(run.folder.summary, summary)
@@ -276,10 +307,12 @@ def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seco
     print(f"Report: {page}")
 
 
-def summarise(run: Run, figures: dict[str, float], seconds: float) -> dict[str, Any]:
+def summarise(run: Run, measured: Evaluation, seconds: float) -> dict[str, Any]:
     records = read_lines(run.folder.records)
     last_quarter = records[-max(1, len(records) // 4) :]
     calibration = [record["calibration"] for record in last_quarter if record.get("calibration") is not None]
+    # Different samples, however often they came; what never became a sample was not among those read.
+    skipped, lost = fault_log(run).counts, sum(fault.times for fault in run.source.faults)
     return {
         "samples_seen": run.samples,
         "loss": records[-1]["loss"] if records else None,
@@ -289,8 +322,12 @@ def summarise(run: Run, figures: dict[str, float], seconds: float) -> dict[str, 
         "seconds": seconds,  # of training, with the evaluations in between and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
-        "skipped": dict(fault_log(run).counts),
-        "evaluation": figures,
+        "full_captions": records[-1].get("full_captions") if records else None,  # since the last start
+        "skipped": dict(skipped.most_common()),
+        "skipped_share": skipped.total() / (min(run.samples, len(run.source)) + lost),
+        "skipped_held_out": measured.skipped,
+        "not_measured": measured.refused,
+        "evaluation": measured.figures,
     }
 
 
@@ -335,15 +372,14 @@ def _measure_error(
 
 
 def _gallery(run: Run, sets: HeldOutSets, measured: Evaluation) -> dict[str, Any]:
-    """Queries of the first retrieval set, for the report."""
-    name, source = next(iter(sets.retrieval.items()))
-    embedded = measured.embedded[name]
+    """Queries of the first retrieval set that was measured, for the report."""
+    name, embedded = next(iter(measured.embedded.items()))
     shown = gallery(
         embedded.image_features,
         embedded.text_features,
         embedded.captions,
         embedded.caption_of,
-        source,
+        sets.retrieval[name],
         ids=embedded.ids,
         count=run.settings.evaluation.gallery,
         top=MATCHES_SHOWN,

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+HELD_OUT = "held_out"  # in a line of skipped.jsonl: the held-out set it is of; those of the training data have none
+
 
 class RunFolder:
     """Paths of one run. `RunFolder("runs/x").records` is runs/x/records.jsonl, whether it exists or not."""

@@ -2,41 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from neuclip.progress import format_duration
 
 CALIBRATION = "batch mean of true over predicted normalizer: 1 when the prediction is right"
+MANY_FULL = 0.05  # of the captions; the report gives any share
 
 
 def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
     lines = [
         f"Trained on {summary['samples_seen']:,} pairs in {format_duration(summary['seconds'])} "
         f"({summary['samples_per_second']:.0f} a second, {summary['peak_memory_bytes'] / 1e9:.1f} GB of memory).",
-        *_held_out_lines(summary["evaluation"]),
+        *_held_out_lines(summary["evaluation"], summary["not_measured"]),
         *_normalizer_lines(summary, batch_size),
+        *_skipped_lines(summary),
     ]
-    if summary["skipped"]:
-        counts = ", ".join(f"{count} x {reason}" for reason, count in summary["skipped"].items())
-        lines.append(f"  skipped samples: {counts} (listed in skipped.jsonl)")
+    if (summary["full_captions"] or 0) > MANY_FULL:
+        lines.append(f"Captions that fill the model's context, what is longer cut off: {summary['full_captions']:.1%}")
     return "\n".join(lines)
 
 
-def headline_text(figures: dict[str, float]) -> str:
+def headline_text(figures: dict[str, float], not_measured: Mapping[str, str]) -> str:
     """One line for the way: recall@1 from picture to caption, or top-1 accuracy where there is no retrieval."""
+    parts = []
     for ending, what in ((".image_to_text_recall_at_1", "recall@1"), (".top1", "top-1")):
         shown = [f"{key.removesuffix(ending)} {value:.1%}" for key, value in figures.items() if key.endswith(ending)]
         if shown:
-            return f"{what} {', '.join(shown)}"
-    return ""
+            parts.append(f"{what} {', '.join(shown)}")
+            break
+    return "; ".join(parts + [f"{name} not measured: {why}" for name, why in not_measured.items()])
 
 
-def _held_out_lines(figures: dict[str, float]) -> list[str]:
+def held_out_skipped(figures: Mapping[str, float], skipped: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
+    """By set: "16 of 721 samples could not be used: 9 x picture does not decode, 7 x caption is empty"."""
+    return {
+        name: f"{sum(reasons.values()):,} of {figures[f'{name}.images'] + figures[f'{name}.skipped']:,.0f} samples "
+        f"could not be used: {_by_reason(reasons)}"
+        for name, reasons in skipped.items()
+    }
+
+
+def _by_reason(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} x {reason}" for reason, count in counts.items())
+
+
+def _skipped_lines(summary: dict[str, Any]) -> list[str]:
+    """Of the training data and of each held-out set; nothing where nothing was skipped."""
+    rows = {}
+    if summary["skipped"]:
+        count, share = sum(summary["skipped"].values()), summary["skipped_share"]
+        rows["training data"] = f"{count:,} samples, {100 * share:.2g}% of those read: {_by_reason(summary['skipped'])}"
+    rows |= held_out_skipped(summary["evaluation"], summary["skipped_held_out"])
+    return _rows("Skipped samples, listed in skipped.jsonl:", rows)
+
+
+def _held_out_lines(figures: dict[str, float], not_measured: Mapping[str, str]) -> list[str]:
     """One line per held-out set: how often the right answer came first, against chance."""
-    rows = {**_retrieval_rows(figures), **_zero_shot_rows(figures)}
+    refused = {name: f"not measured: {why}" for name, why in not_measured.items()}
+    return _rows(
+        "Right answer first, on held-out pictures:", _retrieval_rows(figures) | _zero_shot_rows(figures) | refused
+    )
+
+
+def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
     width = max((len(name) for name in rows), default=0)
-    lines = [f"  {name:<{width}}  {text}" for name, text in rows.items()]
-    return ["Right answer first, on held-out pictures:", *lines] if lines else []
+    return [heading, *(f"  {name:<{width}}  {text}" for name, text in rows.items())] if rows else []
 
 
 def _retrieval_rows(figures: dict[str, float]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from neuclip.data.named.builtin import builtin_names, prepared_folder
 from neuclip.data.named.catalogue import catalogue
 from neuclip.errors import AskedWrongly
 from neuclip.settings.reading import read_settings
-from neuclip.settings.writing import write_settings
+from neuclip.settings.writing import settings_as_yaml
 from tests.pictures import caption, write_csv, write_shards
 
 EXAMPLES = [example for command in COMMANDS for example in import_module(f"neuclip.cli.{command}").COMMAND.examples]
@@ -33,7 +33,7 @@ def run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/first")
     folder.mkdir(parents=True)
-    write_settings(read_settings(None, ["--run.seed", "7"]), folder / "settings.yaml")
+    (folder / "settings.yaml").write_text(settings_as_yaml(read_settings(None, ["--run.seed", "7"])))
     return folder
 
 
@@ -138,6 +138,11 @@ def test_figures_stand_beside_their_chance_as_percent():
     assert " ".join(lines[1].split()) == "image to text recall at 1 12.3 % chance 0.10 %"
     assert lines[2].split() == ["images", "1,000"]
     assert " ".join(lines[4].split()) == "top1 50.0 % chance 10.0 %"
+
+
+def test_skipped_pictures_are_a_row_where_there_are_any():
+    rows = [line.split() for line in figures_table({"a.images": 3, "a.skipped": 0, "b.skipped": 2}).splitlines()]
+    assert rows == [["a"], ["images", "3"], ["b"], ["skipped", "2"]]
 
 
 def test_errors_are_rows_of_estimators_and_numbers_that_stand_alone():
@@ -245,7 +250,7 @@ def test_what_verifying_found_is_told_to_programs(tmp_path, monkeypatch, capsys)
     assert main(["data", "index", "shards", "--verify", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["fits"] is False and list(found["sources"][0]["changed"]) == ["shards/00001.tar"]
-    assert found["sources"][0]["faults"]["shard is cut off"] == 1
+    assert found["sources"][0]["faults"]["shard is cut off"] == 2  # as many as the other has
 
 
 def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path, monkeypatch, capsys):

@@ -35,12 +35,16 @@ KEYS = {
     },
     "temperature": {"initial", "minimum", "maximum", "lowest_in_reach", "learned"},
     "objective": {
-        *("name", "first_loss", "state_bytes", "state_bytes_per_rank", "working_bytes_per_rank", "prototypes"),
-        *("prototypes_per_batch", "steps_to_fill", "steps_between_renewals", "renewals", "rho", "largest_useful_rho"),
+        *("name", "has_prototypes", "first_loss", "first_loss_from", "first_loss_to"),
+        *("state_bytes", "state_bytes_per_rank", "working_bytes_per_rank", "rho", "largest_useful_rho"),
     },
+    "fastclip": {"visits_per_pair", "steps_between_visits"},
+    "neuclip": {"prototypes", "prototypes_per_batch", "steps_to_fill", "steps_between_renewals", "renewals"},
+    "shards": {"number", "smallest", "largest"},
+    "loading": {"cores", "pairs_per_second_and_worker"},
     "memory": {
         *("device", "towers_bytes", "activation_bytes", "objective_bytes", "loading_bytes", "total_bytes"),
-        *("available_bytes",),
+        *("libraries_bytes", "together_bytes", "available_bytes", "machine_bytes"),
     },
     "disk": {"checkpoint_bytes", "needed_bytes", "free_bytes"},
 }
@@ -85,6 +89,15 @@ def test_data_that_cannot_be_opened_exits_with_1_in_json_too(shards, capsys):
     assert main(["doctor", "broken.tar", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["ready"] is False and "broken.tar" in found["problems"][0]["what"]
+
+
+def test_a_server_that_fails_after_it_was_asked_is_one_problem_on_the_page(shards, capsys, monkeypatch):
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("NEUCLIP_CACHE", str(Path("cache").absolute()))
+    for options, told in (([], "data.cache_size 100 is too small"), (["--json"], '"ready": false')):
+        assert main(["doctor", f"file://{shards.absolute()}", "--data.cache_size", "100", *options]) == 1
+        out, err = capsys.readouterr()
+        assert told in out and "Traceback" not in err
 
 
 def test_a_sheet_that_cannot_be_written_is_one_line(shards, capsys):

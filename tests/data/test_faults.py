@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +23,17 @@ from tests.data.test_transforms import encoded, png
 def batch(size: int, bad: list[int], reason: str = "picture is empty") -> Batch:
     faults = tuple(Fault(id, reason, f"0.tar: {id}.png") for id in bad)
     return Batch(torch.zeros(size, 3, 1, 1), torch.zeros(size, 1), torch.arange(size), faults)
+
+
+@dataclass
+class Holed:
+    """A source that lost something."""
+
+    faults: tuple[Fault, ...]
+    size: int = 10_000
+
+    def __len__(self) -> int:
+        return self.size
 
 
 def test_stand_ins_are_the_next_samples_and_never_the_bad_one():
@@ -74,7 +87,7 @@ def test_too_many_bad_samples_stop_the_run_with_share_reason_file_and_remedy(tmp
         log.note(batch(200, list(range(40))))
     message = str(caught.value)
     assert "20.0%" in message and "picture is empty" in message and "skipped.jsonl" in message
-    assert "--data.max_bad_share" in message and "\n" not in message
+    assert "--data.max_bad_share" in message and "\n" not in message and "first: 0.tar: 0.png" in message
     assert len(read_lines(tmp_path / "skipped.jsonl")) == 40
 
 
@@ -105,13 +118,11 @@ def test_a_limit_of_zero_stops_at_the_first_bad_sample_and_a_limit_of_one_never(
 
 
 def test_a_name_that_no_encoding_holds_is_listed_all_the_same(tmp_path):
-    class Strange:
-        faults = (Fault(-1, "no picture", "caf\udce9.tar: \u2028\n"),)
-
+    fault = Fault(-1, "no picture", "caf\udce9.tar: \u2028\n")
     log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
-    log.note_source(Strange())
+    log.note_source(Holed((fault,)))
     assert FaultLog(log.path, limit=0.05).counts == {"no picture": 1}
-    assert read_lines(log.path)[0]["where"] == Strange.faults[0].where
+    assert read_lines(log.path)[0]["where"] == fault.where
 
 
 def test_what_has_no_id_is_counted_one_by_one_however_much_of_it_there_is(tmp_path):
@@ -122,11 +133,8 @@ def test_what_has_no_id_is_counted_one_by_one_however_much_of_it_there_is(tmp_pa
     lost.note("name occurs twice", "0.tar: a.png")
     lost.note("shard is damaged", "0.tar at byte 512", 7)
 
-    class Holed:
-        faults = lost.faults()
-
     log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
-    log.note_source(Holed())
+    log.note_source(Holed(lost.faults()))
     expected = {"no picture": 30, "name occurs twice": 2, "shard is damaged": 7}
     assert log.counts == FaultLog(log.path, limit=0.05).counts == expected
     places = [record["where"] for record in read_lines(log.path)]
@@ -134,23 +142,22 @@ def test_what_has_no_id_is_counted_one_by_one_however_much_of_it_there_is(tmp_pa
 
 
 def test_two_faults_of_one_place_are_two(tmp_path):
-    class Holed:
-        faults = (Fault(-1, "no picture", "0.tar: a"), Fault(-1, "name occurs twice", "0.tar: a"))
-
     log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
-    log.note_source(Holed())
+    log.note_source(Holed((Fault(-1, "no picture", "0.tar: a"), Fault(-1, "name occurs twice", "0.tar: a"))))
     assert log.counts == {"no picture": 1, "name occurs twice": 1}
 
 
-def test_what_never_became_a_sample_is_listed_and_takes_no_part_in_the_share(tmp_path):
-    class Holed:
-        faults = (Fault(-1, "no picture", "0.tar: a"), Fault(-1, "no picture", "1.tar: b"))
-
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.0)
-    log.note_source(Holed())
-    log.note_source(Holed())
+def test_what_never_became_a_sample_is_listed_once_and_stops_a_run_above_the_share(tmp_path):
+    faults = (Fault(-1, "shard is cut off", "0.tar at byte 512", 80), Fault(-1, "no picture", "1.tar: b"))
+    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    for _ in range(2):
+        log.note_source(Holed(faults, size=1400))
     log.note(batch(200, []))
-    assert log.counts == {"no picture": 2} and len(read_lines(tmp_path / "skipped.jsonl")) == 2
+    assert log.counts == {"shard is cut off": 80, "no picture": 1} and len(read_lines(log.path)) == 2
+    expected = r"81 of 1,000 pairs never became samples \(8\.1%.*: 80 x shard is cut off, 1 x no picture"
+    with pytest.raises(RunFailed, match=expected) as end:
+        FaultLog(tmp_path / "other.jsonl", limit=0.05).note_source(Holed(faults, size=919))
+    assert "--data.max_bad_share" in str(end.value) and len(read_lines(tmp_path / "other.jsonl")) == 2
 
 
 GOOD = {

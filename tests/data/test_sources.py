@@ -12,7 +12,7 @@ import pytest
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.sample import BadSample
 from neuclip.data.shards.open_files import open_count
-from neuclip.data.source import expand_braces, open_source
+from neuclip.data.source import open_source
 from neuclip.errors import AskedWrongly
 from tests.data.small_shards import contents, pair, picture, write_shards, write_tar
 
@@ -68,11 +68,6 @@ def test_a_packed_shard_that_changes_is_unpacked_again(tmp_path):
     assert len(open_source(str(packed))) == 1
     packed.write_bytes(gzip.compress(write_tar(tmp_path / "x.tar", pair(0) + pair(1)).read_bytes()))
     assert len(open_source(str(packed))) == 2
-
-
-def test_brace_patterns_mean_what_a_shell_means():
-    assert expand_braces("s/{08..11}.tar") == ["s/08.tar", "s/09.tar", "s/10.tar", "s/11.tar"]
-    assert expand_braces("{a,b}/{0..1}.tar") == ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]
 
 
 def test_a_brace_pattern_opens_its_shards_and_no_others(tmp_path):

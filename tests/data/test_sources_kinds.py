@@ -199,7 +199,7 @@ def test_a_list_is_several_captions_in_json_lines_and_parquet(tmp_path):
 
 
 def test_captions_come_from_any_json_key():
-    raw = b'{"caption": "a", "alt": ["b", 3, "c"], "odd,name": "d"}'
+    raw = b'{"caption": "a", "alt": ["b", null, "c"], "odd,name": "d"}'
     assert captions_from_json(raw) == ("a",)
     assert captions_from_json(raw, "alt") == ("b", "c")
     assert captions_from_json(raw, "alt,caption") == ("b", "c", "a")
@@ -242,13 +242,6 @@ def test_row_groups_are_read_on_demand_and_forgotten(tmp_path, monkeypatch):
     assert read == [0, 2, 0] and len(source._blocks) == 1
 
 
-def test_a_parquet_file_that_disappears_makes_bad_samples_not_a_crash(tmp_path):
-    source = open_source(str(write_parquet(tmp_path)))
-    (tmp_path / "pairs.parquet").unlink()
-    with pytest.raises(BadSample, match="block cannot be read"):
-        source[0]
-
-
 def test_a_forked_worker_reads_parquet_that_its_parent_has_open(tmp_path):
     source = open_source(str(write_parquet(tmp_path)))
     before = contents(source)
@@ -271,8 +264,8 @@ def test_splits_of_parquet_files_are_not_mixed(tmp_path):
         (tmp_path / "data" / f"{split}-00000-of-00001.parquet").write_bytes(path.read_bytes())
     message = refusal(tmp_path / "data")
     assert "test, train" in message
-    pattern = message.split("'")[1]
-    assert pattern.endswith("train-*.parquet") and len(open_source(pattern)) == COUNT
+    address = message.rpartition("such as ")[2].strip("'")
+    assert "/train-" in address and len(open_source(address)) == COUNT
 
 
 def test_a_saved_hugging_face_data_set_is_read(tmp_path, monkeypatch):

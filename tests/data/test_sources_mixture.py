@@ -21,7 +21,6 @@ from neuclip.data.loader import Batches
 from neuclip.data.mixture_order import MixtureOrder, order_of
 from neuclip.data.order import Order
 from neuclip.data.source import open_source
-from neuclip.data.sources.mixture import split_address
 from neuclip.errors import AskedWrongly
 from tests.data.small_transforms import noisy
 from tests.pictures import write_csv, write_shards
@@ -114,20 +113,6 @@ def test_each_appearance_of_a_sample_is_augmented_differently():
     assert len(set(visits)) == len(visits)
     plain = [epoch for id, epoch in visits if id >= 4]
     assert plain == sorted(plain) and set(plain) == {0, 1, 2}  # weight 1: the epoch itself
-
-
-def test_addresses_and_weights_are_told_apart(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "odd:2").mkdir()
-    assert split_address("a.csv:2, s/{0,1}.tar:0.5,b") == [("a.csv", 2), ("s/{0,1}.tar", Fraction(1, 2)), ("b", 1)]
-    assert split_address("http://host:8080,http://host:8080/x:3") == [
-        ("http://host:8080", 1),
-        ("http://host:8080/x", 3),
-    ]
-    assert split_address("odd:2") == [("odd:2", 1)]
-    for wrong in ("a,,b", "a:0"):
-        with pytest.raises(AskedWrongly):
-            split_address(wrong)
 
 
 def test_a_mixture_has_dense_ids_over_sources_of_any_kind(tmp_path):

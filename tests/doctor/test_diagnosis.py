@@ -21,6 +21,7 @@ from neuclip.doctor.plan import note_temperature, note_warmup
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.settings.reading import read_settings
 from neuclip.training.schedule import warmup_steps
+from tests.data.small_shards import write_tar
 from tests.pictures import caption, picture, write_csv, write_shard, write_shards
 
 
@@ -79,7 +80,7 @@ def test_a_table_of_pictures_is_examined_too(tmp_path):
         (["--evaluation.retrieval", "nowhere"], 1, "nowhere: no such file or folder"),
         (["--evaluation.retrieval", "nowhere.csv:2"], 1, "nowhere.csv: no such file or folder"),
         (["--evaluation.retrieval", "nowhere/*.tar"], 1, "no file matches this pattern"),
-        (["--evaluation.zero_shot", "nowhere"], 1, "--evaluation.zero_shot"),
+        (["--evaluation.zero_shot", "nowhere"], 1, "nowhere/classnames.txt: no such file"),
     ],
 )
 def test_what_training_would_fail_of_is_a_problem_with_its_remedy(shards, flags, ranks, told):
@@ -106,6 +107,14 @@ def test_data_that_is_there_and_unreadable_is_a_problem_and_an_address_of_nothin
 def test_pictures_that_all_fail_stop_the_run_however_few(tmp_path):
     findings = examined(write_shard(tmp_path / "x.tar", range(20), spoilt=range(20)))
     assert findings["bad.stops_run"] and "pictures.modes" not in findings.figures
+
+
+def test_captions_under_another_key_are_found_and_named_in_the_remedy(tmp_path):
+    members = [("0.png", picture(0)), ("0.json", b'{"url": "http://x", "text": "a cat"}')]
+    shard = write_tar(tmp_path / "x.tar", [(f"{k}{name}", content) for k in range(9) for name, content in members])
+    [problem] = [problem for problem in examined(shard).problems if "are bad" in problem.what]
+    assert "name one with --data.caption_key text" in problem.remedy and "max_bad_share" not in problem.remedy
+    assert examined(shard, "--data.caption_key", "text")["bad.pairs"] == 0
 
 
 @pytest.mark.parametrize(
@@ -214,12 +223,14 @@ def test_of_remote_data_one_shard_is_fetched(shards, tmp_path, monkeypatch):
         "from one shard",
     )
     assert findings["sample.pairs"] == 40
+    sizes = [shard.stat().st_size for shard in shards.glob("*.tar")]
+    assert (findings["shards.number"], findings["shards.smallest"], findings["shards.kept"]) == (3, 40, 3)
+    assert findings["shards.kept_bytes"] == findings["shards.fetched_bytes"] == sum(sizes)
+    assert findings["shards.fetched_once"] and findings["shards.indexes_beside"]
     assert len([file for file in tmp_path.rglob("*") if file.stat().st_size > 40_000]) == 1
 
 
-@pytest.mark.parametrize(
-    "address", ["file://{0}", "s3://bucket/x", "{0}/*.tar", "{0}/{{00000..00002}}.tar", "{0}:2,{0}"]
-)
+@pytest.mark.parametrize("address", ["file://{0}", "{0}/*.tar", "{0}/{{00000..00002}}.tar", "{0}:2,{0}"])
 def test_every_way_to_name_held_out_data_is_known(shards, tmp_path, address):
     flags = ["--data.train", str(shards), "--train.batch_size", "16"]
     (tmp_path / "run.yaml").write_text(f'evaluation:\n  retrieval: ["{address.format(shards)}"]\n')
@@ -240,3 +251,42 @@ def test_of_remote_data_whose_first_shard_is_empty_another_is_looked_at(shards, 
     finally:
         memory.rm("/hollow", recursive=True)
     assert (findings["data.pairs"], findings["sample.pairs"]) == (40, 5)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_indexes_beside_remote_shards_are_seen_also_when_they_are_known_here(shards, tmp_path, monkeypatch, listed):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    memory = fsspec.filesystem("memory")
+    for shard in shards.glob("*.tar"):
+        memory.pipe(f"/bare/{shard.name}", shard.read_bytes())
+    address = "memory://bare" if listed else "memory://bare/{00000..00002}.tar"
+    try:
+        found = [examined(address, sample=1)["shards.indexes_beside"] for _ in range(2)]
+        for index in shards.glob("*.index.npz"):
+            memory.pipe(f"/bare/{index.name}", index.read_bytes())
+        found.append(examined(address, sample=1)["shards.indexes_beside"])
+    finally:
+        memory.rm("/bare", recursive=True)
+    assert found == [False, False, True]
+
+
+def test_a_cache_that_is_too_small_is_a_problem_and_no_error(shards, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    findings = examined(f"file://{shards}", "--data.cache_size", "1kB")
+    assert not findings.ready and "data.cache_size 1,000 is too small" in findings.problems[0].what
+    needed = findings.problems[0].remedy.split()[2]
+    assert examined(f"file://{shards}", "--data.cache_size", needed).ready
+
+
+@pytest.mark.parametrize(("size", "warned"), [("48", True), ("32", False)])
+def test_pictures_that_would_be_enlarged_are_warned_of(shards, size, warned):
+    told = remedies(examined(shards, "--model.image_size", size, sample=20))
+    assert ("give --model.image_size 32" in told) == warned
+
+
+def test_the_speed_of_reading_is_measured(shards):
+    look = look_at(open_source(str(shards)), seed=0, count=30)
+    assert look.seconds > 0
+    assert examined(shards, sample=30)["loading.pairs_per_second_and_worker"] > 0

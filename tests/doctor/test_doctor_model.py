@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.model import facts_of
 from neuclip.models.facts import model_facts, token_counter
-from neuclip.models.towers import SHIPPED
+from neuclip.models.hub import NotHere
+from neuclip.models.towers import SHIPPED, build_model
+from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
+from tests.pictures import write_shard
 
 
 @pytest.fixture
@@ -64,3 +69,33 @@ def test_the_usual_tokenizer_counts_alone_as_within_open_clip(tmp_path):
     config["text_cfg"]["tokenizer_kwargs"] = {"clean": "canonicalize"}
     (tmp_path / "other.json").write_text(json.dumps(config))
     assert model_facts("tiny").usual_tokenizer and not model_facts(str(tmp_path / "other.json")).usual_tokenizer
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    asked = []
+
+    def refuse(self, address):
+        asked.append(address)
+        raise OSError("there is no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return asked
+
+
+@pytest.mark.parametrize("field", ["hf_tokenizer_name", "hf_model_name"])
+def test_a_model_whose_files_are_on_a_hub_asks_no_network_and_is_one_problem(field, cache, tmp_path, no_network):
+    pytest.importorskip("transformers")
+    config = json.loads((SHIPPED / "tiny.json").read_text())
+    config["text_cfg"] |= {field: "nobody/nothing"} | ({"hf_proj_type": "linear"} if "model" in field else {})
+    (tmp_path / "hub.json").write_text(json.dumps(config))
+    name = str(tmp_path / "hub.json")
+    data = write_shard(tmp_path / "x.tar", range(20))
+    settings = read_settings(None, ["--data.train", str(data), "--model.name", name, "--train.batch_size", "4"])
+    findings, _ = examine(settings, sample=5)
+    assert [problem.remedy for problem in findings.problems if "HF_HUB_OFFLINE=0" in problem.remedy]
+    assert len(findings.problems) == 1 and "nobody/nothing" in findings.problems[0].what
+    with pytest.raises(NotHere, match="nobody/nothing"):
+        build_model(name)
+    assert no_network == []

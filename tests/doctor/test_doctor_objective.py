@@ -107,10 +107,24 @@ def test_what_the_length_of_the_run_does_to_a_method_is_told():
     assert "--objective.num_prototypes" in advised("neuclip --objective.num_prototypes 3000", 800)[0]
 
 
+@pytest.mark.parametrize("method", ["clip", "siglip", "fastclip", "amorlip", "neuclip"])
+def test_what_n_over_b_means_is_told_for_both_whatever_the_method(method):
+    findings, settings = Findings(), asked(method)
+    findings.note("plan", pairs_per_epoch=400)
+    note_plan(findings, settings, 400, ranks=1)
+    note_objective(findings, settings, MODEL, 400, ranks=1)
+    assert (findings["fastclip.steps_between_visits"], findings["fastclip.visits_per_pair"]) == (25, 2)
+    prototypes = getattr(settings.objective, "num_prototypes", 4096)
+    assert (findings["neuclip.prototypes"], findings["neuclip.steps_to_fill"]) == (prototypes, -(-prototypes // BATCH))
+    assert (
+        findings["objective.first_loss_from"] < findings["objective.first_loss"] < findings["objective.first_loss_to"]
+    )
+
+
 def test_rho_is_measured_by_the_batch_in_the_minibatch_form_and_by_the_data_elsewhere():
     form = "clip --objective.form minibatch --objective.rho"
     assert advised(f"{form} 2.8", 800) == ["give --objective.rho 1.9"]  # log 15 = 2.7
     assert advised(f"{form} 2.6", 800) == []
     of_data = "neuclip --objective.num_prototypes 16 --objective.restart_every 9 --objective.rho 6.7"
     assert advised(of_data, 800) == ["give --objective.rho 4.7"]  # log 799 = 6.68
-    assert advised(of_data, 900) == ["give --train.samples 900 for one epoch"]
+    assert advised(of_data, 900) == ["give --train.samples 912 for one epoch"]  # 57 whole batches

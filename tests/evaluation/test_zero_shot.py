@@ -34,19 +34,20 @@ def evaluate(folder):
 
 
 def test_a_folder_is_scored_by_its_labels(tmp_path):
-    figures = evaluate(make_task(tmp_path))
+    figures, faults = evaluate(make_task(tmp_path))
     assert figures["top1"] == 4 / 5
     assert figures["mean_per_class"] == pytest.approx((2 / 3 + 1 + 1) / 3)
     assert (figures["images"], figures["classes"], figures["chance"]) == (5, 3, 1 / 3)
-    assert figures["skipped"] == 0 and "top5" not in figures
+    assert not faults and "top5" not in figures
 
 
 def test_pictures_that_cannot_be_read_are_not_scored(tmp_path):
     make_task(tmp_path)
     samples = [{"png": colour_picture("red"), "cls": b"0"}, {"png": b"no picture", "cls": b"1"}]
     write_samples(tmp_path / "test" / "0.tar", samples)
-    figures = evaluate(tmp_path)
-    assert (figures["images"], figures["skipped"], figures["top1"]) == (1, 1, 1.0)
+    figures, faults = evaluate(tmp_path)
+    assert (figures["images"], figures["top1"]) == (1, 1.0)
+    assert [(fault.id, fault.reason) for fault in faults] == [(1, "picture does not decode")]
 
 
 def test_class_rows_are_the_normalised_mean_of_unit_rows():

@@ -104,7 +104,8 @@ def test_a_hostile_text_is_shown_and_not_obeyed_wherever_it_comes_from(run: RunF
     run.settings.write_text(yaml.safe_dump(SETTINGS | {"run": names, "model": names, "objective": names}))
     figures = {f"{HOSTILE}.image_to_text_recall_at_1": 0.5, f"{HOSTILE}.top1": 0.5, f"{HOSTILE}2.top1": 0.5}
     write_lines(run.evaluation, [{"samples": samples} | figures for samples in (100, 200)])
-    change_summary(run, evaluation=figures, skipped={HOSTILE: 3})
+    change_summary(run, evaluation=figures, not_measured={HOSTILE: HOSTILE})
+    write_lines(run.skipped, [{"id": 3, "reason": HOSTILE}, {"id": 3, "reason": HOSTILE, "held_out": HOSTILE}])
     write_json(run.environment, {HOSTILE: HOSTILE, "device": HOSTILE})
     page = report(run)
     seen = structure(page).seen
@@ -130,6 +131,11 @@ def test_headlines_say_what_was_reached_against_chance_and_at_what_cost(run: Run
     assert "Time 17 min 23 s for 512 k samples" in text
     assert "Samples per second 508 on cpu, 2 threads" in text
     assert "Memory 1.42 GB" in text
+
+
+def test_a_set_that_was_not_measured_is_told_at_the_top(run: RunFolder) -> None:
+    change_summary(run, not_measured={"d/over": "120 of 960 samples cannot be used"})
+    assert '<p class="notice" role="status">d/over was not measured: 120 of 960 samples cannot be used.' in report(run)
 
 
 def test_a_finished_run_is_not_called_unfinished_though_the_budget_is_no_whole_number_of_batches(

@@ -7,9 +7,10 @@ from neuclip.report.tables import (
     evaluation_tables,
     files_table,
     flatten,
+    full_captions_sentence,
     normalizer_table,
     settings_tables,
-    skipped_sentence,
+    skipped_sentences,
 )
 
 
@@ -65,13 +66,49 @@ def test_nested_settings_become_dotted_names() -> None:
     assert "<caption>optimizer</caption>" in settings_tables({"optimizer": {"beta1": 0.9}})
 
 
-def test_skipped_samples_are_counted_with_their_reasons(run: RunFolder) -> None:
-    append_line(run.skipped, {"id": 18, "reason": "cannot decode"})
-    write_json(run.summary, {"skipped": {"cannot decode": 2}})
-    assert skipped_sentence(read_contents(run)) == "2 skipped samples in skipped.jsonl: cannot decode 2."
+def skipped(run: RunFolder, **figures: float) -> list[str]:
+    return skipped_sentences(read_contents(run), parse_evaluation({"a.top1": 0.5} | figures))
+
+
+def test_skipped_samples_are_counted_with_their_reasons_in_training_and_held_out_sets_apart(run: RunFolder) -> None:
+    append_line(run.skipped, {"id": 18, "reason": "empty", "times": 2})
+    append_line(run.skipped, {"id": 18, "reason": "cannot decode", "held_out": "a"})
+    assert skipped(run) == [
+        "3 samples of the training data skipped: empty 2, cannot decode 1.",
+        "1 sample of the held-out a skipped: cannot decode 1.",
+    ]
     run.skipped.unlink()
+    append_line(run.skipped, {"id": 18, "reason": "cannot decode", "held_out": "a"})
+    assert skipped(run)[0] == "No sample of the training data was skipped."
+
+
+def test_that_nothing_was_skipped_is_said_only_of_what_was_counted(run: RunFolder) -> None:
+    run.skipped.unlink()
+    assert skipped(run) == ["Samples were skipped; skipped.jsonl, which listed them, is gone."]
     write_json(run.summary, {"skipped": {}})
-    assert skipped_sentence(read_contents(run)) == "No sample was skipped."
+    assert skipped(run) == ["No sample of the training data was skipped."]
+    both = ["No sample of the training data was skipped.", "No held-out sample was skipped."]
+    assert (
+        skipped(run, **{"a.skipped": 0}) == both == skipped(run, **{"b.image_to_text_recall_at_1": 1, "b.skipped": 0})
+    )
+    run.skipped.write_bytes(b"\xff\xfe\n")
+    assert skipped(run, **{"a.skipped": 0}) == []
+
+
+def test_skipped_pictures_stand_beside_those_measured() -> None:
+    figures = {"a.top1": 0.5, "a.images": 705, "a.skipped": 16}
+    figures |= {"b.image_to_text_recall_at_1": 0.5, "b.images": 960, "b.skipped": 7}
+    page = evaluation_tables(parse_evaluation(figures))
+    assert '>705</td><td class="figures">16</td>' in page and '>960</td><td class="figures">7</td>' in page
+
+
+def test_captions_that_fill_the_context_are_told_of_the_summary_or_the_last_record(run: RunFolder) -> None:
+    assert full_captions_sentence(read_contents(run)) == ""
+    write_json(run.summary, {"full_captions": 0.123})
+    assert full_captions_sentence(read_contents(run)).startswith("12.3 % of the captions fill the model's context")
+    run.summary.unlink()
+    append_line(run.records, {"full_captions": 0.25})
+    assert full_captions_sentence(read_contents(run)).startswith("25.0 % of")
 
 
 def test_the_list_of_files_tells_what_is_there_and_what_is_not(run: RunFolder) -> None:

@@ -13,6 +13,7 @@ from neuclip.errors import AskedWrongly
 from neuclip.records import RunFolder
 from neuclip.settings.fields import check_at_least
 from neuclip.settings.sections import RunSettings
+from neuclip.summary import held_out_skipped
 
 COMMAND = Command(
     usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...]",
@@ -22,6 +23,7 @@ It takes the folder of a run, one of its checkpoints, or a saved open_clip model
         Flag("retrieval", tuple[str, ...], "held-out pairs, or none [default: those of the run's settings]"),
         Flag("zero-shot", tuple[str, ...], "classification sets, or none [default: those of the run's settings]"),
         Flag("batch-size", int, "pictures per forward pass [default: that of the run's settings]"),
+        Flag("max-bad-share", float, "a set with more bad samples is not measured [default: that of the run]"),
         JSON,
     ),
     examples=(
@@ -39,14 +41,19 @@ def run(arguments: Sequence[str]) -> int:
     check_target(target)
     if "batch_size" in values:
         check_at_least("--batch-size", values["batch_size"], 1, "256 fits almost anywhere")
+    if not 0 <= values.get("max_bad_share", 0) <= 1:
+        raise AskedWrongly(f"--max-bad-share is {values['max_bad_share']}; give a share from 0 to 1")
     as_json = values.pop(JSON.name, False)
     from neuclip import api
 
-    figures = api.evaluate(target, **values)
+    measured = api.measure(target, **values)
     if as_json:
-        print_json(figures)
+        print_json(measured.figures)
     else:
-        print(figures_table(figures), end="")
+        print(figures_table(measured.figures), end="")
+        for name, text in held_out_skipped(measured.figures, measured.skipped).items():
+            print(f"{name}: {text}")
+    measured.raise_refused()
     return 0
 
 

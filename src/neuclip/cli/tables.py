@@ -37,7 +37,7 @@ def figures_table(figures: Mapping[str, Any]) -> str:
     dataset = None
     for key, value in figures.items():
         name, _, metric = key.rpartition(".")
-        if "chance" in metric:
+        if "chance" in metric or (metric == "skipped" and not value):
             continue
         if name != dataset:
             rows.append([name])

@@ -11,24 +11,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from neuclip.data.addresses import parts_of
 from neuclip.data.fingerprint import fingerprint
+from neuclip.data.picture_kinds import ending_by_content
 from neuclip.data.sample import BadSample, Fault, Sample
 from neuclip.data.shards.index import index_of
 from neuclip.data.shards.writing import CONVERSION, Entry, write_tar
 from neuclip.data.source import Source
-from neuclip.data.sources.mixture import split_address
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 from neuclip.records import append_line, read_lines, write_json, write_text_safely
 
 SHARD_SIZE = 5000  # half a gigabyte of photos; unlike that of built-in sets it may change, it is kept in CONVERSION
 SKIPPED = "skipped.jsonl"
-BEGINNINGS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpg"), (b"GIF8", "gif"), (b"BM", "bmp"))
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written. Samples that could not be read are left out; the others keep their order."""
+    """What was written. Samples that could not be read are left out; the others keep their order. Pictures are copied
+    and not decoded: those that will not decode are found when they are read."""
 
     folder: Path
     samples: int
@@ -60,7 +61,7 @@ def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Conve
 def refuse_inside(address: str, folder: Path) -> None:
     """Shards written into the folder they are made from would be taken for the data the next time it is read."""
     target = folder.resolve()
-    for part in [address, *(name for name, _ in split_address(address))]:
+    for part, _ in parts_of(address):
         if Path(part).is_dir() and target.is_relative_to(Path(part).resolve()):
             raise AskedWrongly(f"{folder}: lies inside of {part}, which is to be converted; give a folder elsewhere")
 
@@ -102,14 +103,18 @@ def _samples(
 ) -> Iterator[tuple[int, Entry]]:
     for id in ids:
         try:
-            yield id, _members(source[id], None if labels is None else labels[id])
+            sample = source[id]
+            if not sample.image:
+                raise BadSample("picture is empty", source.where(id))
+            yield id, _members(sample, None if labels is None else labels[id])
         except BadSample as bad:
             faults.append(Fault(id, bad.reason, bad.where))
 
 
 def _members(sample: Sample, label: int | None) -> list[tuple[str, bytes]]:
     """Picture, caption and class as members of a shard: one caption as `txt`, several as a list in `json`."""
-    members = [(_ending(sample.image), sample.image)]
+    # What is none of the usual kinds is kept as it is, for readers look at the content.
+    members = [(ending_by_content(sample.image) or "jpg", sample.image)]
     if len(sample.captions) == 1:
         members.append(("txt", sample.captions[0].encode()))
     elif sample.captions:
@@ -117,13 +122,6 @@ def _members(sample: Sample, label: int | None) -> list[tuple[str, bytes]]:
     if label is not None:
         members.append(("cls", str(label).encode()))
     return members
-
-
-def _ending(image: bytes) -> str:
-    """By the first bytes. What is none of these is kept as it is, for readers look at the content, not at the name."""
-    if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
-        return "webp"
-    return next((ending for beginning, ending in BEGINNINGS if image.startswith(beginning)), "jpg")
 
 
 def _begin_list(skipped: Path, without_ids: Sequence[Fault], id: int) -> None:

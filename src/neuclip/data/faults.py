@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from neuclip.data.sample import Batch, Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
-from neuclip.records import append_line
+from neuclip.records import HELD_OUT, append_line
 
 TRIES = 100  # so many bad samples in a row mean that the data cannot be read at all
 MERGED_FROM = 10_000  # ids; fewer stay a set
@@ -23,6 +24,46 @@ FIRST_CHECK = 100  # samples; before that a share says little
 def stand_ins(id: int, size: int) -> list[int]:
     """Who may take a bad sample's place: the samples after it in source order, from the start again after the last."""
     return [(id + step) % size for step in range(1, min(TRIES, size - 1) + 1)]
+
+
+def too_many(bad: int, read: int, limit: float) -> bool:
+    """Whether the share of bad ones is above the limit by more than chance, once there are enough for a share."""
+    chance = 3 * math.sqrt(limit * (1 - limit) * read)
+    return (read >= FIRST_CHECK or limit == 0) and bad > limit * read + chance
+
+
+def lost_pairs(source: Source) -> int:
+    """How many pairs never became samples, as far as that is known."""
+    return sum(fault.times for fault in source.faults)
+
+
+def lost_text(source: Source) -> str:
+    """Which they are, in a few words."""
+    reasons: Counter[str] = Counter()
+    for fault in source.faults:
+        reasons[fault.reason] += fault.times
+    told = ", ".join(f"{count:,} x {reason}" for reason, count in reasons.most_common())
+    return f"{told}; first: {source.faults[0].where}"
+
+
+def too_many_lost(source: Source, limit: float) -> str:
+    """Why a run on this source would stop at once; "" if it would not."""
+    lost = lost_pairs(source)
+    there = len(source) + lost
+    if not too_many(lost, there, limit):
+        return ""
+    return (
+        f"{lost:,} of {there:,} pairs never became samples ({lost / there:.1%}, data.max_bad_share is {limit:.1%}): "
+        f"{lost_text(source)}; repair those files or fetch them again, or raise --data.max_bad_share"
+    )
+
+
+class ReadingFailed(RunFailed):
+    """Ends a run in the midst of a batch; `faults` are those that were met in it before."""
+
+    def __init__(self, message: str, faults: tuple[Fault, ...] = ()):
+        super().__init__(message)
+        self.faults = faults
 
 
 class _Ids:
@@ -63,6 +104,7 @@ class FaultLog:
         self.read = 0
         self.bad = 0
         self.counts: Counter[str] = Counter()  # different bad samples by reason, those of earlier parts of the run too
+        self._first: dict[str, str] = {}  # place of each reason
         self._known = _Ids()
         self._known_places: set[str] = set()  # of what has no id; a source lists few of them
         if path.exists():
@@ -74,7 +116,8 @@ class FaultLog:
             for line in file:
                 if line.endswith(b"\n"):
                     record = json.loads(line)
-                    self._remember(Fault(record["id"], record["reason"], record["where"], record.get("times", 1)))
+                    if HELD_OUT not in record:
+                        self._remember(Fault(record["id"], record["reason"], record["where"], record.get("times", 1)))
                     whole += len(line)
         if whole < self.path.stat().st_size:
             os.truncate(self.path, whole)  # a line that a kill cut off would swallow the next one
@@ -83,16 +126,19 @@ class FaultLog:
         """Count a batch's samples, list its new faults. Raises RunFailed when too many samples are bad."""
         self.read += len(batch.ids)
         self.bad += len(batch.faults)
-        for fault in batch.faults:
-            self._append(fault)
-        chance = 3 * math.sqrt(self.limit * (1 - self.limit) * self.read)
-        enough = self.read >= FIRST_CHECK or self.limit == 0
-        if enough and self.bad > self.limit * self.read + chance:
+        self.add(batch.faults)
+        if too_many(self.bad, self.read, self.limit):
             raise RunFailed(self._too_many())
 
     def note_source(self, source: Source) -> None:
-        """List what never became a sample: it has no id and takes no part in the share."""
-        for fault in source.faults:
+        """List what never became a sample. Raises RunFailed when that is too large a share of what there should be."""
+        self.add(source.faults)
+        if message := too_many_lost(source, self.limit):
+            raise RunFailed(f"{message}; all are listed in {self.path}")
+
+    def add(self, faults: Iterable[Fault]) -> None:
+        """List those that are new."""
+        for fault in faults:
             self._append(fault)
 
     def _append(self, fault: Fault) -> None:
@@ -110,12 +156,13 @@ class FaultLog:
         if not new:
             return False
         self.counts[fault.reason] += fault.times
+        self._first.setdefault(fault.reason, fault.where)
         return True
 
     def _too_many(self) -> str:
         reason, count = self.counts.most_common(1)[0]
         return (
             f"{self.bad:,} of {self.read:,} samples read are bad ({self.bad / self.read:.1%}, data.max_bad_share is "
-            f"{self.limit:.1%}), most often: {reason} ({count:,}); all are listed in {self.path}; "
-            "repair the data or raise --data.max_bad_share"
+            f"{self.limit:.1%}), most often: {reason} ({count:,}, first: {self._first[reason]}); all are listed in "
+            f"{self.path}; repair the data, or raise --data.max_bad_share and continue with --resume"
         )

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from neuclip.data.faults import TRIES, stand_ins
+from neuclip.data.faults import ReadingFailed, stand_ins
 from neuclip.data.order import SourceOrder, augmentation_seeds
 from neuclip.data.sample import BadSample, Batch, Fault, Sample
 from neuclip.data.source import Source
@@ -26,6 +27,7 @@ Decode = Callable[[bytes], Any]
 Transform = Callable[[Any], Tensor]  # takes what the decoder gives: a Pillow image, or an array
 Tokenize = Callable[[list[str]], Tensor]
 PREFETCH = 2  # batches that each worker has ready
+BLANK = (64, 64)  # pixels
 
 
 class Positions(Protocol):
@@ -136,16 +138,37 @@ class Windows(Dataset):
             random.setstate(python_state)
 
     def _batch(self, ids: np.ndarray, seeds: np.ndarray) -> Batch:
-        images, captions, faults = [], [], []
+        images, captions = [], []
+        faults: list[Fault] = []
         for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
             try:
-                image, caption = self._pair(id, seed)
-            except BadSample as bad:
-                faults.append(Fault(id, bad.reason, bad.where))
-                image, caption = self._stand_in(id, seed, bad)
+                image, caption = self._pair_or_stand_in(id, seed, faults)
+            except RunFailed as failure:
+                raise ReadingFailed(str(failure), tuple(faults)) from failure
             images.append(image)
             captions.append(caption)
         return Batch(default_collate(images), self.tokenize(captions), torch.from_numpy(ids), tuple(faults))
+
+    def _pair_or_stand_in(self, id: int, seed: int, faults: list[Fault]) -> tuple[Tensor, str]:
+        """`faults` grows by one if the sample is bad; if nothing can stand in for it, by all that were tried."""
+        try:
+            return self._pair(id, seed)
+        except BadSample as bad:
+            faults.append(Fault(id, bad.reason, bad.where))
+            first = bad
+        if self.seed is None:  # evaluation leaves it out again, so any picture will do, and none need be readable
+            return self.transform(Image.new("RGB", BLANK)), ""
+        tried = []
+        for other in stand_ins(id, len(self.source)):
+            try:
+                return self._pair(other, seed)
+            except BadSample as bad:
+                tried.append(Fault(other, bad.reason, bad.where))
+        faults += tried
+        raise RunFailed(
+            f"sample {id} is bad ({first.reason}, {first.where}) and so are the {len(tried)} after it; "
+            "nothing can stand in; repair or leave out that part of the data"
+        )
 
     def _pair(self, id: int, seed: int) -> tuple[Tensor, str]:
         """Picture and caption; every draw in it depends on (seed, epoch, id) alone."""
@@ -169,17 +192,6 @@ class Windows(Dataset):
         if not sample.captions:
             raise BadSample("caption is missing", self.source.where(id))
         return random.choice(sample.captions) if len(sample.captions) > 1 else sample.captions[0]
-
-    def _stand_in(self, id: int, seed: int, first: BadSample) -> tuple[Tensor, str]:
-        for other in stand_ins(id, len(self.source)):
-            try:
-                return self._pair(other, seed)
-            except BadSample:
-                continue
-        raise RunFailed(
-            f"sample {id} is bad ({first.reason}, {first.where}) and so are the {min(TRIES, len(self.source) - 1)} "
-            "after it; nothing can stand in; repair or leave out that part of the data"
-        )
 
 
 def _load(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch]:

@@ -58,6 +58,11 @@ class Lost:
         return tuple(found)
 
 
+def shortened(name: str, most: int = 200) -> str:
+    """A name for messages. What takes the place of a name may be a whole picture in base64, or a page of text."""
+    return name if len(name) <= most else f"{name[: most - 33]}... ({len(name):,} letters)"
+
+
 class BadSample(Exception):
     """Raised by a source, or by decoding, for a sample that cannot be had: `BadSample("caption is empty", where)`."""
 

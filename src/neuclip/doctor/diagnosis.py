@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
+from neuclip.data.addresses import is_there, parts_of
 from neuclip.data.mixture_order import order_of
-from neuclip.data.named.builtin import builtin_names, is_builtin, unprepared
-from neuclip.data.source import Source, check_there, is_there, open_training_data, parts_of
+from neuclip.data.named.builtin import unprepared
+from neuclip.data.source import Source, open_training_data
 from neuclip.doctor.findings import Findings
+from neuclip.doctor.held_out import note_held_out
 from neuclip.doctor.look import Look, look_at
 from neuclip.doctor.model import facts_of
 from neuclip.doctor.objective import note_objective
@@ -20,11 +23,13 @@ from neuclip.doctor.pairs import (
     note_pictures,
     note_source,
 )
-from neuclip.doctor.plan import note_plan, note_temperature, note_warmup
-from neuclip.doctor.room import note_device, note_disk, note_memory
+from neuclip.doctor.plan import note_loading, note_plan, note_small_batch, note_temperature, note_warmup
+from neuclip.doctor.room import note_device, note_disk, note_folder, note_memory
+from neuclip.doctor.shards import note_shards
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.models.facts import ModelFacts, pretrained_is_known, token_counter
-from neuclip.settings.nearest import nearest_path
+from neuclip.models.hub import NotHere
+from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 
 
@@ -35,17 +40,26 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     >>> findings.ready, findings["data.pairs"]                                           # doctest: +SKIP
     """
     findings = Findings()
-    model = facts_of(settings.model)
+    try:
+        model = facts_of(settings.model)
+    except NotHere as error:
+        note_failure(findings, error, "the model cannot be built")
+        return findings, Look()
     source = opened(findings, settings)
     if source is None:
         return findings, Look()
     try:
+        epoch = order_of(source, settings.run.seed).size
         look = look_at(source, seed=settings.run.seed, count=sample)
-    except RunFailed as error:  # a server that answers when asked what there is and then no more, a disk that fails
-        note_unusable(findings, error)
+    except AskedWrongly as error:  # a cache that is too small, weights that leave nothing
+        note_failure(findings, error, "the data cannot be read in the order of a run")
         return findings, Look()
+    except RunFailed as error:  # a server that answers when asked what there is and then no more, a disk that fails
+        note_failure(findings, error, "there is nothing to train on")
+        return findings, Look()
+    findings.note("plan", pairs_per_epoch=epoch)
     examine_data(findings, settings, source, look, model)
-    examine_run(findings, settings, model, len(source), ranks)
+    examine_run(findings, settings, model, look, len(source), ranks)
     return findings, look
 
 
@@ -54,55 +68,51 @@ def opened(findings: Findings, settings: Settings) -> Source | None:
     prepared), and cannot be used; an address of nothing is an error."""
     data = settings.data
     try:
-        source = open_training_data(data)
-        findings.note("plan", pairs_per_epoch=order_of(source, settings.run.seed).size)
-        return source
+        return open_training_data(data)
     except (AskedWrongly, RunFailed) as error:
         asked_for_nothing = isinstance(error, AskedWrongly) and not is_there(Path(data.train))
         if asked_for_nothing and not any(unprepared(part) for part, _ in parts_of(data.train)):
             raise
-        note_unusable(findings, error)
+        note_failure(findings, error, "there is nothing to train on")
         return None
 
 
-def note_unusable(findings: Findings, error: Exception) -> None:
+def note_failure(findings: Findings, error: Exception, why: str) -> None:
     what, _, remedy = str(error).partition("; ")
-    findings.fail(what, "there is nothing to train on", remedy or "give other data")
+    findings.fail(what, why, remedy or "give other data")
 
 
 def examine_data(findings: Findings, settings: Settings, source: Source, look: Look, model: ModelFacts) -> None:
-    note_source(findings, source, settings.data.train)
+    note_source(findings, source, without_queries(settings.data.train))
+    note_shards(findings, source)
     note_look(findings, look, source)
     note_bad(findings, look, settings, len(source))
     note_pictures(findings, look, model)
     note_caption_lengths(findings, look, model, counter(findings, settings, model))
     note_equal_captions(findings, source, look, settings)
-    note_held_out(findings, settings)
+    note_held_out(findings, settings, source)
 
 
-def examine_run(findings: Findings, settings: Settings, model: ModelFacts, pairs: int, ranks: int) -> None:
+def examine_run(findings: Findings, settings: Settings, model: ModelFacts, look: Look, pairs: int, ranks: int) -> None:
     note_model(findings, settings, model)
     note_plan(findings, settings, pairs, ranks)
+    note_small_batch(findings, settings, model, pairs)
+    note_loading(findings, settings, look)
     note_warmup(findings, settings, findings["plan.steps"])
     note_temperature(findings, settings, findings["plan.steps"])
     note_objective(findings, settings, model, pairs, ranks)
     note_device(findings, settings)
     note_memory(findings, settings, model)
+    note_folder(findings, settings)
     note_disk(findings, settings, model)
-    folder = Path(settings.run.folder) / settings.run.name
-    if settings.run.name and folder.exists():
-        findings.fail(f"{folder} exists", "a run never overwrites another", "give another --run.name")
+    note_extras(findings, settings)
 
 
 def counter(findings: Findings, settings: Settings, model: ModelFacts) -> TokenCounter | None:
     try:
         return token_counter(settings.model.name, usual=model.usual_tokenizer)
-    except OSError as error:  # a vocabulary that would have to be fetched
-        findings.fail(
-            f"the tokenizer of {settings.model.name} is not on this machine",
-            str(error).splitlines()[0].rstrip("."),
-            "fetch it once while online, or give another --model.name",
-        )
+    except NotHere as error:
+        note_failure(findings, error, "captions cannot be made into tokens")
         return None
 
 
@@ -123,37 +133,15 @@ def note_model(findings: Findings, settings: Settings, model: ModelFacts) -> Non
             "there are no weights to start from",
             "give --model.pretrained the path of a checkpoint",
         )
-
-
-def note_held_out(findings: Findings, settings: Settings) -> None:
-    """Addresses that a run would only open after it has started to build its model."""
-    asked = settings.evaluation
-    named = [address for address in (*asked.retrieval, *asked.zero_shot) if address != "auto"]
-    own = settings.data.train in builtin_names() and is_builtin(settings.data.train)
-    brings_its_own = own and "auto" in (*asked.retrieval, *asked.zero_shot)
-    findings.note("evaluation", sets=len(named), automatic=brings_its_own)
-    for address in named:
-        if reason := leads_nowhere(address, of_one_folder=address in asked.zero_shot):
-            what, _, remedy = reason.partition("; ")
-            findings.fail(what, "held-out data is opened first", remedy)
-    if not (named or brings_its_own):
+    elif asked.pretrained and not Path(asked.pretrained).exists():
         findings.warn(
-            "nothing is held out", "the loss alone does not tell a good model", "give --evaluation.retrieval DATA"
+            f"model.pretrained {asked.pretrained} is a tag",
+            "its weights are fetched when the run starts, unless they are here",
+            "give --model.pretrained the path of a checkpoint to need no network",
         )
 
 
-def leads_nowhere(address: str, *, of_one_folder: bool) -> str:
-    """Why a held-out address cannot be opened, as far as can be told without opening it; "" if nothing is wrong."""
-    try:
-        parts = [address] if of_one_folder else [part for part, _ in parts_of(address)]
-        for part in parts:
-            if reason := unprepared(part):
-                return reason
-        if not of_one_folder:
-            check_there(address)
-        elif not (is_builtin(address) or is_there(Path(address))):
-            near = nearest_path(Path(address))
-            return f"{address}: no such folder; {f'did you mean {near}?' if near else 'correct --evaluation.zero_shot'}"
-    except AskedWrongly as wrong:
-        return str(wrong)
-    return ""
+def note_extras(findings: Findings, settings: Settings) -> None:
+    for name, asked in (("tensorboard", settings.log.tensorboard), ("wandb", settings.log.wandb)):
+        if asked and find_spec(name) is None:
+            findings.fail(f"log.{name} needs its extra", "it is not installed", f"pip install 'neuclip[{name}]'")

@@ -41,6 +41,17 @@ def files_of(source: Source) -> Files:
     return _on_disk("saved data set" if isinstance(source, SavedDataset) else "parquet", files)
 
 
+def places_of(source: Source) -> set[str]:
+    """The files or folders that hold its pairs, wherever they were named from."""
+    if isinstance(source, Mixture):
+        return set().union(*map(places_of, source.sources))
+    if isinstance(source, RemoteTarSource):
+        return set(source.shards)
+    files = getattr(source, "paths", ()) or getattr(source, "files", ())
+    alone = getattr(source, "path", None) or getattr(source, "folder", None)
+    return {str(Path(file).resolve()) for file in files or [alone] if file}
+
+
 def captions_are_in_files(source: Source) -> bool:
     """Whether each caption is a file of its own, so that having them all takes long."""
     parts = source.sources if isinstance(source, Mixture) else (source,)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from PIL import Image, ImageOps
 
+from neuclip.data.faults import stand_ins
 from neuclip.data.mixture_order import order_of
 from neuclip.data.order import Order
-from neuclip.data.sample import BadSample
+from neuclip.data.sample import BadSample, Sample
 from neuclip.data.source import Source
-from neuclip.data.sources.remote_tar import RemoteTarSource
+from neuclip.data.sources.remote_tar import RemoteTarSource, fetches
 from neuclip.data.transforms import decode
 from neuclip.progress import track
 
@@ -20,6 +22,7 @@ LOOKED_AT = 500  # pairs, unless more or fewer are asked for
 SECONDS = 5.0  # unless a number is asked for: large pictures on a slow disk take what they take
 FEWEST = 24  # pairs that are read however long it takes
 SHOWN = 24  # pictures of the contact sheet
+BAD_FOLLOWED = 10  # bad pairs for which a stand-in is looked for
 THUMBNAIL = 128  # pixels
 
 
@@ -42,8 +45,11 @@ class Look:
     sizes: list[tuple[int, int]] = field(default_factory=list)  # width, height
     modes: Counter[str] = field(default_factory=Counter)
     captions: list[tuple[str, ...]] = field(default_factory=list)
+    seconds: float = 0.0  # of reading and decoding
     faults: Counter[str] = field(default_factory=Counter)
     first_fault: str = ""
+    bad_ids: list[int] = field(default_factory=list)
+    without_stand_in: str = ""  # the first bad pair found whose place no other can take
     shown: list[Shown] = field(default_factory=list)
 
     @property
@@ -64,7 +70,11 @@ def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
             _meet(source, id, look)
         except BadSample as bad:
             look.faults[bad.reason] += 1
+            look.bad_ids.append(id)
             look.first_fault = look.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
+    if look.bad < look.read and not fetches(source):  # the neighbours of remote pairs may lie in another shard
+        alone = (id for id in look.bad_ids[:BAD_FOLLOWED] if not _has_stand_in(source, id))
+        look.without_stand_in = next((source.where(id) for id in alone), "")
     return look
 
 
@@ -78,11 +88,27 @@ def ids_to_read(source: Source, seed: int, count: int) -> list[int]:
     return list(dict.fromkeys(order.ids(0, min(count, order.size)).tolist()))
 
 
-def _meet(source: Source, id: int, look: Look) -> None:
+def _has_stand_in(source: Source, id: int) -> bool:
+    for other in stand_ins(id, len(source)):
+        with contextlib.suppress(BadSample):
+            _read(source, other)
+            return True
+    return False
+
+
+def _read(source: Source, id: int) -> tuple[Sample, Image.Image]:
     sample = source[id]
     if not sample.captions:
         raise BadSample("caption is missing", source.where(id))
-    image = decode(sample.image)
+    return sample, decode(sample.image)
+
+
+def _meet(source: Source, id: int, look: Look) -> None:
+    begun = time.perf_counter()
+    try:
+        sample, image = _read(source, id)
+    finally:
+        look.seconds += time.perf_counter() - begun
     look.captions.append(sample.captions)
     look.picture_bytes += len(sample.image)
     look.sizes.append(image.size)

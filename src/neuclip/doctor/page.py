@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator
@@ -10,13 +11,15 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.wording import byte_size, percent, plural
 
 HEADING = 12  # columns
-UNIT = r"(\d) (?=(?:[kMG]B|times|steps)\b|%)"
+UNIT = r"(\d) (?=(?:[kMG]B|times?|steps?|workers?|pairs)\b|%)"
 Line = tuple[str, str]  # heading or nothing, text
 
 
 def page_text(findings: Findings, width: int) -> str:
     """All parts, wrapped to `width`; only captions are cut."""
-    lines = [_wrapped(heading, text, width) for heading, text in _lines(findings, width)] if findings.figures else []
+    lines = []
+    if "memory.total_bytes" in findings.figures:  # else the data could not be examined
+        lines = [_wrapped(heading, text, width) for heading, text in _lines(findings, width)]
     for sign, advices in (("warning", findings.warnings), ("problem", findings.problems)):
         lines += [_wrapped(sign, str(advice), width) for advice in advices]
     lines.append(_verdict(findings))
@@ -35,6 +38,7 @@ def _data_lines(f: Findings, width: int) -> Iterator[Line]:
     size = "" if f["data.file_bytes"] is None else f", {byte_size(f['data.file_bytes'])}"
     files = f"{plural(f['data.files'], 'file')} ({f['data.kind']}{size})"
     yield "data", f"{f['data.address']}: {f['data.pairs']:,} pairs in {files}"
+    yield from _shard_lines(f)
     whole = "all" if f["sample.share"] == 1 else f"{percent(f['sample.share'])}, {f['sample.chosen']}"
     yield "looked at", f"{f['sample.pairs']:,} pairs: {whole}"
     heading = "samples"
@@ -47,6 +51,28 @@ def _data_lines(f: Findings, width: int) -> Iterator[Line]:
         yield heading, f"contact sheet: {f['sample.sheet']}"
 
 
+def _shard_lines(f: Findings) -> Iterator[Line]:
+    if "shards.number" not in f.figures:
+        return
+    smallest, largest = f["shards.smallest"], f["shards.largest"]
+    each = f"{largest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+    shards = f"{plural(f['shards.number'], 'shard')} of {each} pairs"
+    if "shards.kept_bytes" not in f.figures:
+        yield "", f"{shards}; all pairs are shuffled, the order does not depend on the shards"
+        return
+    yield (
+        "",
+        f"{shards}, mixed {f['shards.mixed_at_a_time']} at a time; up to {f['shards.kept']} lie in the cache: "
+        f"{byte_size(f['shards.kept_bytes'])} of data.cache_size {byte_size(f['shards.cache_bytes'])}",
+    )
+    often = "once: all of it fits into the cache" if f["shards.fetched_once"] else "in every epoch"
+    beside = "lie" if f["shards.indexes_beside"] else "do not lie"
+    yield (
+        "",
+        f"each machine fetches {byte_size(f['shards.fetched_bytes'])} {often}; indexes {beside} beside the shards",
+    )
+
+
 def _quality_lines(f: Findings) -> Iterator[Line]:
     if "pictures.modes" in f.figures:
         sides = [f"{_span(f, 'pictures', side)} {word}" for side, word in (("width", "wide"), ("height", "high"))]
@@ -56,13 +82,15 @@ def _quality_lines(f: Findings) -> Iterator[Line]:
         )
         yield "pictures", f"{sides[0]}, {sides[1]}; {modes}; {byte_size(f['pictures.mean_bytes'])} each"
         yield "", f"{percent(f['pictures.small_share'])} smaller than the model's {_image(f)}"
+    heading = "captions"
     if "captions.median_tokens" in f.figures:
         cut = percent(f["captions.cut_off_share"])
         yield (
-            "captions",
+            heading,
             f"{_span(f, 'captions', 'tokens')} tokens; {cut} are cut off at the model's {f['captions.context_tokens']}",
         )
-    yield "", _equal(f)
+        heading = ""
+    yield heading, _equal(f)
     bad = ", ".join(f"{count} x {reason}" for reason, count in f["bad.reasons"].items()) or "none"
     yield "bad pairs", f"{bad}; a run stops above {percent(f['bad.limit'])}"
 
@@ -92,14 +120,8 @@ def _plan_lines(f: Findings) -> Iterator[Line]:
         f"{f['plan.steps']:,} steps of {f['plan.batch_size']:,} = {f['plan.samples']:,} samples = "
         f"{f['plan.epochs']:.3g} epochs of {f['plan.batches_per_epoch']:,.1f} steps",
     )
-    ranks = "1 process" if f["plan.ranks"] == 1 else f"{f['plan.ranks']:,} processes"
-    chunks = "" if f["plan.micro_batch"] == f["plan.batch_per_rank"] else f" ({f['plan.micro_batch']} at a time)"
-    yield (
-        "",
-        f"{ranks}, {f['plan.batch_per_rank']:,} pairs a step{chunks} and {f['plan.samples_per_rank']:,} samples each, "
-        f"{plural(f['plan.workers_per_rank'], 'worker')}; warm-up {f['plan.warmup_steps']:,} steps "
-        f"({percent(f['plan.warmup_share'])})",
-    )
+    yield from _reading_lines(f)
+    yield "warm-up", f"{plural(f['plan.warmup_steps'], 'step')} ({percent(f['plan.warmup_share'])})"
     moves = {"no": ", constant", "per sample": ", one per sample"}.get(
         f["temperature.learned"], f", can fall to {f['temperature.lowest_in_reach'] or 0:.3g} in this run"
     )
@@ -110,28 +132,45 @@ def _plan_lines(f: Findings) -> Iterator[Line]:
     )
 
 
+def _reading_lines(f: Findings) -> Iterator[Line]:
+    """Who reads what, and how fast."""
+    ranks, workers, local = f["plan.ranks"], f["plan.workers_per_rank"], f["plan.batch_per_rank"]
+    chunks = "" if f["plan.micro_batch"] == local else f", {f['plan.micro_batch']:,} at a time"
+    readers = {0: "no workers", 1: "1 worker"}.get(workers, f"{workers} workers that read the steps in turn")
+    samples = f"{f['plan.samples_per_rank']:,} samples"
+    yield "", f"{_processes(ranks)}: {local:,} pairs a step{chunks} and {samples} each, {readers}"
+    if rate := f["loading.pairs_per_second_and_worker"]:
+        most = rate * min(max(1, workers), f["loading.cores"])
+        more = plural(math.ceil(1000 / rate), "worker")
+        yield (
+            "reading",
+            f"a worker reads and decodes {rate:,.0f} pairs a second here, transforms aside: a process gets "
+            f"{most:,.0f} at most, and each further 1,000 need {more}",
+        )
+
+
+def _processes(ranks: int) -> str:
+    return "1 process" if ranks == 1 else f"{ranks:,} processes"
+
+
 def _objective_lines(f: Findings) -> Iterator[Line]:
     yield (
         "objective",
-        f"{f['objective.name']}; the first loss should be {f['objective.first_loss']:.3g} or a little more",
+        f"{f['objective.name']}; the first loss is {f['objective.first_loss']:.2g} where all pairs look alike, with "
+        f"untrained towers {f['objective.first_loss_from']:.2g} to {f['objective.first_loss_to']:.2g}",
     )
-    pairs_over_batch = f"n/B = {f['plan.batches_per_epoch']:,.1f}"
-    if "objective.steps_to_fill" in f.figures:
-        every = f["objective.steps_between_renewals"]
-        renewed = f"renewed every {every:,} steps, {f['objective.renewals']:,} times" if every else "never renewed"
-        yield (
-            "",
-            f"{f['objective.prototypes']:,} prototypes stand for {f['data.pairs']:,} pairs ({pairs_over_batch}), "
-            f"filled after {plural(f['objective.steps_to_fill'], 'step')} (m/B), {renewed}",
-        )
-    elif "objective.visits_per_pair" in f.figures:
-        yield (
-            "",
-            f"each pair is visited {f['objective.visits_per_pair']:.3g} times; between visits its normalizer is up to "
-            f"{f['objective.steps_between_visits']:,.0f} steps old ({pairs_over_batch})",
-        )
-    else:
-        yield "", f"a batch is 1 of {f['plan.batches_per_epoch']:,.1f} parts of the data ({pairs_over_batch})"
+    yield (
+        "n/B",
+        f"{f['plan.batches_per_epoch']:,.1f}; in FastCLIP a pair's average is renewed once per epoch and gets "
+        f"{f['fastclip.steps_between_visits']:,.0f} steps old; {f['fastclip.visits_per_pair']:.3g} visits in this run",
+    )
+    every, defaults = f["neuclip.steps_between_renewals"], "" if f["objective.has_prototypes"] else " by default"
+    renewed = f"are renewed every {every:,} steps (T_r), {plural(f['neuclip.renewals'], 'time')}" if every else "stay"
+    yield (
+        "",
+        f"in NeuCLIP m = {f['neuclip.prototypes']:,} prototypes{defaults} stand for n = {f['data.pairs']:,} "
+        f"candidates; m/B = {f['neuclip.prototypes_per_batch']:.3g} batches fill them, and they {renewed}",
+    )
     if "objective.rho" in f.figures:
         yield (
             "",
@@ -140,16 +179,21 @@ def _objective_lines(f: Findings) -> Iterator[Line]:
 
 
 def _room_lines(f: Findings) -> Iterator[Line]:
-    parts = ("towers", "activation", "objective", "loading")
-    named = {"towers": "weights, gradients, AdamW", "activation": "activations"}
-    text = ", ".join(f"{named.get(part, part)} {byte_size(f[f'memory.{part}_bytes'])}" for part in parts)
-    available = f["memory.available_bytes"]
-    there = f" of {byte_size(available)} there" if available else ""
+    parts = ("libraries", "towers", "activation", "objective", "loading")
+    named = {"towers": "weights, gradients and AdamW", "activation": "activations"}
+    sizes = {named.get(part, part): f[f"memory.{part}_bytes"] for part in parts}
+    free, ranks = f["memory.available_bytes"], f["plan.ranks"]
+    there = f" of {byte_size(free)} free" if free else ""
+    together = (
+        f"; {byte_size(f['memory.together_bytes'])} if all {ranks} are on this machine"
+        if ranks > 1 and f["memory.together_bytes"]
+        else ""
+    )
     yield (
         "memory",
-        f"about {byte_size(f['memory.total_bytes'])} per process{there} ({f['memory.device']}), the libraries aside",
+        f"about {byte_size(f['memory.total_bytes'])} per process{there} ({f['memory.device']}){together}",
     )
-    yield "", text
+    yield "", ", ".join(f"{name} {byte_size(size)}" for name, size in sizes.items() if size)
     yield (
         "disk",
         f"{byte_size(f['disk.checkpoint_bytes'])} per checkpoint, {byte_size(f['disk.needed_bytes'])} in all of "

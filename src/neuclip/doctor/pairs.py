@@ -62,16 +62,22 @@ def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> 
     reads = settings.train.samples if look.read == pairs else look.read
     allowance = 3 * math.sqrt(limit * (1 - limit) / reads)
     enough = reads >= FIRST_CHECK or limit == 0
-    stops = look.bad == look.read or (enough and share > limit + allowance)
+    alone = look.bad == look.read or bool(look.without_stand_in)
+    stops = alone or (enough and share > limit + allowance)
     findings.note(
         "bad", pairs=look.bad, share=share, limit=limit, reasons=dict(look.faults.most_common()), stops_run=stops
     )
     what = f"{percent(share)} of the pairs looked at are bad, data.max_bad_share is {percent(limit)}"
-    remedy = f"repair the data (first: {look.first_fault}), or give --data.max_bad_share {min(1, share * 1.5):.2g}"
-    if stops:
-        findings.fail(what, "the run would stop", remedy)
+    remedy = f"repair the data (first: {look.first_fault})"
+    allowed = f"{remedy}, or give --data.max_bad_share {min(1, share * 1.5):.2g}"
+    if alone:
+        where = f" in the place of {look.without_stand_in}" if look.without_stand_in else ""
+        why = f"none of the pairs after them can stand in{where}, so the run would stop"
+        findings.fail(f"{percent(share)} of the pairs looked at are bad", why, f"{remedy} or leave that part out")
+    elif stops:
+        findings.fail(what, "the run would stop", allowed)
     elif share > limit:
-        findings.warn(what, "the run may stop on its way", remedy)
+        findings.warn(what, "the run may stop on its way", allowed)
     elif look.bad:
         findings.warn(
             f"{percent(share)} of the pairs looked at are bad",

@@ -6,7 +6,9 @@ import math
 
 from neuclip.data.cores import available_cores
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.wording import percent
+from neuclip.doctor.look import Look
+from neuclip.doctor.wording import percent, plural
+from neuclip.models.facts import ModelFacts
 from neuclip.settings.sections import Settings
 
 LONG_WARMUP = 0.5
@@ -36,34 +38,63 @@ def note_plan(findings: Findings, settings: Settings, pairs: int, ranks: int) ->
         findings.fail(
             f"train.batch_size {batch:,} is larger than the data set",
             f"there are {pairs:,} pairs",
-            f"give --train.batch_size {pairs} or less",
+            f"give --train.batch_size {pairs // ranks * ranks or pairs} or less",
         )
-    if batch % ranks:
-        choices = f"{batch // ranks * ranks} or {(batch // ranks + 1) * ranks}" if local else f"{ranks}"
+    elif batch % ranks:
+        choices = [str(size) for size in (local * ranks, (local + 1) * ranks) if 0 < size <= pairs]
         findings.fail(
             f"train.batch_size {batch:,} does not divide over {ranks} processes",
             "each takes an equal share",
-            f"give --train.batch_size {choices}",
+            f"give --train.batch_size {' or '.join(choices)}" if choices else "give fewer processes",
         )
-    _note_extremes(findings, settings, pairs, epoch)
-
-
-def _note_extremes(findings: Findings, settings: Settings, pairs: int, epoch: int) -> None:
-    batch, cores = settings.train.batch_size, available_cores()
-    seen = findings["plan.samples"]
-    if batch == 1:
-        findings.warn("train.batch_size is 1", "a pair has nothing to differ from", "give --train.batch_size 128")
-    if batch <= pairs and seen < epoch:
+    if batch <= pairs and steps * batch < epoch:
         findings.warn(
-            f"the run sees {percent(seen / epoch)} of the data",
+            f"the run sees {percent(steps * batch / epoch)} of the data",
             "the other pairs are never read",
-            f"give --train.samples {epoch} for one epoch",
+            f"give --train.samples {-(-epoch // batch) * batch} for one epoch",
         )
-    if settings.data.workers > cores:
+
+
+def note_small_batch(findings: Findings, settings: Settings, model: ModelFacts, pairs: int) -> None:
+    """One pair at a time: nothing to be unlike to, and with BatchNorm a failure."""
+    train, ranks, local = settings.train, findings["plan.ranks"], findings["plan.batch_per_rank"]
+    enough = max(2, min(128, train.samples, pairs))
+    if model.batch_norm and local == 1:
+        findings.fail(
+            f"train.batch_size {train.batch_size:,} leaves each process one pair a step",
+            f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time",
+            f"give --train.batch_size {max(enough // ranks, 2) * ranks}",
+        )
+    elif model.batch_norm and smallest_chunk(local, findings["plan.micro_batch"]) == 1:
+        findings.fail(
+            f"train.micro_batch_size {train.micro_batch_size} leaves a forward pass of one pair",
+            f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time",
+            f"give --train.micro_batch_size {4 if local > 4 else 0}",
+        )
+    elif train.batch_size == 1:
+        findings.warn("train.batch_size is 1", "a pair has nothing to differ from", f"give --train.batch_size {enough}")
+
+
+def smallest_chunk(local: int, micro: int) -> int:
+    """Pairs in the smallest forward pass: training cuts its share into nearly equal parts (training/accumulation.py).
+
+    >>> smallest_chunk(128, 48), smallest_chunk(3, 2)
+    (42, 1)
+    """
+    return local // max(1, -(-local // max(1, micro)))
+
+
+def note_loading(findings: Findings, settings: Settings, look: Look) -> None:
+    """How fast pairs come: what a worker reads and decodes, the transform aside, and how many may work at a time."""
+    workers, ranks, cores = settings.data.workers, findings["plan.ranks"], available_cores()
+    rate = look.read / look.seconds if look.seconds else None
+    findings.note("loading", cores=cores, pairs_per_second_and_worker=rate)
+    if workers * ranks > cores:
+        together = f" if all {ranks} processes are on this machine" if ranks > 1 else ""
         findings.warn(
-            f"{settings.data.workers} workers per process on {cores} cores",
+            f"{plural(workers * ranks, 'worker')} on {plural(cores, 'core')}{together}",
             "they take turns, and take them from the towers",
-            f"give --data.workers {max(1, cores - 1)}",
+            f"give --data.workers {max(1 if ranks == 1 else 0, cores // ranks - 1)}",
         )
 
 

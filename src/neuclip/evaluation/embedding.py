@@ -14,6 +14,7 @@ from neuclip.data.loader import sequential
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
+from neuclip.evaluation.unusable import refuse_above
 from neuclip.progress import track
 
 Transform = Callable[[Any], Tensor]
@@ -50,8 +51,10 @@ def embed_pairs(
     batch_size: int,
     workers: int,
     what: str,
+    max_bad_share: float = 1.0,
 ) -> Embedded:
     """Features of every usable pair; each picture counts with its first caption. `what` names the work in progress.
+    Raises TooManyBad when a larger share of the pairs cannot be used, or none can.
 
     >>> embedded = embed_pairs(towers, source, transform=transform, tokenize=tokenize, batch_size=256, workers=4,
     ...                        what="evaluating on icons-30k/new-drawings")                         # doctest: +SKIP
@@ -62,9 +65,8 @@ def embed_pairs(
     all_captions = source.captions()
     named = torch.tensor([bool(all_captions[id]) for id in images.ids.tolist()], dtype=torch.bool)
     unnamed = tuple(Fault(id, "caption is missing", source.where(id)) for id in images.ids[~named].tolist())
+    refuse_above(max_bad_share, source, images.faults + unnamed)
     ids = images.ids[named]
-    if len(ids) == 0:
-        raise RunFailed(f"{source.name}: no sample has a caption; retrieval needs pairs of picture and text")
     rows: dict[str, int] = {}
     caption_of = torch.tensor([rows.setdefault(all_captions[id], len(rows)) for id in ids.tolist()])
     captions = list(rows)

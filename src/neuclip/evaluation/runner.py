@@ -2,63 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from neuclip.data.source import Source, open_source
+from neuclip.data.held_out_sets import HeldOutSets
+from neuclip.data.sample import Fault
+from neuclip.data.source import Source
+from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import Embedded, embed_pairs
 from neuclip.evaluation.retrieval import recall
-from neuclip.evaluation.zero_shot import ZeroShotTask, evaluate_task
+from neuclip.evaluation.unusable import TooManyBad
+from neuclip.evaluation.zero_shot import evaluate_task
 from neuclip.models.towers import BuiltModel
 
 
 @dataclass(frozen=True)
-class HeldOutSets:
-    """What is measured, opened once: a missing file is found before training, not after."""
-
-    retrieval: dict[str, Source]
-    zero_shot: dict[str, ZeroShotTask]
-
-    @classmethod
-    def open(cls, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets:
-        return cls(
-            {address: open_source(address) for address in retrieval},
-            {address: ZeroShotTask.open(address) for address in zero_shot},
-        )
-
-
-@dataclass(frozen=True)
 class Evaluation:
-    """`figures` under flat keys ("icons-30k/new-drawings.image_to_text_recall_at_1": 0.2), and the features of each
-    retrieval set, so that nobody has to compute them again."""
+    """`figures` under flat keys ("icons-30k/new-drawings.image_to_text_recall_at_1": 0.2); of every set one is
+    `skipped`. A set of which too much is bad has no figure beside `images` and `skipped`: `refused` says why."""
 
-    figures: dict[str, float]
-    embedded: dict[str, Embedded]
+    figures: dict[str, float] = field(default_factory=dict)
+    embedded: dict[str, Embedded] = field(default_factory=dict)  # of retrieval sets: nobody has to compute it again
+    faults: dict[str, tuple[Fault, ...]] = field(default_factory=dict)  # by set, what was left out
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def note(self, name: str, found: Mapping[str, float], source: Source, unread: Sequence[Fault]) -> None:
+        self.faults[name] = (*source.faults, *unread)
+        skipped = sum(fault.times for fault in self.faults[name])
+        self.figures.update({f"{name}.{key}": value for key, value in (*found.items(), ("skipped", skipped))})
+
+    def refuse(self, name: str, source: Source, refusal: TooManyBad) -> None:
+        self.refused[name] = refusal.why
+        self.note(name, {"images": len(source) - len(refusal.faults)}, source, refusal.faults)
+
+    def raise_refused(self) -> None:
+        """A RunFailed if a set was refused."""
+        if self.refused:
+            sets = "; ".join(f"{name} is not measured: {why}" for name, why in self.refused.items())
+            raise RunFailed(f"{sets}; repair the data, or allow it with --max-bad-share")
+
+    @property
+    def skipped(self) -> dict[str, dict[str, int]]:
+        """How many by reason, the commonest first; of the sets that have any."""
+        counts: dict[str, Counter[str]] = {name: Counter() for name, faults in self.faults.items() if faults}
+        for name, count in counts.items():
+            for fault in self.faults[name]:
+                count[fault.reason] += fault.times
+        return {name: dict(count.most_common()) for name, count in counts.items()}
 
 
-def evaluate_towers(built: BuiltModel, sets: HeldOutSets, *, batch_size: int, workers: int) -> Evaluation:
-    figures: dict[str, float] = {}
-    features: dict[str, Embedded] = {}
+def evaluate_towers(
+    built: BuiltModel, sets: HeldOutSets, *, batch_size: int, workers: int, max_bad_share: float
+) -> Evaluation:
+    measured = Evaluation()
+    how: dict[str, Any] = {
+        "transform": built.transform,
+        "tokenize": built.tokenize,
+        "batch_size": batch_size,
+        "workers": workers,
+        "max_bad_share": max_bad_share,
+    }
     for name, source in sets.retrieval.items():
-        embedded = embed_pairs(
-            built.towers,
-            source,
-            transform=built.transform,
-            tokenize=built.tokenize,
-            batch_size=batch_size,
-            workers=workers,
-            what=f"evaluating on {name}",
-        )
-        features[name] = embedded
-        found = recall(embedded.image_features, embedded.text_features, embedded.caption_of)
-        figures |= {f"{name}.{key}": value for key, value in found.items()}
+        try:
+            embedded = embed_pairs(built.towers, source, what=f"evaluating on {name}", **how)
+            found = recall(embedded.image_features, embedded.text_features, embedded.caption_of)
+            measured.embedded[name] = embedded
+            measured.note(name, found, source, embedded.faults)
+        except TooManyBad as refusal:
+            measured.refuse(name, source, refusal)
     for name, task in sets.zero_shot.items():
-        found = evaluate_task(
-            built.towers,
-            task,
-            transform=built.transform,
-            tokenize=built.tokenize,
-            batch_size=batch_size,
-            workers=workers,
-        )
-        figures |= {f"{name}.{key}": value for key, value in found.items()}
-    return Evaluation(figures, features)
+        try:
+            found, faults = evaluate_task(built.towers, task, **how)
+            measured.note(name, found, task.source, faults)
+        except TooManyBad as refusal:
+            measured.refuse(name, task.source, refusal)
+    return measured

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from neuclip.data.named.builtin import resolve
-from neuclip.data.source import Source, open_source
-from neuclip.errors import AskedWrongly
+from neuclip.data.sample import Fault
+from neuclip.data.zero_shot_task import PLACEHOLDER, ZeroShotTask
 from neuclip.evaluation.embedding import Tokenize, Transform, check_finite, embed_images, embed_texts
 from neuclip.evaluation.retrieval import best_ranks
-
-CLASSNAMES = "classnames.txt"
-TEMPLATES = "zeroshot_classification_templates.txt"
-SHARD_COUNT = "nshards.txt"
-PLACEHOLDER = "{c}"
-
-
-@dataclass(frozen=True)
-class ZeroShotTask:
-    """A folder in CLIP_benchmark's layout: classnames.txt (line = label), templates with {c}, test/*.tar with .cls.
-
-    >>> task = ZeroShotTask.open("zeroshot/wds_cifar10")                                            # doctest: +SKIP
-    """
-
-    name: str
-    classnames: list[str]
-    templates: list[str]
-    source: Source
-    labels: list[int]  # of every id of the source
-
-    @classmethod
-    def open(cls, address: str | Path) -> ZeroShotTask:
-        """A built-in name or a folder."""
-        folder = Path(resolve(str(address)) or address)
-        classnames, templates = _lines(folder / CLASSNAMES), _lines(folder / TEMPLATES)
-        for number, template in enumerate(templates, 1):
-            if PLACEHOLDER not in template:
-                raise AskedWrongly(
-                    f"{folder / TEMPLATES} line {number}: no {PLACEHOLDER} in {template!r}; "
-                    f"write {PLACEHOLDER} where the class name goes"
-                )
-        _check_shards(folder / "test")
-        source = open_source(str(folder / "test"))
-        return cls(str(address), classnames, templates, source, _labels(source, folder, len(classnames)))
+from neuclip.evaluation.unusable import refuse_above
 
 
 def evaluate_task(
-    towers: nn.Module, task: ZeroShotTask, *, transform: Transform, tokenize: Tokenize, batch_size: int, workers: int
-) -> dict[str, float]:
-    """The figures of `accuracy`, and `skipped`: pictures that could not be read and are left out."""
+    towers: nn.Module,
+    task: ZeroShotTask,
+    *,
+    transform: Transform,
+    tokenize: Tokenize,
+    batch_size: int,
+    workers: int,
+    max_bad_share: float = 1.0,
+) -> tuple[dict[str, float], tuple[Fault, ...]]:
+    """The figures of `accuracy`, and the pictures that could not be read and are left out.
+
+    Raises TooManyBad when these are a larger share of all than `max_bad_share`, or all.
+    """
     weights = classifier(towers, tokenize, task.classnames, task.templates, batch_size=batch_size)
     images = embed_images(
         towers,
@@ -64,8 +37,9 @@ def evaluate_task(
         workers=workers,
         what=f"evaluating on {task.name}",
     )
+    refuse_above(max_bad_share, task.source, images.faults)
     labels = torch.tensor(task.labels)[images.ids]
-    return accuracy(images.features, weights, labels) | {"skipped": len(images.faults)}
+    return accuracy(images.features, weights, labels), images.faults
 
 
 def classifier(
@@ -99,48 +73,3 @@ def accuracy(
     if classes > 5:
         figures["top5"] = (ranks <= 5).double().mean().item()
     return figures
-
-
-def _lines(path: Path) -> list[str]:
-    """Stripped lines. Blank ones stay: a class may have an empty name, and dropping it would shift all labels."""
-    if not path.is_file():
-        raise AskedWrongly(
-            f"{path}: no such file; a zero-shot folder has {CLASSNAMES}, {TEMPLATES} and test/*.tar with .cls labels"
-        )
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    if not lines:
-        raise AskedWrongly(f"{path}: the file is empty; write one entry per line")
-    return lines
-
-
-def _check_shards(folder: Path) -> None:
-    """Where the folder says how many shards it has, a missing one must not become a score."""
-    if not folder.is_dir():
-        raise AskedWrongly(
-            f"{folder}: no such folder; a zero-shot folder keeps its pictures in test/0.tar, test/1.tar ..."
-        )
-    stated = folder / SHARD_COUNT
-    if not stated.is_file():
-        return
-    text = stated.read_text(encoding="utf-8").strip()
-    if not text.isdecimal():
-        raise AskedWrongly(f"{stated}: {text!r} is not a number of shards; write how many tar files there are")
-    for number in range(int(text)):
-        if not (folder / f"{number}.tar").is_file():
-            raise AskedWrongly(
-                f"{folder / f'{number}.tar'}: missing, though {stated} says {text} shards; copy it again"
-            )
-
-
-def _labels(source: Source, folder: Path, classes: int) -> list[int]:
-    read = getattr(source, "labels", None)
-    labels = read() if read is not None else None
-    if labels is None:
-        raise AskedWrongly(f"{folder / 'test'}: not every sample has a label; each picture needs a .cls member")
-    for id, label in enumerate(labels):
-        if not 0 <= label < classes:
-            raise AskedWrongly(
-                f"{source.where(id)}: label {label}, but {folder / CLASSNAMES} has {classes} lines "
-                f"(labels 0 to {classes - 1}); correct one of them"
-            )
-    return labels

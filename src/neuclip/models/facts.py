@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.models import open_clip_module
+from neuclip.models.hub import without_hub
 from neuclip.models.towers import find_config, without_chatter
 
 PROBE = 2  # pairs sent through the empty model; BatchNorm takes no single one
@@ -28,6 +31,7 @@ class ModelFacts:
     state_bytes: int  # parameters and buffers, as a checkpoint holds them
     activation_bytes: int  # float32, per pair: what backward needs
     usual_tokenizer: bool = False  # open_clip's own, as it is
+    batch_norm: bool = False  # which cannot train on one picture at a time
 
 
 def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool = False) -> ModelFacts:
@@ -37,7 +41,7 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
     16
     """
     known_name, config = find_config(name)
-    with without_chatter():
+    with without_chatter(), without_hub(name, config):
         model = open_clip_module().create_model(
             known_name,
             load_weights=False,
@@ -60,16 +64,18 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
         activation_bytes=_activation_bytes(model, height, width, context),
         usual_tokenizer=not ({"hf_tokenizer_name", "tokenizer_kwargs"} & config["text_cfg"].keys())
         and "siglip" not in known_name.lower(),
+        batch_norm=any(isinstance(module, _BatchNorm) for module in model.modules()),
     )
 
 
 def token_counter(name: str, *, usual: bool = False) -> Callable[[Sequence[str]], list[int]] | None:
     """Counts the tokens of captions before anything is cut off, start and end included; None for a tokenizer that
-    does not tell. Raises OSError where the tokenizer's files are not on this machine. `usual`: as in ModelFacts."""
+    does not tell. Raises NotHere where the tokenizer's files are not on this machine. `usual`: as in ModelFacts."""
     tokenizer = _usual_tokenizer_alone() if usual else None
     if tokenizer is None:
-        with without_chatter():
-            tokenizer = open_clip_module().get_tokenizer(find_config(name)[0])
+        known_name, config = find_config(name)
+        with without_chatter(), without_hub(name, config):
+            tokenizer = open_clip_module().get_tokenizer(known_name)
     if hasattr(tokenizer, "sot_token_id") and hasattr(tokenizer, "encode"):
         return lambda captions: [len(tokenizer.encode(caption)) + 2 for caption in captions]
     inner = getattr(tokenizer, "tokenizer", None)
@@ -78,6 +84,7 @@ def token_counter(name: str, *, usual: bool = False) -> Callable[[Sequence[str]]
     return lambda captions: [len(tokens) for tokens in inner(list(captions))["input_ids"]]
 
 
+@functools.cache
 def _usual_tokenizer_alone() -> Any:
     """open_clip's tokenizer without the rest of open_clip, whose import takes seconds; None if it cannot do without."""
     package = importlib.util.find_spec("open_clip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import logging
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from neuclip.errors import AskedWrongly
 from neuclip.models import open_clip_module
+from neuclip.models.hub import without_hub
 from neuclip.models.pixels import cut_transform, normalised
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -112,7 +114,10 @@ def build_model(
         config["vision_cfg"]["image_size"] = image_size
     if initial_bias is not None:
         config["init_logit_bias"] = initial_bias  # in the exported config too, or its weights would not load strictly
-    with without_chatter():
+    # Weights that are named by a tag are asked for, and fetched with all that belongs to them.
+    fetched = pretrained and not Path(pretrained).exists()
+    with without_chatter(), contextlib.nullcontext() if fetched else without_hub(name, config):
+        tokenize = open_clip.get_tokenizer(known_name)  # first: it may be missing, and large towers take their time
         model, train_transform, transform = open_clip.create_model_and_transforms(
             known_name,
             pretrained=pretrained or None,
@@ -121,7 +126,6 @@ def build_model(
             output_dict=False,
             init_logit_bias=config.get("init_logit_bias"),
         )
-        tokenize = open_clip.get_tokenizer(known_name)
     if initial_bias is not None and not model.logit_bias.any():
         # open_clip sets the bias to 0 where the weights bring none, and SigLIP would call half of all pairs true.
         nn.init.constant_(model.logit_bias, initial_bias)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 from neuclip.errors import AskedWrongly
-from neuclip.records import RunFolder, read_lines
+from neuclip.records import HELD_OUT, RunFolder, read_lines
 
 OBJECTIVE_TITLES = {"clip": "CLIP", "fastclip": "FastCLIP", "amorlip": "AmorLIP", "neuclip": "NeuCLIP"}
 
@@ -29,7 +30,7 @@ class RunContents:
     summary: dict[str, Any]
     environment: dict[str, Any]
     gallery: dict[str, Any]
-    skipped: int
+    skipped: dict[str, Counter[str]]  # by reason: of the training data under "", of held-out sets under their names
     unreadable: list[str] = field(default_factory=list)
 
     @property
@@ -109,15 +110,18 @@ def read_contents(folder: RunFolder) -> RunContents:
         summary=read(folder.summary, read_json, dict),
         environment=read(folder.environment, read_json, dict),
         gallery=read(folder.gallery, read_json, dict),
-        skipped=sum(times_of(record) for record in only_objects(read(folder.skipped, read_lines, list))),
+        skipped=count_skipped(only_objects(read(folder.skipped, read_lines, list))),
         unreadable=unreadable,
     )
 
 
-def times_of(record: Mapping[str, Any]) -> int:
-    """A line of skipped.jsonl may stand for several."""
-    times = record.get("times", 1)
-    return times if isinstance(times, int) else 1
+def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
+    for record in records:
+        times = record.get("times", 1)  # a line may stand for several
+        reasons = counts.setdefault(str(record.get(HELD_OUT, "")), Counter())
+        reasons[str(record.get("reason", "no reason given"))] += times if isinstance(times, int) else 1
+    return counts
 
 
 def read_yaml(path: Path) -> Any:

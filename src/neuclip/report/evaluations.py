@@ -19,13 +19,15 @@ class Retrieval:
 
     dataset: str
     images: float | None = None
+    skipped: float | None = None
     recall: dict[tuple[str, int], float | None] = field(default_factory=dict)
     chance: dict[tuple[str, int], float | None] = field(default_factory=dict)
 
 
 @dataclass
 class ZeroShot:
-    """Figures of one classification task: top1, top5, mean_per_class, chance, images, classes; absent ones are None."""
+    """Figures of one classification task, absent ones None: top1, top5, mean_per_class, chance, images, classes,
+    skipped."""
 
     dataset: str
     figures: dict[str, float | None] = field(default_factory=dict)
@@ -42,6 +44,13 @@ class Evaluation:
     retrieval: list[Retrieval]
     zero_shot: list[ZeroShot]
     others: dict[str, float | None]  # figures this page has no table for, by their full key
+
+    @property
+    def counts_skipped(self) -> bool:
+        """Runs of earlier versions did not count what held-out sets lost."""
+        return any(one.skipped is not None for one in self.retrieval) or any(
+            task["skipped"] is not None for task in self.zero_shot
+        )
 
 
 def parse_evaluation(figures: Mapping[str, Any], samples: float | None = None) -> Evaluation:
@@ -70,6 +79,8 @@ def add_retrieval(found: Evaluation, dataset: str, metrics: dict[str, float | No
             (retrieval.recall if kind == "recall" else retrieval.chance)[direction, int(k)] = value
         elif metric == "images":
             retrieval.images = value
+        elif metric == "skipped":
+            retrieval.skipped = value
         else:
             found.others[f"{dataset}.{metric}"] = value
     found.retrieval.append(retrieval)

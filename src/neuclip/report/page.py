@@ -10,18 +10,19 @@ from pathlib import Path
 
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, write_text_safely
-from neuclip.report.contents import RunContents, read_contents
+from neuclip.report.contents import RunContents, read_contents, section
 from neuclip.report.curves import all_curves
-from neuclip.report.evaluations import all_evaluations
+from neuclip.report.evaluations import Evaluation, all_evaluations
 from neuclip.report.gallery import gallery_section
 from neuclip.report.headline import headline_row, headlines
 from neuclip.report.tables import (
     environment_table,
     evaluation_tables,
     files_table,
+    full_captions_sentence,
     normalizer_table,
     settings_tables,
-    skipped_sentence,
+    skipped_sentences,
 )
 from neuclip.report.wording import format_percent, format_samples
 from neuclip.settings.secrets import without_queries
@@ -53,7 +54,7 @@ def make_page(run: RunContents) -> str:
             section_of("Evaluation", evaluation_tables(last)),
             section_of("Normalizer error", normalizer_table(run)),
             section_of("What it finds", gallery_section(run)),
-            section_of("The run", particulars(run)),
+            section_of("The run", particulars(run, last)),
         ]
     )
     style, script = own_file("style.css"), own_file("hover.js")
@@ -78,6 +79,7 @@ def header(run: RunContents) -> str:
     ]
     listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts if fact)
     notices = [unfinished_sentence(run)] if not run.finished else []
+    notices += [f"{name} was not measured: {why}." for name, why in section(run.summary.get("not_measured")).items()]
     notices += [f"{name} could not be read; what it holds is missing below." for name in run.unreadable]
     boxes = "".join(f'<p class="notice" role="status">{escape(notice)}</p>' for notice in notices)
     return (
@@ -100,11 +102,12 @@ def section_of(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
 
 
-def particulars(run: RunContents) -> str:
+def particulars(run: RunContents, last: Evaluation | None) -> str:
     """What the run was told, where it ran, what it left behind."""
+    sentences = [*skipped_sentences(run, last), full_captions_sentence(run)]
     return (
-        f"<p>{escape(skipped_sentence(run))}</p>"
-        f'<details><summary>Settings</summary><div class="settings">{settings_tables(run.settings)}</div></details>'
+        "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence)
+        + f'<details><summary>Settings</summary><div class="settings">{settings_tables(run.settings)}</div></details>'
         f"<details><summary>Environment</summary>{environment_table(run.environment)}</details>"
         f"<details><summary>Files</summary>{files_table(run)}</details>"
     )

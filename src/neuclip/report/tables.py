@@ -62,10 +62,11 @@ def evaluation_tables(last: Evaluation | None) -> str:
                 format_percent(task["chance"]),
                 format_count(task["classes"]),
                 format_count(task["images"]),
+                format_count(task["skipped"]),
             ]
             for task in last.zero_shot
         ]
-        head = ["task", "top 1", "over chance", "top 5", "mean per class", "chance", "classes", "pictures"]
+        head = ["task", "top 1", "over chance", "top 5", "mean per class", "chance", "classes", "pictures", "skipped"]
         parts.append(table("Zero-shot classification", head, rows))
     if last.others:
         rows = [[key, format_number(value)] for key, value in last.others.items()]
@@ -78,7 +79,7 @@ def retrieval_table(found: list[Retrieval]) -> str:
     """One row per held-out set and direction; each recall is followed by what guessing gives."""
     depths = sorted({k for retrieval in found for _, k in (*retrieval.recall, *retrieval.chance)})
     head = ["held-out set", "direction", "over chance"]
-    head += [name for k in depths for name in (f"recall at {k}", "chance")] + ["pictures"]
+    head += [name for k in depths for name in (f"recall at {k}", "chance")] + ["pictures", "skipped"]
     rows = []
     for retrieval in found:
         for direction, words in DIRECTIONS.items():
@@ -87,7 +88,8 @@ def retrieval_table(found: list[Retrieval]) -> str:
                 continue
             ratio = times_chance(*figures[0]).removesuffix(" chance") or UNKNOWN
             cells = [format_percent(value) for pair in figures for value in pair]
-            rows.append([retrieval.dataset, words, ratio, *cells, format_count(retrieval.images)])
+            counts = [format_count(retrieval.images), format_count(retrieval.skipped)]
+            rows.append([retrieval.dataset, words, ratio, *cells, *counts])
     return table("Retrieval", head, rows, words=2)
 
 
@@ -139,15 +141,32 @@ def estimator_name(name: str, run: RunContents) -> str:
     return ESTIMATOR_NAMES.get(name, name)
 
 
-def skipped_sentence(run: RunContents) -> str:
-    """How many samples could not be used, and why."""
-    reasons = {str(reason): number(count) for reason, count in section(run.summary.get("skipped")).items()}
-    known = {reason: count for reason, count in reasons.items() if count}
-    if not known and not run.skipped:
-        return "No sample was skipped." if run.summary else "No sample was skipped so far."
-    listed = f"{plural(run.skipped, 'skipped sample')} in skipped.jsonl" if run.skipped else "Samples were skipped"
-    why = ", ".join(f"{reason} {format_count(count)}" for reason, count in known.items())
-    return f"{listed}: {why}." if why else f"{listed}."
+def skipped_sentences(run: RunContents, last: Evaluation | None) -> list[str]:
+    """What skipped.jsonl lists: how many samples could not be used, and why, in training and in each held-out set."""
+    if run.folder.skipped.name in run.unreadable:
+        return []  # said at the top of the page
+    if not run.skipped and any(section(run.summary.get("skipped")).values()):
+        return ["Samples were skipped; skipped.jsonl, which listed them, is gone."]
+    so_far = "" if run.summary else " so far"
+    found = [
+        f"{plural(reasons.total(), 'sample')} of {f'the held-out {name}' if name else 'the training data'} skipped"
+        f"{so_far}: {', '.join(f'{reason} {format_count(count)}' for reason, count in reasons.most_common())}."
+        for name, reasons in run.skipped.items()
+    ]
+    if "" not in run.skipped:
+        found.insert(0, f"No sample of the training data was skipped{so_far}.")
+    if last is not None and last.counts_skipped and not run.skipped.keys() - {""}:
+        found.append(f"No held-out sample was skipped{so_far}.")
+    return found
+
+
+def full_captions_sentence(run: RunContents) -> str:
+    """Of the summary, or while the run goes on of its last record."""
+    last = run.records[-1] if run.records else {}
+    share = number((run.summary or last).get("full_captions"))
+    if share is None:
+        return ""
+    return f"{format_percent(share)} of the captions fill the model's context; what is longer was cut off there."
 
 
 def settings_tables(settings: Mapping[str, Any]) -> str:

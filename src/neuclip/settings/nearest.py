@@ -47,7 +47,8 @@ def nearest_path(path: Path) -> Path | None:
         if (folder / path.name).exists():
             return folder / path.name
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in islice(entries, COMPARED) if not entry.name.startswith("."))
+            shown = (entry.name for entry in islice(entries, COMPARED) if not entry.name.startswith("."))
+            names = sorted(name for name in shown if (folder / name).exists())  # not links to what is gone
     except OSError:  # a folder that may not be listed, a name that is too long
         return None
     near = nearest(path.name, names)

@@ -53,12 +53,12 @@ class DataSettings:
         "of 255, rarely by 3, by more where a large JPEG is decoded at reduced size",
     )
     max_bad_share: float = described(0.05, "stop when more than this share of the samples read is bad")
-    cache_size: int = described(64_000_000_000, "remote shards: bytes of disk for copies of them (64B: 64 GB)")
+    cache_size: int = described(64_000_000_000, "remote shards: bytes of disk for copies of them (64G: 64 GB)")
     remote_timeout: float = described(60.0, "remote shards: a try fails when nothing comes for so many seconds")
 
     def __post_init__(self) -> None:
         check_at_least("data.workers", self.workers, 0, "0 reads in the training process")
-        check_at_least("data.cache_size", self.cache_size, 1, "in bytes; 64B means 64 billion")
+        check_at_least("data.cache_size", self.cache_size, 1, "in bytes; 64G means 64 GB")
         check_positive("data.remote_timeout", self.remote_timeout, "in seconds")
         if not 0 <= self.max_bad_share <= 1:
             raise AskedWrongly(f"data.max_bad_share is {self.max_bad_share}; give a share from 0 to 1")

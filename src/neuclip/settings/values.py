@@ -12,10 +12,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from neuclip.errors import AskedWrongly
 from neuclip.settings.nearest import any_of, nearest
 
-NUMBER = re.compile(r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)([kKMB]?)")
+NUMBER = re.compile(r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)(k|K|M|G|B|[kMG]B)?")
 LEADING_ZERO = re.compile(r"[+-]?0\d")  # YAML 1.1 reads 012 as 10
 COMMA_OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")  # shards/{0,1}.tar is one address
-SCALE = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
+SCALE = {"k": 10**3, "K": 10**3, "kB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "B": 10**9, "GB": 10**9}
 WHOLE_NUMBER_LIMIT = 2**63
 
 
@@ -78,8 +78,8 @@ def parse(value: Any, declared: Any) -> Any:
 def parse_whole_number(value: Any) -> int:
     match = NUMBER.fullmatch(value) if isinstance(value, str) else None
     if not match or LEADING_ZERO.match(value):
-        raise ValueError("give a whole number such as 128, 10k, 3M or 1e6")
-    number = Decimal(match[1]) * SCALE[match[2]]
+        raise ValueError("give a whole number such as 128, 10k, 3M, 64G or 1e6")
+    number = Decimal(match[1]) * SCALE.get(match[2], 1)
     if abs(number) >= WHOLE_NUMBER_LIMIT:
         raise ValueError("give a whole number below 2^63")
     if number != number.to_integral_value():

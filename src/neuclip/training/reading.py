@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 
-from neuclip.data.faults import FaultLog
+from neuclip.data.faults import FaultLog, lost_pairs, lost_text
 from neuclip.data.sample import Batch, Fault
 from neuclip.distributed import any_process, is_main, world_size
 from neuclip.errors import RunFailed
@@ -24,6 +25,7 @@ class CountedFaults(FaultLog):
 def fault_log(run: Run) -> FaultLog:
     share = run.settings.data.max_bad_share
     if is_main():
+        run.folder.skipped.touch()  # that it is empty says that nothing was skipped
         return FaultLog(run.folder.skipped, share)
     return CountedFaults(run.folder.skipped.with_suffix(".nowhere"), share)
 
@@ -31,16 +33,17 @@ def fault_log(run: Run) -> FaultLog:
 def read_batches(run: Run, stop: StopRequest) -> Iterator[Batch]:
     """This process's batches. Collective; costs one byte per step unless a sample is bad."""
     log, batches = fault_log(run), run.batches()
-    log.note_source(run.source)
+    note_lost(log, run)
     while True:
         batch, failure = _next(batches)
-        faults = batch.faults if batch else ()
+        faults = batch.faults if batch else getattr(failure, "faults", ())
         if any_process(failure is not None or bool(faults)):
             if stop.anywhere():  # a signal to the whole group of processes ends the data workers too
                 return
-            raise_first(failure)
             texts = texts_of_all(json.dumps(faults), run.device)
             faults = tuple(Fault(*fault) for text in texts for fault in json.loads(text))
+            log.add(faults)  # before a failure ends the run
+            raise_first(failure)
         if batch is None:
             return
         try:
@@ -48,6 +51,16 @@ def read_batches(run: Run, stop: StopRequest) -> Iterator[Batch]:
         except RunFailed as too_many:
             raise_together(too_many)
         yield batch
+
+
+def note_lost(log: FaultLog, run: Run) -> None:
+    """What never became a sample is told before the first step, not only after the last."""
+    try:
+        log.note_source(run.source)
+    except RunFailed as too_many:
+        raise_together(too_many)
+    if is_main() and run.source.faults:
+        print(f"{lost_pairs(run.source):,} pairs are lost: {lost_text(run.source)}", file=sys.stderr)
 
 
 def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:

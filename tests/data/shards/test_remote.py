@@ -184,8 +184,9 @@ def test_bad_addresses_are_refused_in_one_line(server):
         (f"{server.url}/", "no tar shards"),
         (f"{server.url}/{{0..2}}.tar", "there is no such file"),
     ):
-        with pytest.raises(AskedWrongly, match=words):
+        with pytest.raises(AskedWrongly, match=words) as raised:
             open_source(address, limits=QUICK)
+        assert "--resume" not in str(raised.value)  # no run has begun
     assert is_remote("s3://bucket/x") and not is_remote("C:/x") and not is_remote("shards/x.tar")
 
 

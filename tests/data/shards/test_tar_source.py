@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from neuclip.cli.main import main
+from neuclip.data.captions import other_keys
 from neuclip.data.convert import convert
 from neuclip.data.faults import FaultLog
 from neuclip.data.sample import BadSample
@@ -77,7 +79,7 @@ class Failing(TarSource):
         raise OSError(self.error, os.strerror(self.error))
 
 
-@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ESTALE", "EIO", "ETIMEDOUT"])
+@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ESTALE", "EIO", "ETIMEDOUT", "EACCES"])
 def test_what_the_machine_cannot_read_now_ends_the_run_and_changes_no_picture(tmp_path, name):
     source = Failing("x", [write_tar(tmp_path / "0.tar", pair(0))])
     source.error = getattr(errno, name)
@@ -86,12 +88,81 @@ def test_what_the_machine_cannot_read_now_ends_the_run_and_changes_no_picture(tm
     assert "\n" not in str(failure.value) and os.strerror(source.error) in str(failure.value)
 
 
-def test_a_shard_that_is_gone_is_a_fault_of_the_data(tmp_path):
+def test_a_shard_that_is_gone_since_it_was_indexed_ends_the_run_and_changes_no_picture(tmp_path):
     source = open_source(str(write_shards(tmp_path, [1, 1])))
     (tmp_path / "00001.tar").unlink()
     assert source[0].captions == ("picture 0",)
-    with pytest.raises(BadSample, match="shard cannot be read"):
+    with pytest.raises(
+        RunFailed, match=r"00001\.tar: cannot be read \(No such file.+put it back, .*--resume"
+    ) as failure:
         source[1]
+    assert "\n" not in str(failure.value)
+
+
+def test_a_json_member_without_the_caption_says_which_keys_it_has(tmp_path, capsys):
+    about = b'{"url": "http://x", "text": "a cat", "width": 3}'
+    members = [("0.png", picture(0)), ("0.json", about), ("1.png", picture(1)), ("1.json", b'{"caption": ""}')]
+    shard = write_tar(tmp_path / "0.tar", members)
+    with pytest.raises(BadSample) as caught:
+        open_source(str(shard))[0]
+    told = "0.json (its keys are url, text, width: name one with --data.caption_key text)"
+    assert caught.value.reason == "caption is missing" and caught.value.where == f"{shard}: {told}"
+    assert main(["data", "index", str(shard)]) == 0
+    assert f"without a caption: 2 samples; first: caption is missing, {shard}: {told}" in capsys.readouterr().out
+    assert open_source(str(shard), caption_key="text")[0].captions == ("a cat",)
+    with pytest.raises(BadSample, match="caption is empty") as caught:
+        open_source(str(shard))[1]
+    assert "keys" not in caught.value.where
+    assert other_keys(b"[1]") == other_keys(b'{"width": null}') == "no key of it holds a text"
+
+
+def test_what_a_cut_shard_lost_is_estimated_by_the_largest_one(tmp_path):
+    write_shards(tmp_path, [20, 20, 5])
+    content = (tmp_path / "00001.tar").read_bytes()
+    for cut in range(512 * 3 + 100, len(content) * 8 // 10, 2048):
+        (tmp_path / "00001.tar").write_bytes(content[:cut])
+        source = open_source(str(tmp_path))
+        missing = 45 - len(source)
+        assert missing > 0 and [fault.times for fault in source.faults] == [missing]
+        assert f"about {missing} pairs" in source.faults[0].where
+
+
+def test_a_tar_without_an_end_mark_is_cut_off_only_beside_larger_ones_that_have_it(tmp_path):
+    write_shards(tmp_path, [4, 4, 2])
+    ends = [len(path.read_bytes().rstrip(b"\0")) for path in sorted(tmp_path.glob("*.tar"))]
+    for path, end in zip(sorted(tmp_path.glob("*.tar")), ends, strict=True):
+        path.write_bytes(path.read_bytes()[: -(-end // 512) * 512])
+    assert open_source(str(tmp_path)).faults == ()  # as their writer leaves them
+    write_tar(tmp_path / "00000.tar", [member for number in range(4) for member in pair(number)])
+    assert [(fault.reason, fault.times) for fault in open_source(str(tmp_path)).faults] == [("shard is cut off", 2)]
+
+
+def test_members_are_pictures_by_their_bytes_where_their_name_says_nothing(tmp_path):
+    members = [("a.dat", picture(0)), ("a.txt", b"a"), ("b.heic", picture(1, "jpg")), ("b.txt", b"b")]
+    members += [("c.depth", picture(2)), ("c.webp", picture(3, "webp")), ("c.txt", b"c")]  # the name goes first
+    members += [
+        ("d.wav", b"RIFF\x00\x00\x00\x00WAVEfmt "),
+        ("d.txt", b"d"),
+        ("e.HEIC", b"\0\0\0\x18ftyp"),
+        ("e.txt", b"e"),
+    ]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    assert contents(source) == [(picture(0), ("a",)), (picture(1, "jpg"), ("b",)), (picture(3, "webp"), ("c",))]
+    assert [fault[1:3] for fault in source.faults] == [
+        ("no picture", f"{tmp_path}/0.tar: d"),
+        ("kind of picture is not read", f"{tmp_path}/0.tar: e"),
+    ]
+
+
+def test_one_and_several_shards_that_have_changed_are_counted_in_words(tmp_path, capsys):
+    for changed, told in ((1, ""), (2, " and 1 more shard has changed"), (3, " and 2 more shards have changed")):
+        folder = write_shards(tmp_path / str(changed), [1] * 3)
+        open_source(str(folder))
+        capsys.readouterr()
+        for shard in range(changed):
+            write_tar(folder / f"{shard:05d}.tar", pair(7) + pair(8) + pair(9))
+        open_source(str(folder))
+        assert f"00000.tar: it was written again since it was indexed{told}; indexed again" in capsys.readouterr().err
 
 
 def test_a_process_with_open_shards_ends_without_a_word(tmp_path):

@@ -17,15 +17,17 @@ import numpy as np
 
 from neuclip.data.cache_folder import cache_folder
 from neuclip.data.captions import DEFAULT_KEY, captions_from_json
+from neuclip.data.picture_kinds import LOOKED_AT, READ, UNREAD, UNREAD_KIND, ending_by_content
 from neuclip.data.sample import Lost
 from neuclip.data.shards.packed import Damage, damage_of
 from neuclip.data.shards.tar_walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
 from neuclip.data.texts import Captions, Texts
 from neuclip.errors import AskedWrongly
 
-FORMAT = 4  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
+FORMAT = 6  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
+DOTTED = "a dot in the name before its ending, where webdataset cuts names"
 MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption, and would be held in the index
 MOST_LABEL_BYTES = 64
 ENDS_TOO_EARLY = (CUT_OFF, NO_END_MARK)
@@ -42,8 +44,9 @@ ROW = np.dtype(
     ]
 )
 IMAGE, IMAGE_SIZE, CAPTION, CAPTION_SIZE, KIND, LABEL = range(6)  # of a row while it is being found
-# Names of what data/transforms.py decodes.
-PICTURE_EXTENSIONS = frozenset(b"png jpg jpeg jfif webp bmp gif tif tiff avif jp2 ppm ico".split())
+NOTHING = [0, 0, 0, 0, NO_CAPTION, NO_LABEL]
+PICTURES = frozenset(ending.encode() for ending in READ)
+OTHER_PICTURES = frozenset(ending.encode() for ending in UNREAD)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,9 @@ def build_index(shard: Path, caption_key: str = "", shown: str = "") -> ShardInd
 def index_of_file(file: BinaryIO, shown: str, caption_key: str, damage: Damage | None = None) -> ShardIndex:
     """As `build_index`, of an open file that was unpacked up to this damage.
 
-    Members belong together when they share the path up to the first dot of the base name (the webdataset layout).
+    Members belong together when they share the path up to the first dot of the base name (the webdataset layout). Names
+    with several dots (`v1.2-000.jpg`) are then parts of another sample (`0.seg.png` of `0`); where there is no such
+    sample they are pairs of their own if a picture and a caption share the path up to the last dot, and lost if not.
     """
     if os.fstat(file.fileno()).st_size == 0:
         return ShardIndex(np.zeros(0, ROW), *Captions.of([]), (("shard is empty", shown, 1),))
@@ -115,7 +120,10 @@ class _Grouping:
         self.data = data
         self.caption_key = caption_key
         self.damage = damage
-        self.rows: dict[bytes, list[int]] = {}
+        self.rows: dict[bytes, list[int]] = {}  # by path up to the last dot
+        self.twice: list[tuple[bytes, bytes]] = []  # key and extension of a second picture
+        self.misnamed: dict[bytes, tuple[int, int]] = {}  # block and size of what only its first bytes call a picture
+        self.unread: set[bytes] = set()  # keys with a picture of another kind
         self.lost = Lost()
 
     def index(self) -> ShardIndex:
@@ -140,17 +148,21 @@ class _Grouping:
         """
         self._take_back(gap.overrun)
         too_early = gap.reason in ENDS_TOO_EARLY
+        last = _first_part(last) if _first_part(last) in self.rows else last
         row = self.rows.get(last)
-        whole = row is None or (row[IMAGE_SIZE] and (row[KIND] or row[LABEL] != NO_LABEL))
+        whole = row is None or _is_pair(row)
         if too_early and not whole:
-            del self.rows[last]
-        gone = {_key_and_extension(name)[0] for name in gap.lost} - self.rows.keys() - {b""}
+            self.rows = {key: row for key, row in self.rows.items() if last not in (key, _first_part(key))}
+        keys = {_key_and_extension(name)[0] for name in gap.lost}
+        gone = {key for key in keys - self.rows.keys() if key and _first_part(key) not in self.rows}
         if too_early and self.damage:
             self._note_damage(max(1, len(gone)))
         elif gap.reason != NO_END_MARK or not whole:
             to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
             reason = CUT_OFF if too_early else gap.reason
             self.lost.note(reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
+        else:  # the other shards will tell whether it is cut off
+            self.lost.note(NO_END_MARK, f"{self.shard} at byte {gap.start}", 0)
 
     def _note_damage(self, times: int) -> None:
         assert self.damage is not None
@@ -171,12 +183,12 @@ class _Grouping:
     def _add(self, key: bytes, extension: bytes, offset: int, size: int) -> None:
         row = self.rows.get(key)
         if row is None:
-            row = self.rows[key] = [0, 0, 0, 0, NO_CAPTION, NO_LABEL]
+            row = self.rows[key] = NOTHING.copy()
         if size >= 1 << 32:
             self.lost.note("member is larger than 4 GB", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
-        elif extension in PICTURE_EXTENSIONS:
+        elif extension in PICTURES:
             if row[IMAGE]:
-                self.lost.note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
+                self.twice.append((key, extension))
             else:
                 row[IMAGE], row[IMAGE_SIZE] = offset // BLOCK, size
         elif extension == b"txt" and row[KIND] != TEXT_CAPTION and not self.caption_key:
@@ -185,16 +197,34 @@ class _Grouping:
             row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, JSON_CAPTION
         elif extension == b"cls":
             row[LABEL] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
+        elif extension not in (b"txt", b"json") and ending_by_content(self.data[offset : offset + LOOKED_AT]):
+            self.misnamed.setdefault(key, (offset // BLOCK, size))
+        elif extension in OTHER_PICTURES:
+            self.unread.add(key)
 
     def _finished(self) -> ShardIndex:
         whole = []
         for key, row in self.rows.items():
-            if row[IMAGE]:
+            first = _first_part(key)
+            if first != key and self._has_picture(first):
+                continue
+            if not row[IMAGE] and key in self.misnamed:
+                row[IMAGE], row[IMAGE_SIZE] = self.misnamed[key]
+            if not row[IMAGE]:
+                self.lost.note(UNREAD_KIND if key in self.unread else "no picture", f"{self.shard}: {_shown(key)}")
+            elif first == key or (first not in self.rows and _is_pair(row)):
                 whole.append(tuple(row))
             else:
-                self.lost.note("no picture", f"{self.shard}: {_shown(key)}")
+                self.lost.note(DOTTED, f"{self.shard}: {_shown(key)}")
+        for key, extension in self.twice:
+            if _first_part(key) == key or not self._has_picture(_first_part(key)):
+                self.lost.note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
         notes = tuple((fault.reason, fault.where, fault.times) for fault in self.lost.faults())
         return ShardIndex(np.array(whole, dtype=ROW), *Captions.of(self._captions(whole)), notes)
+
+    def _has_picture(self, key: bytes) -> bool:
+        """What has a dot more in its name, as `0.seg.png` beside `0.jpg`, is then a further member of this sample."""
+        return self.rows.get(key, NOTHING)[IMAGE] > 0
 
     def _captions(self, rows: list[tuple[int, ...]]) -> Iterator[tuple[str | bytes, ...]]:
         for _, _, block, size, kind, _ in rows:
@@ -212,15 +242,25 @@ def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, .
 
 
 def _key_and_extension(name: bytes) -> tuple[bytes, bytes]:
-    """What the members of a sample share, the path up to the first dot of the file name, and what follows the dot.
+    """The path up to the last dot of the file name, and what follows the dot.
 
     Without an extension it belongs to no sample: a hidden file, which has no key either, or a name without a dot.
     """
     start = name.rfind(b"/") + 1
-    dot = name.find(b".", start)
-    if dot == start:
+    if name.startswith(b".", start):
         return b"", b""
+    dot = name.rfind(b".", start)
     return (name[:dot], name[dot + 1 :].lower()) if dot > start else (name, b"")
+
+
+def _first_part(key: bytes) -> bytes:
+    """Up to the first dot of the file name: what webdataset calls the key; the key itself where it has no dot."""
+    dot = key.find(b".", key.rfind(b"/") + 1)
+    return key if dot < 0 else key[:dot]
+
+
+def _is_pair(row: list[int]) -> bool:
+    return row[IMAGE_SIZE] > 0 and (row[KIND] != NO_CAPTION or row[LABEL] != NO_LABEL)
 
 
 def _label(raw: bytes) -> int:

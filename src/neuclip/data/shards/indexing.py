@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from neuclip.data.addresses import parts_of
+from neuclip.data.sample import BadSample
 from neuclip.data.shards.cache import digest_of
 from neuclip.data.shards.index import BLOCK, ROW, ShardIndex, cached_place, places_of
-from neuclip.data.source import open_source, parts_of
+from neuclip.data.source import open_source
 from neuclip.data.sources.remote_tar import RemoteTarSource
 from neuclip.data.sources.tar import TarSource
-from neuclip.errors import AskedWrongly
+from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 
 
@@ -31,7 +33,7 @@ def opened_shards(address: str, caption_key: str = "") -> list[tuple[str, TarSou
 def index_facts(address: str, source: TarSource) -> dict[str, Any]:
     """What the index says, for programs; `changed`: shards that were indexed again when they were opened."""
     files = [place for place in _index_files(source) if place is not None]
-    pieces = track(source.caption_pieces(), "counting captions", len(source.shards), "shards")
+    without = _without_caption(source)
     faults: Counter[str] = Counter()
     for fault in source.faults:
         faults[fault.reason] += fault.times
@@ -40,7 +42,8 @@ def index_facts(address: str, source: TarSource) -> dict[str, Any]:
         "name": source.name,
         "samples": len(source),
         "shards": len(source.shards),
-        "without_caption": sum(int((np.diff(piece.first.ends, prepend=0) == 0).sum()) for piece in pieces),
+        "without_caption": len(without),
+        "first_without_caption": _why_without(source, int(without[0])) if len(without) else "",
         "index_folders": list(dict.fromkeys(str(file.parent) for file in files)),
         "index_bytes": sum(file.stat().st_size for file in files),
         "index_not_stored": len(source.shards) - len(files),
@@ -52,18 +55,39 @@ def index_facts(address: str, source: TarSource) -> dict[str, Any]:
 
 def index_report(source: TarSource, facts: dict[str, Any]) -> Iterator[str]:
     """The same in lines for people, each fault with its place."""
-    one = len(source.shards) == 1
-    yield f"{source.name}: {len(source):,} samples in {len(source.shards):,} shard{'' if one else 's'}"
+    yield f"{source.name}: {_plural(len(source), 'sample')} in {_plural(len(source.shards), 'shard')}"
     mapped = facts["index_mapped_from"]
     place = "in memory" if mapped is None else f"mapped from {mapped}"
     yield f"index: {_stored(source, facts)}; {ROW.itemsize} bytes per sample {place}"
     if empty := facts["without_caption"]:
-        yield f"without a caption: {empty:,} samples"
+        first = facts["first_without_caption"]
+        yield f"without a caption: {_plural(empty, 'sample')}{f'; first: {first}' if first else ''}"
     for shard, change in source.changes.items():
         yield f"changed: {shard}: {change}"
     for fault in source.faults:
         several = f" ({fault.times:,})" if fault.times > 1 else ""
         yield f"fault: {fault.reason}{several}: {fault.where}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _without_caption(source: TarSource) -> np.ndarray:
+    """Ids."""
+    pieces = track(source.caption_pieces(), "counting captions", len(source.shards), "shards")
+    starts = [0, *source.joined.ends.tolist()]
+    empty = [np.flatnonzero(np.diff(piece.first.ends, prepend=0) == 0) for piece in pieces]
+    return np.concatenate([ids + start for ids, start in zip(empty, starts, strict=False)])
+
+
+def _why_without(source: TarSource, id: int) -> str:
+    """As reading it says; "" of a picture with a label, which needs no caption."""
+    try:
+        source[id]
+    except (BadSample, RunFailed) as bad:
+        return f"{bad.reason}, {bad.where}" if isinstance(bad, BadSample) else str(bad)
+    return ""
 
 
 def _index_files(source: TarSource) -> Iterator[Path | None]:

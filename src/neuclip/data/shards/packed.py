@@ -22,6 +22,7 @@ from neuclip.data.cache_folder import cache_folder
 from neuclip.errors import AskedWrongly
 from neuclip.progress import track
 
+PACKED_DAMAGED, PACKED_CUT_OFF = "packed shard is damaged", "packed shard is cut off"
 STEP = 1 << 16  # bytes of a packed shard at a time
 DAY = 24 * 3600
 UNFINISHED_SECONDS = 2 * DAY  # an unpacking that was begun so long ago was killed
@@ -145,7 +146,7 @@ def damage_of(plain: Path) -> Damage | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError):  # half written when the power failed, or another user's
-        return Damage("packed shard is damaged", "at a place that its note no longer tells")
+        return Damage(PACKED_DAMAGED, "at a place that its note no longer tells")
 
 
 def _note_of(copy: Path) -> Path:
@@ -167,14 +168,14 @@ def decode(packed: BinaryIO, target: BinaryIO) -> Damage | None:
             except zlib.error as error:
                 at = packed.tell() - len(chunk) + _decode_to_damage(before, chunk, target)
                 why = str(error).rpartition(": ")[2]
-                return Damage("packed shard is damaged", f"at packed byte {at} of {size} ({why})")
+                return Damage(PACKED_DAMAGED, f"at packed byte {at} of {size} ({why})")
             target.write(content)
             chunk = decoder.unused_data
             inside = not decoder.eof
             if decoder.eof:
                 behind = True
                 decoder = zlib.decompressobj(wbits=31)
-    return Damage("packed shard is cut off", f"at its end, packed byte {size}") if inside else None
+    return Damage(PACKED_CUT_OFF, f"at its end, packed byte {size}") if inside else None
 
 
 def _decode_to_damage(decoder: Any, chunk: bytes, target: BinaryIO) -> int:

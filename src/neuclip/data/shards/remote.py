@@ -17,6 +17,8 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, TypeVar
 
+from neuclip.data.braces import expand_braces
+from neuclip.data.held_out import BUILD_NOTES, refuse_several_parts
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 
@@ -24,7 +26,9 @@ T = TypeVar("T")
 REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 QUERY = re.compile(r"\?[^\s'\"),]+")
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+LOCAL_ONLY = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".zip", ".7z", ".bz2", ".xz", ".zst")
 INDEX_SUFFIX = ".index.npz"
+IN_MID_RUN = "; a run that has begun continues with --resume"
 TOGETHER = 8  # requests at a time: most of each one's time is waiting
 VERSION_FIELDS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 
@@ -130,7 +134,7 @@ def patiently(url: str, action: Callable[[Watch], T], limits: Limits, folder: Pa
             cause = _cause(url, error)
             verdict = _final(cause)
             if verdict:
-                raise Gone(f"{without_query(url)}: {verdict}") from error
+                raise Gone(f"{without_query(url)}: {verdict}{IN_MID_RUN}") from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise RunFailed(
                     f"{without_query(url)}: no room for it in {folder} ({error.strerror}); make "
@@ -175,9 +179,9 @@ def _final(cause: BaseException) -> str:
     """Why it is useless to ask again; "" if it is not."""
     status = getattr(cause, "status", None)
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
-        return "there is no such file; check the address, or bring it back and continue with --resume"
+        return "there is no such file; check the address, or bring it back"
     if status in (401, 403) or isinstance(cause, PermissionError) or type(cause).__name__ == "NoCredentialsError":
-        return "access is denied; check your credentials for it, then continue with --resume"
+        return "access is denied; check your credentials for it"
     return ""
 
 
@@ -243,19 +247,28 @@ def fetch_bytes(url: str, limits: Limits) -> bytes:
     return patiently(url, read, limits)
 
 
-def remote_shards(address: str, limits: Limits) -> list[RemoteShard]:
+def remote_shards(address: str | list[str], limits: Limits) -> list[RemoteShard]:
     """The shards that a remote address means, sorted: one file, a pattern with braces or stars, or a folder (and one
-    level below)."""
-    from neuclip.data.source import expand_braces
-
+    level below). Of a list of addresses one after the other."""
+    addresses = [address] if isinstance(address, str) else address
+    urls = [url for address in addresses for url in sorted(set(expand_braces(address)))]
+    for url in urls:
+        if posixpath.splitext(without_query(url).lower())[1] in LOCAL_ONLY:
+            raise AskedWrongly(
+                f"{without_query(url)}: only tar shards can be remote; fetch it and give the local file, or make "
+                "shards of that with neuclip data convert and upload them"
+            )
     try:
-        if "{" in address:
-            return described_shards(sorted(set(expand_braces(address))), limits)
-        if "*" not in address and without_query(address).lower().endswith(SHARD_SUFFIXES):
-            return described_shards([address], limits)
-        return _shards_in(address, limits)
+        if all("*" not in url and without_query(url).lower().endswith(SHARD_SUFFIXES) for url in urls):
+            return described_shards(urls, limits)
+        return [shard for url in urls for shard in _shards_in(url, limits)]
     except Gone as gone:
-        raise AskedWrongly(str(gone)) from gone
+        raise asked_for(gone) from gone
+
+
+def asked_for(gone: Gone) -> AskedWrongly:
+    """As it is told when data are opened and no run has begun."""
+    return AskedWrongly(str(gone).removesuffix(IN_MID_RUN))
 
 
 def described_shards(urls: list[str], limits: Limits) -> list[RemoteShard]:
@@ -297,8 +310,15 @@ def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
         )
     if any(found[url].get("size") is None for url in shards):  # a web page of links tells names alone
         return described_shards(sorted(shards), limits)
+    if "*" not in folder:
+        inside = {url: _path(url).removeprefix(_path(folder)).lstrip("/") for url in found}
+        refuse_several_parts(folder, (inside[url] for url in sorted(shards)), built=BUILD_NOTES in inside.values())
     # A pattern of shards does not match the indexes beside them: there each has to be asked for.
     return [_shard(url, found[url], None if "*" in folder else url + INDEX_SUFFIX in found) for url in sorted(shards)]
+
+
+def _path(url: str) -> str:
+    return url.partition("://")[2].strip("/")  # memory://x is listed as memory:///x
 
 
 def _host(url: str) -> str:

@@ -17,10 +17,12 @@ from neuclip.data.sample import BadSample, Fault, Sample
 from neuclip.data.sources.columns import Columns
 from neuclip.data.sources.listed import picture_file
 from neuclip.data.texts import PIECE, Captions
-from neuclip.errors import AskedWrongly
+from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 
 CACHE_BYTES = 256 << 20  # of blocks that are copied into memory, per process
+BYTES = ("binary", "large_binary", "binary_view")  # types by name, for pyarrow 15 cannot ask for the views
+TEXTS = ("string", "large_string", "string_view")
 
 
 def pyarrow_for(path: Path) -> ModuleType:
@@ -35,19 +37,24 @@ def pyarrow_for(path: Path) -> ModuleType:
 def holds_bytes(path: Path, schema: Any, columns: Columns) -> bool:
     """Whether the picture column holds bytes, alone or with a path beside; False for paths. Else it is refused."""
     pyarrow = pyarrow_for(path)
-    kind = schema.field(columns.image).type
+    kind = plain_type(schema.field(columns.image).type)
     if pyarrow.types.is_struct(kind):  # Hugging Face's pictures: {"bytes", "path"}
         fields = {kind.field(number).name for number in range(kind.num_fields)}
         if fields & {"bytes", "path"}:
             return "bytes" in fields
-    elif pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+    elif str(kind) in BYTES:
         return True
-    elif pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+    elif str(kind) in TEXTS:
         return False
     raise AskedWrongly(
         f"{path}: column {columns.image!r} holds {kind}, not the bytes or paths of pictures; "
         f"its columns are {', '.join(schema.names)}; name another with --data.image_column"
     )
+
+
+def plain_type(kind: Any) -> Any:
+    """Of a column that names its values by number (pandas's categories) the type of the values."""
+    return getattr(kind, "value_type", kind) if str(kind).startswith("dictionary<") else kind
 
 
 class ArrowPairs(ABC):
@@ -116,6 +123,10 @@ class ArrowPairs(ABC):
         try:
             table = self.read_block(number, [self.columns.image, *self.columns.captions])
         except (OSError, ValueError, AskedWrongly) as error:  # pyarrow's own errors are of the first two kinds
+            if isinstance(error.__cause__ or error, FileNotFoundError):  # it was there when the run began
+                raise RunFailed(
+                    f"{self.block_name(number)}: has gone; put it back and continue with --resume"
+                ) from None
             reason = str(error).splitlines()[0]
             raise BadSample("block cannot be read", f"{self.block_name(number)} ({reason})") from None
         self._blocks[number] = table

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from neuclip.data.sample import Fault, Lost
+from neuclip.data.sample import Fault, Lost, shortened
 from neuclip.data.sources.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, Asked, say
 from neuclip.data.sources.csv import SEPARATORS, read_csv
 from neuclip.data.sources.jsonl import read_jsonl
@@ -48,7 +48,7 @@ def captions_by_picture(
         elif picture:
             found.setdefault(picture, []).extend(row.captions)
         else:
-            unmatched.note("no picture", f"{path} row {number}: {name or row.reason}")
+            unmatched.note("no picture", f"{path} row {number}: {shortened(name) or row.reason}")
     faults = unmatched.faults()
     if not found:
         first = faults[0].where.removeprefix(f"{path} row 1: ") if faults else "nothing"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.captions import texts_in
-from neuclip.data.sample import Fault, Lost
+from neuclip.data.sample import Fault, Lost, shortened
 from neuclip.data.sources.columns import say
 from neuclip.data.sources.listed import ListedPairs, Row, Rows
 from neuclip.errors import AskedWrongly
@@ -19,7 +19,7 @@ class CocoPairs(ListedPairs):
     """Ids follow the list of pictures; each has all its captions, in the order of the file."""
 
     def where(self, id: int) -> str:
-        return f"{self.path}: {os.fsdecode(self.rows.images[id])}"
+        return f"{self.path}: {shortened(os.fsdecode(self.rows.images[id]))}"
 
 
 def open_coco(name: str, path: Path) -> CocoPairs:
@@ -88,6 +88,6 @@ def _picture_folder(path: Path, first: list[str]) -> Path:
         if any(name and (folder / name).is_file() for name in first):
             return folder
     raise AskedWrongly(
-        f"{path}: its first picture {first[0]!r} is neither beside it nor in a folder {part} beside it or one above; "
-        f"put the pictures into {near[-1] / part}"
+        f"{path}: its first picture {shortened(first[0])!r} is neither beside it nor in a folder {part} beside it or "
+        f"one above; put the pictures into {near[-1] / part}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import re
 import sys
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from neuclip.data.sample import shortened
 from neuclip.distributed import is_main
 from neuclip.errors import AskedWrongly
 
@@ -61,6 +63,14 @@ def is_url(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
+def refuse_no_text(path: Path, first: bytes) -> None:
+    """Only the first line is looked at: a NUL byte further down spoils its own row and no other."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise AskedWrongly(f"{path}: is UTF-16; save it as UTF-8")
+    if b"\0" in first:
+        raise AskedWrongly(f"{path}: its first line holds NUL bytes, which no table has; save it as text in UTF-8")
+
+
 def pictures_are_urls(path: Path, how: str = "") -> str:
     """The line for a table of addresses; `how` it was told."""
     return f"{path}: its pictures are URLs{how}; fetch them first with img2dataset (docs/data.md)"
@@ -97,4 +107,4 @@ def _usual(path: Path, names: Sequence[str], known: tuple[str, ...], what: str) 
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
+    return shortened(", ".join(shortened(name, 60) for name in names), 400) or "none"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from neuclip.data.shards.index import PICTURE_EXTENSIONS
-from neuclip.data.sources.columns import Asked, Columns, choose_columns, is_url, pictures_are_urls, say
+from neuclip.data.picture_kinds import DOTTED
+from neuclip.data.sample import shortened
+from neuclip.data.sources.columns import Asked, Columns, choose_columns, is_url, pictures_are_urls, refuse_no_text, say
 from neuclip.data.sources.listed import ListedPairs, Row, Rows
 from neuclip.errors import AskedWrongly
 
@@ -18,7 +18,6 @@ LARGEST_FIELD = 1 << 24
 LONGEST_ROW = 1000  # lines; captions have paragraphs, not chapters
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 NEW_LINE = re.compile(r"\r\n|\r|\n")
-ENDINGS = tuple(f".{extension.decode()}" for extension in PICTURE_EXTENSIONS)
 
 
 class MisreadQuote(Exception):
@@ -40,7 +39,7 @@ def read_csv(path: Path, asked: Asked) -> Rows:
     programs that quote (pandas): their quotes count if the header or every field with a quote in front is quoted."""
     csv.field_size_limit(LARGEST_FIELD)
     try:
-        _refuse_no_text(path)
+        _refuse_no_header(path)
         separator = separator_of(path)
         if separator != "\t" or '"' in _first_line(path):
             return _read(path, asked, separator)
@@ -75,24 +74,22 @@ def _columns(path: Path, names: list[str], asked: Asked, separator: str) -> Colu
     except AskedWrongly:
         if any(is_url(name) for name in names):
             raise AskedWrongly(pictures_are_urls(path)) from None
-        if data := next((name for name in names if name.lower().endswith(ENDINGS)), ""):
+        if data := next((name for name in names if name.lower().endswith(DOTTED)), ""):
             header = separator.join(("image", "caption")).replace("\t", "<tab>")
             raise AskedWrongly(
-                f"{path}: its first line is taken as the header and looks like data ({data!r}); "
+                f"{path}: its first line is taken as the header and looks like data ({shortened(data)!r}); "
                 f"put a header above it, such as {header}"
             ) from None
         raise
 
 
-def _refuse_no_text(path: Path) -> None:
-    """Only the header is looked at: a NUL byte further down spoils its own row and no other."""
+def _refuse_no_header(path: Path) -> None:
     with path.open("rb") as file:
         first = file.readline(1 << 16)
-    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise AskedWrongly(f"{path}: is UTF-16; save it as UTF-8")
-    if b"\0" in first:
-        raise AskedWrongly(f"{path}: its first line holds NUL bytes, which no table has; save it as text in UTF-8")
-    if first and not first.strip(b"\xef\xbb\xbf \r\n\"'" + "".join(SEPARATORS).encode()):
+    if not first:
+        raise AskedWrongly(f"{path}: is empty; write a header such as image,caption and one row per pair")
+    refuse_no_text(path, first)
+    if not first.strip(b"\xef\xbb\xbf \r\n\"'" + "".join(SEPARATORS).encode()):
         raise AskedWrongly(f"{path}: its first line names no column; begin with a header such as image,caption")
 
 
@@ -149,7 +146,7 @@ class Table:
         return False
 
     def _is_row(self, fields: list[str]) -> bool:
-        return len(fields) >= self.columns > 1 and fields[self.image].strip().lower().endswith(ENDINGS)
+        return len(fields) >= self.columns > 1 and fields[self.image].strip().lower().endswith(DOTTED)
 
 
 def _rows(rows: Iterator[list[str]], columns: int, image: int, captions: list[int]) -> Iterator[Row]:

@@ -3,55 +3,70 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from neuclip.data.captions import first_caption, usable_captions
+from neuclip.data.captions import captions_from_json, usable_captions
+from neuclip.data.picture_kinds import READ, UNREAD, UNREAD_KIND
 from neuclip.data.sample import BadSample, Fault, Lost, Sample
-from neuclip.data.shards.index import PICTURE_EXTENSIONS
 from neuclip.data.sources.captions_file import captions_by_picture, captions_file_in
 from neuclip.data.sources.columns import Asked
 from neuclip.data.sources.listed import ListedPairs, Row, Rows, file_bytes, picture_file
-from neuclip.data.texts import Texts
+from neuclip.data.texts import Captions, Texts
 from neuclip.errors import AskedWrongly
 from neuclip.progress import SILENT_SECONDS, StatusLine, track
 
-ENDINGS = frozenset(extension.decode() for extension in PICTURE_EXTENSIONS)
 LARGEST_TEXT = 1 << 24  # bytes
-OTHER_PICTURES = frozenset({"heic", "heif", "jxl", "svg", "eps", "psd", "tga"})
+PLAIN_TEXTS = ("txt", "caption")  # endings of files that are one caption
+TextFiles = dict[str, dict[str, str]]  # by kind: of each stem its ending as it is written
 
 
 def open_folder(name: str, folder: Path, asked: Asked) -> PictureFolder | ListedPairs | None:
     """Pictures in the folder and all below, ids in order of their paths; None if there are no pictures."""
-    pictures, texts, faults = _walk(folder)
+    pictures, texts, others = _walk(folder)
     if not pictures:
         return None
+    faults = _counted(UNREAD_KIND, folder, others)
     captions_file = captions_file_in(folder)
     if captions_file is not None:
         found, unmatched = captions_by_picture(captions_file, pictures, asked)
         rows = Rows(Row(os.fsencode(picture), tuple(found.get(picture, ()))) for picture in pictures)
         return ListedInFolder(name, captions_file, rows, folder, (*faults, *unmatched))
-    if not texts:
+    endings = [caption_ending(picture, texts) for picture in pictures]
+    if not any(endings):
         raise AskedWrongly(
             f"{folder}: {len(pictures):,} pictures but no captions; put {Path(pictures[0]).stem}.txt beside "
             f"{pictures[0]} and so on, or one captions.csv with the columns image and caption into the folder"
         )
-    stems = {picture.rpartition(".")[0] for picture in pictures}
-    alone = sorted(f"{stem}.{ending}" for stem, ending in texts.items() if stem not in stems)
-    return PictureFolder(name, folder, pictures, texts, (*faults, *_counted("no picture", folder, alone)))
+    stems = {picture.rpartition(".")[0] for picture in (*pictures, *others)} | set(pictures)
+    alone = sorted(f"{stem}.{texts[kind][stem]}" for kind in PLAIN_TEXTS for stem in texts[kind].keys() - stems)
+    return PictureFolder(name, folder, pictures, endings, (*faults, *_counted("no picture", folder, alone)))
+
+
+def caption_ending(picture: str, texts: TextFiles) -> str:
+    """What stands after the stem in the name of a picture's text file: of `a.jpg` txt, jpg.txt, and so on; "" if it has
+    none. Text goes before JSON: img2dataset writes both."""
+    stem, _, own = picture.rpartition(".")
+    for kind, files in texts.items():
+        if stem in files:
+            return files[stem]
+        if picture in files and kind in PLAIN_TEXTS:
+            return f"{own}.{files[picture]}"
+    return ""
 
 
 class PictureFolder:
-    """Pictures with a text file of the same name. The whole file is one caption, as a `txt` member of a shard is."""
+    """Pictures with a text file of the same name. The whole file is one caption, as a `txt` member of a shard is; of a
+    JSON file its key "caption" is."""
 
-    def __init__(self, name: str, folder: Path, pictures: list[str], texts: dict[str, str], faults: tuple[Fault, ...]):
+    def __init__(self, name: str, folder: Path, pictures: list[str], endings: list[str], faults: tuple[Fault, ...]):
         self.name = name
         self.folder = folder
         self.faults = faults
         self._pictures = Texts.of(os.fsencode(picture) for picture in pictures)
-        self._endings = np.array([texts.get(picture.rpartition(".")[0], "") for picture in pictures], dtype="S3")
+        self._endings = np.array(endings, dtype="S")
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -59,29 +74,33 @@ class PictureFolder:
     def __getitem__(self, id: int) -> Sample:
         if not 0 <= id < len(self):
             raise IndexError(f"sample {id} of {len(self)}")
-        captions = usable_captions(self._text(id), self.where(id))
+        captions = usable_captions(self._captions(id), self.where(id))
         return Sample(picture_file(self.folder, self._pictures[id], self.where(id)), captions)
 
     def where(self, id: int) -> str:
         return str(self.folder / os.fsdecode(self._pictures[id]))
 
     def captions(self) -> list[str]:
-        """The caption of every id; "" where there is none."""
-        ids = track(range(len(self)), "reading captions", len(self), "files")
-        return [self._first_caption(id) for id in ids]
+        """The first caption of every id; "" where there is none."""
+        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
 
-    def _first_caption(self, id: int) -> str:
+    def caption_pieces(self) -> Iterator[Captions]:
+        """The captions of every id."""
+        yield Captions.of(map(self._captions_if_any, track(range(len(self)), "reading captions", len(self), "files")))
+
+    def _captions_if_any(self, id: int) -> Sequence[str | bytes]:
         try:
-            return first_caption(self._text(id))
+            return self._captions(id)
         except BadSample:
-            return ""
+            return ()
 
-    def _text(self, id: int) -> list[bytes]:
+    def _captions(self, id: int) -> Sequence[str | bytes]:
         ending = self._endings[id].decode()
         if not ending:
-            return []
+            return ()
         path = self.folder / f"{os.fsdecode(self._pictures[id]).rpartition('.')[0]}.{ending}"
-        return [file_bytes(path, str(path), "caption file", LARGEST_TEXT)]
+        content = file_bytes(path, str(path), "caption file", LARGEST_TEXT)
+        return captions_from_json(content) if ending.lower() == "json" else (content,)
 
 
 class ListedInFolder(ListedPairs):
@@ -91,10 +110,10 @@ class ListedInFolder(ListedPairs):
         return str(self.folder / os.fsdecode(self.rows.images[id]))
 
 
-def _walk(folder: Path) -> tuple[list[str], dict[str, str], tuple[Fault, ...]]:
-    """Pictures (relative paths, sorted), text files (path and ending), and files of kinds that are not read."""
+def _walk(folder: Path) -> tuple[list[str], TextFiles, list[str]]:
+    """Pictures (relative paths, sorted), text files, and pictures of kinds that are not read."""
     pictures: list[str] = []
-    texts: dict[str, str] = {}
+    texts: TextFiles = {kind: {} for kind in (*PLAIN_TEXTS, "json")}
     others: list[str] = []
     status = StatusLine(silent_seconds=SILENT_SECONDS)
     for count, path in enumerate(_files(folder)):
@@ -102,14 +121,14 @@ def _walk(folder: Path) -> tuple[list[str], dict[str, str], tuple[Fault, ...]]:
             status.show(f"listing {folder}  {count:,} files")
         stem, _, ending = path.rpartition(".")
         kind = ending.lower()
-        if kind in ENDINGS:
+        if kind in READ:
             pictures.append(path)
-        elif kind == "txt":
-            texts[stem] = max(ending, texts.get(stem, ""))  # of a.txt and a.TXT the first, in whatever order they come
-        elif kind in OTHER_PICTURES:
+        elif kind in texts:  # of a.txt and a.TXT the first, in whatever order they come
+            texts[kind][stem] = max(ending, texts[kind].get(stem, ""))
+        elif kind in UNREAD:
             others.append(path)
     status.close()
-    return sorted(pictures), texts, _counted("kind of picture is not read", folder, sorted(others))
+    return sorted(pictures), texts, sorted(others)
 
 
 def _files(folder: Path) -> Iterator[str]:

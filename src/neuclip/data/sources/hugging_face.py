@@ -26,8 +26,11 @@ def is_saved_dataset(folder: Path) -> bool:
 def open_saved_dataset(name: str, folder: Path, asked: Asked) -> ArrowPairs:
     """Ids are row numbers. A folder of splits is refused: test data must not slip into training."""
     if (folder / SPLITS).is_file():
-        splits = [str(folder / split) for split in _json(folder / SPLITS).get("splits", [])]
-        raise AskedWrongly(f"{folder}: holds {len(splits)} splits; give one of {', '.join(splits) or 'none'}")
+        splits = [str(split) for split in _json(folder / SPLITS).get("splits", [])]
+        if not splits:
+            raise AskedWrongly(f"{folder / SPLITS}: names no splits; save the set again with save_to_disk")
+        chosen = folder / ("train" if "train" in splits else splits[0])
+        raise AskedWrongly(f"{folder}: holds the parts {', '.join(splits)}; give one of them, such as {chosen}")
     pyarrow_for(folder)
     files = [folder / str(file["filename"]) for file in _json(folder / STATE).get("_data_files", [])]
     outside = [file for file in files if file.parent != folder]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.captions import texts_in
-from neuclip.data.sources.columns import Asked, Columns, choose_columns
+from neuclip.data.sources.columns import Asked, Columns, choose_columns, refuse_no_text
 from neuclip.data.sources.listed import ListedPairs, Row, Rows
 from neuclip.errors import AskedWrongly
 
@@ -23,6 +23,7 @@ def read_jsonl(path: Path, asked: Asked) -> Rows:
         with path.open("rb") as file:
             lines = (line for line in file if line.strip())
             first = next(lines, b"{}").removeprefix(b"\xef\xbb\xbf")
+            refuse_no_text(path, first)
             found = _object(first)
             if found is None:
                 raise AskedWrongly(f"{path}: line 1 is not a JSON object; give one object per line")

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from neuclip.data.captions import usable_captions
-from neuclip.data.sample import BadSample, Fault, Sample
-from neuclip.data.sources.columns import is_url, pictures_are_urls
+from neuclip.data.sample import BadSample, Fault, Sample, shortened
+from neuclip.data.sources.columns import is_url, pictures_are_urls, say
+from neuclip.data.sources.inline import inline_picture, is_inline
 from neuclip.data.texts import PIECE, Captions, Texts
 from neuclip.errors import AskedWrongly, RunFailed
 
@@ -28,7 +29,7 @@ OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTA
 class Row(NamedTuple):
     """One pair as a table gives it. What is not UTF-8 stays as it is, so that only its own row is bad."""
 
-    image: bytes  # path
+    image: bytes  # path, or base64
     captions: tuple[bytes, ...]
     reason: str = ""  # why the row cannot be used at all
 
@@ -109,18 +110,23 @@ class ListedPairs:
 
 
 def picture_file(folder: Path, name: bytes, where: str) -> bytes:
-    """The bytes of a picture that a row names. Raises BadSample."""
+    """The bytes of a picture that a row names, or holds as text. Raises BadSample."""
     if not name:
         raise BadSample("no picture", where)
+    if is_inline(name):
+        return inline_picture(name, where)
     picture = picture_path(folder, name)
-    return file_bytes(picture, f"{where}: {picture}", "picture file", LARGEST_PICTURE)
+    return file_bytes(picture, f"{where}: {shortened(str(picture))}", "picture file", LARGEST_PICTURE)
 
 
 def picture_path(folder: Path, name: bytes) -> Path:
-    """Where a row's picture is; `~/` is the home folder unless a folder is really called so."""
-    picture = folder / name.decode(errors="surrogateescape")
+    """Where a row's picture is; `~/` is the home folder and `\\` a slash unless a file is really called so."""
+    text = name.decode(errors="surrogateescape")
+    picture = folder / text
     if name.startswith(b"~/") and is_missing(picture):
-        return Path(os.path.expanduser(name.decode(errors="surrogateescape")))  # noqa: PTH111 (keeps a missing home)
+        return Path(os.path.expanduser(text))  # noqa: PTH111 (keeps a missing home)
+    if b"\\" in name and is_missing(picture):  # as Windows writes paths
+        return folder / text.replace("\\", "/")
     return picture
 
 
@@ -160,6 +166,9 @@ def picture_folder(path: Path, rows: Rows) -> Path:
     first = first_pictures(rows)
     if first and all(is_url(name.decode(errors="replace")) for name in first):
         raise AskedWrongly(pictures_are_urls(path))
+    if any(map(is_inline, first)):
+        say(f"{path}: its pictures are base64 text within it, and stay in memory as long as it is open")
+        return path.parent
     tried = ((folder, name) for name in first for folder in (path.parent, Path()))
     return next((folder for folder, name in tried if not is_missing(picture_path(folder, name))), path.parent)
 
@@ -175,9 +184,9 @@ def check_pictures(source: ListedPairs) -> None:
     if not first:
         reason = source.rows.reasons.get(0, "no picture")
         raise AskedWrongly(f"{source.path}: none of its {len(source):,} rows can be used; of the first: {reason}")
-    if not all(is_missing(picture_path(source.folder, name)) for name in first):
+    if not all(not is_inline(name) and is_missing(picture_path(source.folder, name)) for name in first):
         return
-    name = first[0].decode(errors="backslashreplace")
+    name = shortened(first[0].decode(errors="backslashreplace"))
     beside, working = source.path.absolute().parent, Path.cwd()
     places = f"not in {beside}" if beside == working else f"neither in {beside} nor in {working}"
     tried = "" if Path(name).is_absolute() or name.startswith("~/") else f", {places}"

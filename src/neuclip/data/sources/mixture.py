@@ -1,42 +1,17 @@
-"""Several sources as one, and the addresses that name them: `a.csv:2,shards:0.5`."""
+"""Several sources as one."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from neuclip.data.sample import Fault, Sample
-from neuclip.errors import AskedWrongly
 
 if TYPE_CHECKING:
     from neuclip.data.source import Source
-
-WEIGHTED = re.compile(r"(.+):([0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
-COMMA_OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")  # shards/{0,1}.tar is one address
-ONLY_A_HOST = re.compile(r"\w+://[^/]*")  # in http://host:8080 the number is a port
-
-
-def split_address(address: str) -> list[tuple[str, Fraction]]:
-    """`a.csv:2,shards:0.5` -> [("a.csv", 2), ("shards", 1/2)]; without a number the weight is 1."""
-    parts = []
-    for part in COMMA_OUTSIDE_BRACES.split(address):
-        part = part.strip()
-        match = WEIGHTED.fullmatch(part)
-        plain = match is None or ONLY_A_HOST.fullmatch(match[1]) or Path(part).exists()
-        name, weight = (part, "1") if match is None or plain else match.groups()
-        if not name:
-            raise AskedWrongly(
-                f"{address}: a comma stands alone; give addresses between commas, such as a.csv:2,shards"
-            )
-        if Fraction(weight) == 0:
-            raise AskedWrongly(f"{part}: weight 0 would never be seen; leave this source out")
-        parts.append((name, Fraction(weight)))
-    return parts
 
 
 class Mixture:

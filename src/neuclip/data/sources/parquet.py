@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.captions import texts_in
-from neuclip.data.sources.arrow import CACHE_BYTES, ArrowPairs, holds_bytes, pyarrow_for
-from neuclip.data.sources.columns import Asked, Columns, choose_columns, say
-from neuclip.data.sources.listed import ListedPairs, Row, Rows
+from neuclip.data.sources.arrow import CACHE_BYTES, TEXTS, ArrowPairs, holds_bytes, plain_type, pyarrow_for
+from neuclip.data.sources.columns import IMAGE_COLUMNS, Asked, Columns, choose_columns, is_url, say
+from neuclip.data.sources.inline import is_inline
+from neuclip.data.sources.listed import FIRST_PICTURES, ListedPairs, Row, Rows
 from neuclip.errors import AskedWrongly
 from neuclip.progress import track
 
@@ -21,8 +22,10 @@ def open_parquet(name: str, files: list[Path], asked: Asked) -> ArrowPairs | Lis
     schema = _file(files[0]).schema_arrow
     columns = choose_columns(files[0], schema.names, asked)
     if not holds_bytes(files[0], schema, columns):
-        # Paths and captions are small, and in memory any of them is at hand at once.
-        return ListedPairs(name, files[0], Rows(_rows(files, columns)))
+        if not any(is_inline(os.fsencode(text)) for text in _first_texts(files[0], columns.image)):
+            # Paths and captions are small, and in memory any of them is at hand at once.
+            return ListedPairs(name, files[0], Rows(_rows(files, columns)))
+        say(f"{files[0]}: column {columns.image!r} holds pictures as base64 text")
     source = ParquetSource(name, files, columns)
     if source.bytes > CACHE_BYTES:
         say(
@@ -30,6 +33,21 @@ def open_parquet(name: str, files: list[Path], asked: Asked) -> ArrowPairs | Lis
             f"shuffled training is faster from shards: neuclip data convert SOURCE FOLDER"
         )
     return source
+
+
+def holds_pictures(table: Path, asked: Asked) -> bool:
+    """Whether it can be trained on: bytes or paths of pictures in a column that is asked for or has a usual name. False
+    for the list of addresses that img2dataset leaves beside what it fetched."""
+    pyarrow_for(table)
+    schema = _file(table).schema_arrow
+    usual = [name for name in schema.names if name.lower() in IMAGE_COLUMNS]
+    column = asked.image or (usual[0] if usual else "")
+    if column not in schema.names:
+        return False
+    if str(plain_type(schema.field(column).type)) not in TEXTS:
+        return True
+    texts = _first_texts(table, column)
+    return not texts or not all(map(is_url, texts))
 
 
 class ParquetSource(ArrowPairs):
@@ -81,6 +99,11 @@ def _rows(files: list[Path], columns: Columns) -> Iterator[Row]:
                 image = image.get("path") if isinstance(image, dict) else image
                 captions = [text.encode() for name in columns.captions for text in texts_in(row[name])]
                 yield Row(os.fsencode((image or "").strip()), tuple(captions))
+
+
+def _first_texts(path: Path, column: str) -> list[str]:
+    batch = next(_file(path).iter_batches(FIRST_PICTURES, columns=[column], use_threads=False), None)
+    return [text for text in (batch.column(0).to_pylist() if batch else ()) if isinstance(text, str) and text]
 
 
 def _file(path: Path) -> Any:

@@ -29,12 +29,13 @@ from neuclip.data.shards.remote import (
     Gone,
     Limits,
     RemoteShard,
+    asked_for,
     fetch_bytes,
     remote_shards,
     without_query,
 )
 from neuclip.data.sources.tar import TarSource
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed
 from neuclip.progress import track
 
 SIZE_AT = 124  # where a tar header has the size of its member, in octal digits
@@ -63,7 +64,7 @@ class RemoteTarSource(TarSource):
         try:
             self._make_indexes(missing)
         except Gone as gone:
-            raise AskedWrongly(str(gone)) from gone
+            raise asked_for(gone) from gone
         yield from super()._numbers()
 
     def _make_indexes(self, missing: list[int]) -> None:

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.captions import usable_captions
+import numpy as np
+
+from neuclip.data.captions import other_keys, usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample
 from neuclip.data.shards.index import (
     BLOCK,
+    JSON_CAPTION,
     MOST_CAPTION_BYTES,
     NO_CAPTION,
     NO_LABEL,
@@ -27,14 +30,13 @@ from neuclip.data.shards.index import (
 )
 from neuclip.data.shards.joined_index import joined_index
 from neuclip.data.shards.open_files import OPEN_FILES, close_files, descriptor, new_number
-from neuclip.data.shards.packed import is_packed, mark_used, plain_tars
+from neuclip.data.shards.packed import PACKED_CUT_OFF, PACKED_DAMAGED, is_packed, mark_used, plain_tars
+from neuclip.data.shards.tar_walk import CUT_OFF, NO_END_MARK, NOT_TAR
 from neuclip.data.texts import Captions
 from neuclip.errors import RunFailed
 from neuclip.progress import track
 
-# What these say of a shard is so for every process and at every time: its samples are bad. Anything else that the
-# system answers (too many open files, a disk or a network that fails) may pass, and must not change what is trained on.
-FAULTS_OF_THE_DATA = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP)
+CUT_SHORT = (CUT_OFF, NO_END_MARK, NOT_TAR, PACKED_CUT_OFF, PACKED_DAMAGED)
 
 
 class TarSource:
@@ -63,11 +65,12 @@ class TarSource:
         self._begin_reading()
         places = [str(path.resolve()) for path in self.paths] or shards  # which mean the same from every folder
         self.joined = joined_index(places, caption_key, stamps, self._numbers(), self.index)
-        self.faults = tuple(Fault(-1, *note) for note in self.joined.notes)
+        self.faults = tuple(estimated([Fault(-1, *note) for note in self.joined.notes], shards, self.joined.ends))
         if self.changes:
             first, change = next(iter(self.changes.items()))
-            more = f" and {len(self.changes) - 1} more shards have changed" if len(self.changes) > 1 else ""
-            print(f"{first}: {change}{more}; indexed again", file=sys.stderr)
+            more = len(self.changes) - 1
+            others = f" and {more} more shard{' has' if more == 1 else 's have'} changed" if more else ""
+            print(f"{first}: {change}{others}; indexed again", file=sys.stderr)
 
     def _begin_reading(self) -> None:
         self._number = new_number()  # in this process
@@ -121,10 +124,12 @@ class TarSource:
         if caption_size > MOST_CAPTION_BYTES:
             raise BadSample("caption is too long", self._where(shard, caption_block))
         raw = self._read(shard, caption_block, caption_size)
+        found = captions_of(raw, kind, self.caption_key)
         try:
-            return Sample(image, usable_captions(captions_of(raw, kind, self.caption_key), ""))
+            return Sample(image, usable_captions(found, ""))
         except BadSample as bad:
-            raise BadSample(bad.reason, self._where(shard, caption_block)) from None
+            hint = f" ({other_keys(raw)})" if kind == JSON_CAPTION and not found else ""
+            raise BadSample(bad.reason, self._where(shard, caption_block) + hint) from None
 
     def where(self, id: int) -> str:
         """Shard and member of the picture, for messages."""
@@ -155,14 +160,18 @@ class TarSource:
             raise BadSample("shard was shortened", f"{self.shards[shard]} at byte {block * BLOCK}")
         return content
 
-    def _unreadable(self, shard: int, error: OSError) -> BadSample | RunFailed:
+    def _unreadable(self, shard: int, error: OSError) -> RunFailed:
+        """It was there when it was indexed. Whatever keeps it from being read now may pass, and must not change what is
+        trained on."""
         if error.errno == errno.ENOENT and is_packed(Path(self.shards[shard])):
             return RunFailed(f"{self.shards[shard]}: its unpacked copy has gone from the cache; continue with --resume")
-        if error.errno in FAULTS_OF_THE_DATA:
-            return BadSample("shard cannot be read", f"{self.shards[shard]} ({error.strerror})")
         remedy = "check the disk or the network it lies on, and the memory of this machine"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             remedy = "allow more open files (ulimit -n 4096) or use fewer --data.workers"
+        elif error.errno == errno.ENOENT:
+            remedy = "it was there when the run began: put it back"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            remedy = "check its permissions"
         return RunFailed(
             f"{self.shards[shard]}: cannot be read ({error.strerror}); {remedy}, then continue with --resume"
         )
@@ -194,3 +203,21 @@ class TarSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_reading()
+
+
+def estimated(faults: Sequence[Fault], shards: Sequence[str], ends: np.ndarray) -> Iterator[Fault]:
+    """A shard that is cut off does not say what it held; the largest of its set tells about how much. One that ends
+    between two pairs is cut off if it is smaller than that, and if others have the mark that ends a tar."""
+    sizes = np.diff(ends, prepend=0)
+    numbers = {name: number for number, name in enumerate(shards)} if faults else {}
+    none_has_a_mark = sum(fault.reason == NO_END_MARK for fault in faults) == len(shards)
+    for fault in faults:
+        if fault.reason == NO_END_MARK and none_has_a_mark:
+            continue
+        number = numbers.get(fault.where.rpartition(" at ")[0])
+        missing = int(sizes.max() - sizes[number]) if number is not None and fault.reason in CUT_SHORT else 0
+        if missing > fault.times:
+            reason = CUT_OFF if fault.reason == NO_END_MARK else fault.reason
+            yield Fault(-1, reason, f"{fault.where} (about {missing:,} pairs, by the largest shard)", missing)
+        elif fault.times:
+            yield fault

@@ -1,0 +1,51 @@
+"""Held-out data, opened as the run opens it: before anything else, and all of it."""
+
+from __future__ import annotations
+
+from neuclip.data.held_out_sets import HeldOutSets
+from neuclip.data.named.builtin import builtin_names, held_out, is_builtin
+from neuclip.data.source import Source
+from neuclip.doctor.files import places_of
+from neuclip.doctor.findings import Findings
+from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.settings.sections import Settings
+
+
+def note_held_out(findings: Findings, settings: Settings, source: Source) -> None:
+    """`source` is what is trained on."""
+    retrieval, zero_shot, automatic = _asked(settings)
+    findings.note("evaluation", sets=len(retrieval) + len(zero_shot), automatic=automatic)
+    for address in zero_shot:
+        _opened(findings, (), (address,))
+    for address in retrieval:
+        sets = _opened(findings, (address,), ())
+        if sets and places_of(source) & places_of(sets.retrieval[address]):
+            findings.warn(
+                f"{address} is trained on, and evaluation.retrieval too",
+                "recall on it does not tell how the model does on other pictures",
+                "keep some files apart, and give those as --evaluation.retrieval DATA",
+            )
+    if not (retrieval or zero_shot):
+        findings.warn(
+            "nothing is held out", "the loss alone does not tell a good model", "give --evaluation.retrieval DATA"
+        )
+
+
+def _asked(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """The addresses of both kinds, and whether the data set brings some of them. `auto` alone means those."""
+    name, asked = settings.data.train, settings.evaluation
+    brought = held_out(name) if name in builtin_names() and is_builtin(name) else None
+    automatic = brought is not None and ("auto",) in (asked.retrieval, asked.zero_shot)
+    retrieval = asked.retrieval if asked.retrieval != ("auto",) else brought.retrieval if brought else ()
+    zero_shot = asked.zero_shot if asked.zero_shot != ("auto",) else brought.zero_shot if brought else ()
+    return retrieval, zero_shot, automatic
+
+
+def _opened(findings: Findings, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets | None:
+    try:
+        return HeldOutSets.open(retrieval, zero_shot)
+    except (AskedWrongly, RunFailed) as error:
+        what, _, remedy = str(error).partition("; ")
+        flag = "--evaluation.retrieval" if retrieval else "--evaluation.zero_shot"
+        findings.fail(what, "held-out data is opened first", remedy or f"correct {flag}")
+        return None

@@ -1,0 +1,43 @@
+"""What of a held-out set cannot be used: listed by set, and above a share no figure may stand for the set."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from neuclip.data.sample import Fault
+from neuclip.data.source import Source
+from neuclip.errors import RunFailed
+from neuclip.records import HELD_OUT
+
+
+class TooManyBad(RunFailed):
+    """So much of a set is bad that a figure over the rest would be one of another set."""
+
+    def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
+        reason, count = Counter(fault.reason for fault in faults).most_common(1)[0]
+        self.faults = tuple(faults)
+        self.why = (
+            f"{len(faults):,} of {len(source):,} samples cannot be used ({len(faults) / len(source):.1%}, "
+            f"data.max_bad_share is {limit:.1%}), most often: {reason} ({count:,})"
+        )
+        super().__init__(f"{source.name}: {self.why}; repair the data")
+
+
+def refuse_above(limit: float, source: Source, faults: Sequence[Fault]) -> None:
+    """Raises TooManyBad. Each sample was read once, so the share is exact and nothing is left to chance."""
+    if len(faults) > limit * len(source) or len(faults) == len(source):
+        raise TooManyBad(source, faults, limit)
+
+
+def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:
+    """Add to a run's skipped.jsonl the faults of each set, those that earlier evaluations did not list."""
+    lines = [json.dumps(fault._asdict() | {HELD_OUT: name}) + "\n" for name, found in faults.items() for fault in found]
+    if not lines:
+        return
+    with path.open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        known = {line for line in file if f'"{HELD_OUT}": ' in line}
+        file.writelines(line for line in lines if line not in known)

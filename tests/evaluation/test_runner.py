@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.evaluation.runner import Evaluation, HeldOutSets, evaluate_towers
+from neuclip.models.towers import BuiltModel
+from tests.evaluation.colour_shards import colour_picture, write_samples
+from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
+
+RED, BAD = {"png": colour_picture("red"), "txt": b"red", "cls": b"0"}, {"png": b"bad", "txt": b"red", "cls": b"0"}
+
+
+def pairs(folder, samples) -> str:
+    """A data set for retrieval and, in its parent, for zero-shot."""
+    write_samples(folder / "test" / "0.tar", samples)
+    (folder / "classnames.txt").write_text("red\nblue\n")
+    (folder / "zeroshot_classification_templates.txt").write_text("{c}\n")
+    return str(folder / "test")
+
+
+def evaluate(*folders, limit=0.05) -> Evaluation:
+    """Each by its folder's name."""
+    built = BuiltModel(ColourTowers(), to_tensor, to_tensor, to_tensor, count_colours, 3, 8, {})
+    opened = HeldOutSets.open(tuple(f"{folder}/test" for folder in folders), tuple(map(str, folders)))
+    sets = HeldOutSets(
+        {folder.name: source for folder, source in zip(folders, opened.retrieval.values(), strict=True)},
+        {f"{folder.name}/classes": task for folder, task in zip(folders, opened.zero_shot.values(), strict=True)},
+    )
+    return evaluate_towers(built, sets, batch_size=16, workers=0, max_bad_share=limit)
+
+
+def test_every_set_tells_how_many_samples_were_left_out(tmp_path):
+    pairs(tmp_path / "whole", [RED] * 4)
+    pairs(tmp_path / "spoilt", [RED] * 3 + [BAD])
+    measured = evaluate(tmp_path / "whole", tmp_path / "spoilt", limit=0.3)
+    skipped = {key: value for key, value in measured.figures.items() if key.endswith(".skipped")}
+    assert skipped == {
+        "whole.skipped": 0,
+        "whole/classes.skipped": 0,
+        "spoilt.skipped": 1,
+        "spoilt/classes.skipped": 1,
+    }
+    assert measured.skipped == {name: {"picture does not decode": 1} for name in ("spoilt", "spoilt/classes")}
+    assert [fault.id for fault in measured.faults["spoilt"]] == [3] and not measured.refused
+
+
+def test_a_set_with_too_many_bad_samples_has_no_figure_and_the_others_have(tmp_path):
+    pairs(tmp_path / "whole", [RED] * 4)
+    pairs(tmp_path / "spoilt", [RED] * 3 + [BAD])
+    measured = evaluate(tmp_path / "spoilt", tmp_path / "whole", limit=0.2)
+    assert {key for key in measured.figures if key.startswith("spoilt")} == {
+        "spoilt.images",
+        "spoilt.skipped",
+        "spoilt/classes.images",
+        "spoilt/classes.skipped",
+    }
+    assert measured.figures["whole.image_to_text_recall_at_1"] == measured.figures["whole/classes.top1"] == 1
+    assert measured.refused.keys() == {"spoilt", "spoilt/classes"} and measured.embedded.keys() == {"whole"}
+    with pytest.raises(RunFailed, match=r"^spoilt is not measured: 1 of 4 samples .*--max-bad-share$"):
+        measured.raise_refused()
+
+
+def test_more_bad_samples_in_a_row_than_training_would_pass_over_are_only_bad_samples(tmp_path):
+    pairs(tmp_path / "broken", [BAD] * 150)
+    pairs(tmp_path / "mostly", [BAD] * 120 + [RED])
+    measured = evaluate(tmp_path / "broken", tmp_path / "mostly", limit=1.0)
+    assert measured.refused.keys() == {"broken", "broken/classes"} and len(measured.faults["broken"]) == 150
+    assert (measured.figures["mostly.images"], measured.figures["mostly.skipped"]) == (1, 120)
+
+
+def test_what_never_became_a_sample_is_counted_and_is_no_share_of_the_set(tmp_path):
+    pairs(tmp_path / "some", [RED] * 3 + [{"txt": b"red"}] * 2)
+    measured = evaluate(tmp_path / "some", limit=0)
+    assert measured.figures["some.skipped"] == 2 and measured.skipped["some"] == {"no picture": 2}
+    assert not measured.refused
+
+
+def test_a_table_whose_pictures_do_not_exist_is_refused_before_training(tmp_path):
+    table = tmp_path / "pairs.csv"
+    table.write_text("filepath,title\nnowhere/a.png,a\nnowhere/b.png,b\n")
+    with pytest.raises(AskedWrongly, match=r"none of its first pictures exists"):
+        HeldOutSets.open((str(table),), ())
