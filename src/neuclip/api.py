@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from neuclip.data.held_out_sets import HeldOutSets
 from neuclip.data.named.builtin import builtin_names, held_out, is_builtin
 from neuclip.distributed import alone, is_main, world_size
 from neuclip.errors import AskedWrongly
 from neuclip.evaluation.embedding import embed_pairs
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.normalizer_error import normalizer_error as measure_normalizer_error
-from neuclip.evaluation.runner import Evaluation, HeldOutSets, evaluate_towers
+from neuclip.evaluation.runner import Evaluation, evaluate_towers
 from neuclip.evaluation.unusable import list_faults
 from neuclip.models.export import export_model
 from neuclip.models.towers import BuiltModel, Tokenize, Transform, build_model

@@ -75,11 +75,12 @@ def test_the_usual_tokenizer_counts_alone_as_within_open_clip(tmp_path):
 def no_network(monkeypatch):
     asked = []
 
-    def refuse(self, address):
+    def refuse(*address, **options):
         asked.append(address)
         raise OSError("there is no network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     return asked
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from neuclip.data.held_out_sets import HeldOutSets
 from neuclip.errors import AskedWrongly, RunFailed
-from neuclip.evaluation.runner import Evaluation, HeldOutSets, evaluate_towers
+from neuclip.evaluation.runner import Evaluation, evaluate_towers
 from neuclip.models.towers import BuiltModel
 from tests.evaluation.colour_shards import colour_picture, write_samples
 from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor

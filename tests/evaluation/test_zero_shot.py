@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from neuclip.data.zero_shot_task import ZeroShotTask
 from neuclip.errors import AskedWrongly
-from neuclip.evaluation.zero_shot import ZeroShotTask, accuracy, classifier, evaluate_task
+from neuclip.evaluation.zero_shot import accuracy, classifier, evaluate_task
 from tests.evaluation.colour_shards import colour_picture, write_samples
 from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
 

@@ -6,18 +6,22 @@ from dataclasses import dataclass
 
 from neuclip.data.source import Source, check_listed_pictures, open_source
 from neuclip.data.zero_shot_task import ZeroShotTask
+from neuclip.settings.secrets import without_queries
 
 
 @dataclass(frozen=True)
 class HeldOutSets:
-    """What is measured, opened once: a missing file is found before training, not after."""
+    """What is measured, opened once: a missing file is found before training, not after.
+
+    Their names are their addresses, as the figures and files of a run may show them.
+    """
 
     retrieval: dict[str, Source]
     zero_shot: dict[str, ZeroShotTask]
 
     @classmethod
     def open(cls, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets:
-        sources = {address: open_source(address) for address in retrieval}
+        sources = {without_queries(address): open_source(address) for address in retrieval}
         for source in sources.values():
             check_listed_pictures(source)
         return cls(sources, {address: ZeroShotTask.open(address) for address in zero_shot})

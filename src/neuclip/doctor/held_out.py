@@ -8,6 +8,7 @@ from neuclip.data.source import Source
 from neuclip.doctor.files import places_of
 from neuclip.doctor.findings import Findings
 from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 
 
@@ -19,9 +20,9 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
         _opened(findings, (), (address,))
     for address in retrieval:
         sets = _opened(findings, (address,), ())
-        if sets and places_of(source) & places_of(sets.retrieval[address]):
+        if sets and any(places_of(source) & places_of(held) for held in sets.retrieval.values()):
             findings.warn(
-                f"{address} is trained on, and evaluation.retrieval too",
+                f"{without_queries(address)} is trained on, and evaluation.retrieval too",
                 "recall on it does not tell how the model does on other pictures",
                 "keep some files apart, and give those as --evaluation.retrieval DATA",
             )

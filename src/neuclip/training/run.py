@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -177,9 +178,9 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
 def refuse_single_pictures(settings: Settings, built: BuiltModel) -> None:
     """BatchNorm divides by the deviation over the pictures of a forward pass; one alone has none."""
     share = settings.train.batch_size // world_size()
-    at_once = min(share, settings.train.micro_batch_size or share)
-    if at_once == 1 and any(isinstance(module, _BatchNorm) for module in built.towers.modules()):
-        field, least = ("batch_size", 2 * world_size()) if share == 1 else ("micro_batch_size", 2)
+    smallest = share // math.ceil(share / (settings.train.micro_batch_size or share))  # chunk, as accumulation.py cuts
+    if smallest == 1 and any(isinstance(module, _BatchNorm) for module in built.towers.modules()):
+        field, least = ("batch_size", 2 * world_size()) if share == 1 else ("micro_batch_size", min(4, share))
         raise AskedWrongly(
             f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time; "
             f"give --train.{field} {least} or more"

@@ -12,8 +12,8 @@ import pytest
 from neuclip.data.named.builtin import builtin_folder
 from neuclip.data.named.fetching import packages_folder
 from neuclip.data.named.labelled.build import first_of_each_class
+from neuclip.data.zero_shot_task import ZeroShotTask
 from neuclip.errors import RunFailed
-from neuclip.evaluation.zero_shot import ZeroShotTask
 
 ROWS = [([number % 17] * 64, number % 10) for number in range(30)]
 
