@@ -202,11 +202,16 @@ def test_resuming_on_changed_data_is_refused(small_settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "advice"), [("batch_size", "batch_size 2"), ("micro_batch_size", "micro_batch_size 2")]
+    ("flags", "advice"),
+    [
+        ("--train.batch_size 1", "--train.batch_size 2"),
+        ("--train.micro_batch_size 1", "--train.micro_batch_size 2"),
+        ("--train.batch_size 3 --train.micro_batch_size 2", "--train.micro_batch_size 3"),  # cut into 2 and 1
+    ],
 )
-def test_pictures_one_at_a_time_are_refused_where_batch_norm_wants_several(small_settings, tmp_path, flag, advice):
-    with pytest.raises(AskedWrongly, match=f"give --train.{advice} or more"):
-        api.train(small_settings(tmp_path, f"--train.{flag}", "1"))
+def test_pictures_one_at_a_time_are_refused_where_batch_norm_wants_several(small_settings, tmp_path, flags, advice):
+    with pytest.raises(AskedWrongly, match=f"give {advice} or more"):
+        api.train(small_settings(tmp_path, *flags.split()))
     assert not list(tmp_path.iterdir())
 
 

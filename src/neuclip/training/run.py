@@ -180,7 +180,7 @@ def refuse_single_pictures(settings: Settings, built: BuiltModel) -> None:
     share = settings.train.batch_size // world_size()
     smallest = share // math.ceil(share / (settings.train.micro_batch_size or share))  # chunk, as accumulation.py cuts
     if smallest == 1 and any(isinstance(module, _BatchNorm) for module in built.towers.modules()):
-        field, least = ("batch_size", 2 * world_size()) if share == 1 else ("micro_batch_size", min(4, share))
+        field, least = ("batch_size", 2 * world_size()) if share == 1 else ("micro_batch_size", 2 + share % 2)
         raise AskedWrongly(
             f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time; "
             f"give --train.{field} {least} or more"
