@@ -35,16 +35,19 @@ FAILING = [
     "--log.wandb true",
     "--data.max_bad_share 0 --data.train spoilt",
     "--data.max_bad_share 1 --data.train hollow",
+    "--data.train cut",
 ]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """40 good pairs; 40 with three bad ones; 200 of which the last 150 are bad."""
+    """40 good pairs; 40 with three bad ones; 200 of which the last 150 are bad; two times 80, one cut to a quarter."""
     place = tmp_path_factory.mktemp("truth")
     write_shards(place / "shapes", 40, shards=2)
     write_shards(place / "spoilt", 40, shards=2, spoilt=range(5, 8))
     write_shards(place / "hollow", 200, shards=1, spoilt=range(50, 200))
+    _, second = sorted(write_shards(place / "cut", 160, shards=2).glob("*.tar"))
+    second.write_bytes(second.read_bytes()[: second.stat().st_size // 4])
     (place / "empty").mkdir()
     (place / "file").touch()
     (place / "runs" / "taken").mkdir(parents=True)

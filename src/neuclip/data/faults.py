@@ -26,7 +26,7 @@ def stand_ins(id: int, size: int) -> list[int]:
     return [(id + step) % size for step in range(1, min(TRIES, size - 1) + 1)]
 
 
-def too_many(bad: int, read: int, limit: float) -> bool:
+def too_many(bad: float, read: int, limit: float) -> bool:
     """Whether the share of bad ones is above the limit by more than chance, once there are enough for a share."""
     chance = 3 * math.sqrt(limit * (1 - limit) * read)
     return (read >= FIRST_CHECK or limit == 0) and bad > limit * read + chance

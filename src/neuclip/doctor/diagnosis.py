@@ -29,7 +29,6 @@ from neuclip.doctor.shards import note_shards
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.models.facts import ModelFacts, pretrained_is_known, token_counter
 from neuclip.models.hub import NotHere
-from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 
 
@@ -83,7 +82,7 @@ def note_failure(findings: Findings, error: Exception, why: str) -> None:
 
 
 def examine_data(findings: Findings, settings: Settings, source: Source, look: Look, model: ModelFacts) -> None:
-    note_source(findings, source, without_queries(settings.data.train))
+    note_source(findings, source, settings.data)
     note_shards(findings, source)
     note_look(findings, look, source)
     note_bad(findings, look, settings, len(source))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 from statistics import median
 
-from neuclip.data.faults import FIRST_CHECK
+from neuclip.data.faults import lost_pairs, lost_text, too_many, too_many_lost
 from neuclip.data.source import Source
 from neuclip.data.sources.remote_tar import RemoteTarSource
 from neuclip.doctor.files import captions_are_in_files, files_of
@@ -16,7 +15,8 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.look import Look
 from neuclip.doctor.wording import percent, plural
 from neuclip.models.facts import ModelFacts
-from neuclip.settings.sections import Settings
+from neuclip.settings.secrets import without_queries
+from neuclip.settings.sections import DataSettings, Settings
 
 CAPTIONS_COUNTED = 2_000_000  # up to here all captions are compared, about a second per million; beyond, a sample
 CAPTION_FILES_COUNTED = 20_000  # where each is a file
@@ -26,11 +26,11 @@ MANY_SMALL = 0.5
 PATCH = 32
 
 
-def note_source(findings: Findings, source: Source, address: str) -> None:
-    files, lost = files_of(source), sum(fault.times for fault in source.faults)
+def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
+    files, lost = files_of(source), lost_pairs(source)
     findings.note(
         "data",
-        address=address,
+        address=without_queries(data.train),
         name=source.name,
         kind=files.kind,
         pairs=len(source),
@@ -38,12 +38,12 @@ def note_source(findings: Findings, source: Source, address: str) -> None:
         file_bytes=files.size,
         index_faults=lost,
     )
-    if source.faults:
-        first = source.faults[0]
+    if message := too_many_lost(source, data.max_bad_share):
+        what, _, remedy = message.rpartition("; ")
+        findings.fail(what, "the run would stop before its first step", remedy)
+    elif source.faults:
         findings.warn(
-            f"{plural(lost, 'fault')} in the files",
-            f"what they hide never becomes a pair; first: {first.reason}, {first.where}",
-            "repair or fetch these files again, or train without that part",
+            f"{plural(lost, 'pair')} never became samples", lost_text(source), "repair those files or fetch them again"
         )
 
 
@@ -60,10 +60,8 @@ def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> 
     limit, share = settings.data.max_bad_share, look.bad / look.read
     # A data set that was looked at whole comes again and again, and chance explains less and less.
     reads = settings.train.samples if look.read == pairs else look.read
-    allowance = 3 * math.sqrt(limit * (1 - limit) / reads)
-    enough = reads >= FIRST_CHECK or limit == 0
     alone = look.bad == look.read or bool(look.without_stand_in)
-    stops = alone or (enough and share > limit + allowance)
+    stops = alone or too_many(share * reads, reads, limit)
     findings.note(
         "bad", pairs=look.bad, share=share, limit=limit, reasons=dict(look.faults.most_common()), stops_run=stops
     )
