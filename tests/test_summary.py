@@ -21,6 +21,7 @@ SUMMARY = {
     "peak_memory_bytes": 1.9e9,
     "skipped": {"picture does not decode": 2, "caption is empty": 1},
     "skipped_share": 3 / 27_500,
+    "lost_share": 0,
     "skipped_held_out": {},
     "not_measured": {},
     "full_captions": 0.01,
@@ -37,7 +38,7 @@ def test_a_person_reads_recall_against_chance_the_normalizer_and_the_time():
         25.0% of 9 classes (chance 11%)
         0.46 (a batch of 128 alone: 3.44)
         calibration 1.07 (batch mean of true over predicted
-        3 samples, 0.011% of those read: 2 x picture does not decode, 1 x caption is empty"""
+        3 (0.011% of those read): 2 x picture does not decode, 1 x caption is empty"""
     assert [phrase for phrase in map(str.strip, wanted.splitlines()) if phrase not in text] == []
     assert max(len(line) for line in text.splitlines()) <= 100
 
@@ -53,7 +54,9 @@ def test_skipped_samples_have_a_heading_of_their_own_with_held_out_sets_apart():
     held_out = {"icons": {"picture does not decode": 9, "caption is empty": 7}}
     lines = summary_text(SUMMARY | {"evaluation": figures, "skipped_held_out": held_out}, batch_size=128).splitlines()
     heading = lines.index("Skipped samples, listed in skipped.jsonl:")
-    assert lines[heading + 1].startswith("  training data  3 samples, ") and len(lines) == heading + 3
+    assert lines[heading + 1].startswith("  training data  3 (0.011% of those read): ") and len(lines) == heading + 3
+    lost = SUMMARY | {"skipped": {"shard is cut off": 2}, "skipped_share": 0, "lost_share": 0.04}
+    assert "2 (4% lost before): 2 x shard is cut off" in summary_text(lost, batch_size=128)
     reasons = "9 x picture does not decode, 7 x caption is empty"
     assert lines[heading + 2] == f"  icons          16 of 721 samples could not be used: {reasons}"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from neuclip.data.faults import lost_pairs
 from neuclip.data.held_out_sets import HeldOutSets
 from neuclip.data.named.builtin import builtin_names, held_out, is_builtin
 from neuclip.distributed import alone, is_main, world_size
@@ -312,8 +313,7 @@ def summarise(run: Run, measured: Evaluation, seconds: float) -> dict[str, Any]:
     records = read_lines(run.folder.records)
     last_quarter = records[-max(1, len(records) // 4) :]
     calibration = [record["calibration"] for record in last_quarter if record.get("calibration") is not None]
-    # Different samples, however often they came; what never became a sample was not among those read.
-    skipped, lost = fault_log(run).counts, sum(fault.times for fault in run.source.faults)
+    skipped, lost = fault_log(run).counts, lost_pairs(run.source)
     return {
         "samples_seen": run.samples,
         "loss": records[-1]["loss"] if records else None,
@@ -325,7 +325,9 @@ def summarise(run: Run, measured: Evaluation, seconds: float) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory_bytes(run.device),
         "full_captions": records[-1].get("full_captions") if records else None,  # since the last start
         "skipped": dict(skipped.most_common()),
-        "skipped_share": skipped.total() / (min(run.samples, len(run.source)) + lost),
+        # Of the different samples that were read; what never became a sample was not among them.
+        "skipped_share": (skipped.total() - lost) / min(run.samples, len(run.source)),
+        "lost_share": lost / (len(run.source) + lost),
         "skipped_held_out": measured.skipped,
         "not_measured": measured.refused,
         "evaluation": measured.figures,

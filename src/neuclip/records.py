@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,12 @@ class RunFolder:
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one strict JSON object and hand it to the system, so that a killed run keeps every finished line."""
+    append_lines(path, [record])
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(strict(record), allow_nan=False) + "\n")
+        file.writelines(json.dumps(strict(record), allow_nan=False) + "\n" for record in records)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

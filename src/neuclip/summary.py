@@ -52,8 +52,9 @@ def _skipped_lines(summary: dict[str, Any]) -> list[str]:
     """Of the training data and of each held-out set; nothing where nothing was skipped."""
     rows = {}
     if summary["skipped"]:
-        count, share = sum(summary["skipped"].values()), summary["skipped_share"]
-        rows["training data"] = f"{count:,} samples, {100 * share:.2g}% of those read: {_by_reason(summary['skipped'])}"
+        shares = {"of those read": summary["skipped_share"], "lost before": summary["lost_share"]}
+        told = ", ".join(f"{100 * share:.2g}% {what}" for what, share in shares.items() if share)
+        rows["training data"] = f"{sum(summary['skipped'].values()):,} ({told}): {_by_reason(summary['skipped'])}"
     rows |= held_out_skipped(summary["evaluation"], summary["skipped_held_out"])
     return _rows("Skipped samples, listed in skipped.jsonl:", rows)
 

@@ -148,6 +148,18 @@ def test_a_link_to_a_folder_of_shards_that_is_gone_is_an_error():
     assert refusal("sh").startswith("sh/more: is a link to /nowhere, which is gone")
 
 
+@pytest.mark.parametrize("name", ["two", "one/two.v2", "jpg"])
+def test_a_link_to_a_folder_of_pictures_that_is_gone_is_an_error(name):
+    for path, content in (("pics/one/0.png", picture(0)), ("pics/one/0.txt", b"picture 0"), ("more/a", b"")):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(content)
+    Path("pics", name).symlink_to(Path("more").absolute())
+    assert captions("pics") == [0]
+    Path("pics", name).unlink()
+    Path("pics", name).symlink_to("/nowhere")
+    assert refusal("pics").startswith(f"pics/{name}: is a link to /nowhere, which is gone; bring that back")
+
+
 def test_what_is_gone_is_not_proposed():
     shards("sh/00000.tar")
     Path("sh/00021.tar").symlink_to("/nowhere/1.tar")
@@ -169,6 +181,14 @@ def test_a_star_means_the_shards_again_after_they_were_indexed():
     assert Path("sh/00000.tar.index.npz").exists()
     Path("sh/pairs.csv").write_text("image,caption\n")
     assert "sh/pairs.csv: is of another kind than sh/00000.tar; give one kind ('sh/*.tar')" in refusal("sh/*")
+
+
+@pytest.mark.parametrize("twin", ["0.tgz", "0.tar.gz", "0.TGZ"])
+def test_a_packed_twin_beside_its_shard_shows_no_sample_twice(twin):
+    shards("sh/0.tar", "sh/1.tar")
+    for name in (twin, "2.tgz"):
+        Path("sh", name).write_bytes(gzip.compress(Path("sh/0.tar").read_bytes()))
+    assert captions("sh") == captions("sh/*") == [0, 1, 0]
 
 
 def test_braces_and_stars_combine_and_each_must_match():
@@ -208,6 +228,7 @@ def test_a_list_of_remote_shards_is_one_source_in_its_order(server):
         ("0.tar\n\nnotes.md\n", "shards.txt line 3 (a list of shards, one address per line): notes.md: is not a tar"),
         ("*.tar\n0.tar\n", "shards.txt: lists 0.tar 2 times; list it once"),
         ("0.tar\ns3://bucket/0.tar\n", "shards.txt: lists local and remote shards; make two lists"),
+        ("0.tar\nicons-30k\n", "shards.txt line 2: icons-30k is a data set by name, and a list names shards; give it"),
         ("# nothing\n", "shards.txt: lists no shards; give one address per line"),
         ("\udcff", "shards.txt: cannot be read as a list of shards"),
     ],
@@ -233,11 +254,41 @@ def test_a_list_that_is_wrong_is_told_with_its_line(text, told):
         ("http://127.0.0.1:9/pairs.csv", "only tar shards can be remote; fetch it and give the local file"),
         ("s3://x/{0..3}.parquet", "only tar shards can be remote; fetch it and give the local file"),
         ("sh/{a,b", "sh/{a,b: no such file or folder; a pattern has closed braces"),
+        ("{a," * 500 + "}" * 500, "(2,000 letters): too many braces inside each other; write the names into a list"),
     ],
 )
 def test_habits_from_elsewhere_are_told_what_to_write(address, told):
     shards("sh/0.tar", "x.tar.bz2", "x.tar.xz", "x.zip")
     assert told in refusal(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "memory://nothing/?token=SECRET",
+        "memory://no/{0..99999999}.tar?token=SECRET",
+        "memory://parts/?token=SECRET",
+        "memory://parts/train/0.tar?token=SECRET",
+        "memory://no/{a,b}.tar?token=SECRET,,sh",
+        "memory://no/x.tar?token=SECRET:-1",
+        "memory://no/x.tar?token=SECRET::memory://no/y.tar?token=SECRET",
+        "pipe:curl memory://no/x.tar?token=SECRET",
+        "memory://no/x.csv?token=SECRET",
+        "nowhere://no/x.tar?token=SECRET",
+    ],
+)
+def test_no_refusal_shows_the_query_of_an_address(address, monkeypatch):
+    memory = fsspec.filesystem("memory")
+    # A remote that takes queries, as web servers do.
+    monkeypatch.setattr(type(memory), "_strip_protocol", classmethod(without_query_of(type(memory)._strip_protocol)))
+    for name in ("train/0.tar", "test/0.tar"):
+        memory.pipe_file(f"/parts/{name}", bytes(10240))
+    assert "SECRET" not in refusal(address)
+    memory.rm("/parts", recursive=True)
+
+
+def without_query_of(strip):
+    return lambda _, path: strip(path.partition("?")[0])
 
 
 def test_a_saved_data_set_of_several_splits_is_refused_in_the_same_words():

@@ -16,6 +16,7 @@ from neuclip.doctor.findings import Advice, Findings
 from neuclip.doctor.room import Room
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.settings.reading import read_settings
+from tests.data.small_shards import pair, write_tar
 from tests.pictures import write_shard, write_shards
 
 SHORT = ["--train.batch_size", "8", "--train.samples", "16", "--data.workers", "0", "--evaluation.error_anchors", "0"]
@@ -35,19 +36,20 @@ FAILING = [
     "--log.wandb true",
     "--data.max_bad_share 0 --data.train spoilt",
     "--data.max_bad_share 1 --data.train hollow",
-    "--data.train cut",
+    "--data.train halves",
 ]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """40 good pairs; 40 with three bad ones; 200 of which the last 150 are bad; two times 80, one cut to a quarter."""
+    """40 good pairs; 40 with three bad ones; 200 of which the last 150 are bad; 120 captions, half of them
+    without a picture."""
     place = tmp_path_factory.mktemp("truth")
     write_shards(place / "shapes", 40, shards=2)
     write_shards(place / "spoilt", 40, shards=2, spoilt=range(5, 8))
     write_shards(place / "hollow", 200, shards=1, spoilt=range(50, 200))
-    _, second = sorted(write_shards(place / "cut", 160, shards=2).glob("*.tar"))
-    second.write_bytes(second.read_bytes()[: second.stat().st_size // 4])
+    alone = [(f"{number}.txt", b"alone") for number in range(100, 160)]
+    write_tar(place / "halves" / "0.tar", [member for number in range(60) for member in pair(number)] + alone)
     (place / "empty").mkdir()
     (place / "file").touch()
     (place / "runs" / "taken").mkdir(parents=True)

@@ -70,11 +70,20 @@ def test_more_bad_samples_in_a_row_than_training_would_pass_over_are_only_bad_sa
     assert (measured.figures["mostly.images"], measured.figures["mostly.skipped"]) == (1, 120)
 
 
-def test_what_never_became_a_sample_is_counted_and_is_no_share_of_the_set(tmp_path):
+def test_what_never_became_a_sample_is_counted_as_bad(tmp_path):
     pairs(tmp_path / "some", [RED] * 3 + [{"txt": b"red"}] * 2)
-    measured = evaluate(tmp_path / "some", limit=0)
+    measured = evaluate(tmp_path / "some", limit=0.4)
     assert measured.figures["some.skipped"] == 2 and measured.skipped["some"] == {"no picture": 2}
-    assert not measured.refused
+    assert measured.figures["some.images"] == 3 and not measured.refused
+
+
+def test_a_set_that_is_mostly_lost_is_not_measured(tmp_path):
+    pairs(tmp_path / "lost", [RED] * 10 + [{"txt": b"red"}] * 29 + [BAD])
+    measured = evaluate(tmp_path / "lost", limit=0.5)
+    assert measured.refused.keys() == {"lost", "lost/classes"} and not measured.embedded
+    assert measured.refused["lost"].startswith("30 of 40 samples cannot be used (75.0%, ")
+    assert measured.refused["lost"].endswith("most often: no picture (29)")
+    assert (measured.figures["lost.images"], measured.figures["lost.skipped"]) == (10, 30)
 
 
 def test_a_table_whose_pictures_do_not_exist_is_refused_before_training(tmp_path):

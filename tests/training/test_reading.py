@@ -56,8 +56,11 @@ def test_what_never_became_a_sample_is_told_before_the_first_step_and_may_stop_t
     members = [member for number in range(8) for member in pair(number)]
     source = open_source(str(write_tar(tmp_path / "0.tar", [*members, ("x.txt", b"alone"), ("y.txt", b"alone")])))
     run = run_of(source, tmp_path / "run")
-    assert read(run) == 2 and "2 pairs are lost: 2 x no picture; first: " in capsys.readouterr().err
+    assert (
+        read(run) == 2 and "at least 2 pairs never became samples: 2 x no picture; first: " in capsys.readouterr().err
+    )
     assert [line["reason"] for line in read_lines(run.folder.skipped)] == ["no picture"] * 2
+    assert read(run) == 2 and len(read_lines(run.folder.skipped)) == 2  # resumed: listed anew, not again
     run.settings.data.max_bad_share = 0.0
     with pytest.raises(RunFailed, match=r"2 of 10 pairs never became samples \(20\.0%"):
         read(run)

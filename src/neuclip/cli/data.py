@@ -177,7 +177,7 @@ def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
 def index(address: str, flags: dict[str, Any]) -> int:
     """Prints what was found; 1 when --verify found an index that did not fit its shard."""
     with waiting("loading torch"):
-        from neuclip.data.shards.indexing import index_facts, index_report, opened_shards, verified
+        from neuclip.data.indexing import index_facts, index_report, opened_shards, verified
 
     verify, as_json = flags.get("verify", False), flags.get(JSON.name, False)
     found = []

@@ -10,11 +10,13 @@ from fractions import Fraction
 from pathlib import Path
 
 from neuclip.data.braces import expand_braces
-from neuclip.data.held_out import BUILD_NOTES, refuse_several_parts
-from neuclip.data.shards.remote import INDEX_SUFFIX, SHARD_SUFFIXES, is_remote
+from neuclip.data.named.builtin import builtin_names, is_builtin
+from neuclip.data.parts import BUILD_NOTES, refuse_several_parts
+from neuclip.data.shards.remote import INDEX_SUFFIX, SHARD_SUFFIXES, is_remote, without_packed_twins
 from neuclip.errors import AskedWrongly
 from neuclip.progress import track
 from neuclip.settings.nearest import nearest, nearest_path
+from neuclip.settings.secrets import between_commas, without_queries, without_query
 
 TABLE_SUFFIXES = (".csv", ".tsv")
 LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -39,7 +41,7 @@ def parts_of(address: str) -> list[tuple[str, Fraction]]:
     >>> parts_of("a.csv:2,shards/{0,1}.tar")
     [('a.csv', Fraction(2, 1)), ('shards/{0,1}.tar', Fraction(1, 1))]
     """
-    pieces = _between_commas(address)
+    pieces = between_commas(address)
     parts = []
     while pieces:
         counts = range(min(len(pieces), MOST_COMMAS + 1), 1, -1)
@@ -47,23 +49,12 @@ def parts_of(address: str) -> list[tuple[str, Fraction]]:
         part = ",".join(pieces[:count]).strip()
         if not part:
             raise AskedWrongly(
-                f"{address}: a comma stands alone; give addresses between commas, such as a.csv:2,shards"
+                f"{without_queries(address)}: a comma stands alone; give addresses between commas, such as "
+                "a.csv:2,shards"
             )
         parts.append(_name_and_weight(part))
         pieces = pieces[count:]
     return parts
-
-
-def _between_commas(address: str) -> list[str]:
-    """Cut at commas outside of braces."""
-    pieces, depth = [""], 0
-    for letter in address:
-        depth = max(0, depth + (letter == "{") - (letter == "}"))
-        if letter == "," and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += letter
-    return pieces
 
 
 def _is_one(text: str) -> bool:
@@ -79,7 +70,10 @@ def _name_and_weight(part: str) -> tuple[str, Fraction]:
     else:
         name, weight = match.groups()
     if not WEIGHT.fullmatch(weight) or Fraction(weight) == 0:
-        raise AskedWrongly(f"{part}: a weight is a number above 0; give {name}:2 or {name}:0.5, or leave it out")
+        shown = without_query(name)
+        raise AskedWrongly(
+            f"{shown}:{weight}: a weight is a number above 0; give {shown}:2 or {shown}:0.5, or leave it out"
+        )
     if not is_there(Path(name)):
         _refuse_habits(name)
     return name, Fraction(weight)
@@ -90,19 +84,13 @@ def _refuse_habits(name: str) -> None:
     if name.startswith("pipe:"):
         words = [word.strip("'\"") for word in name.removeprefix("pipe:").split()]
         meant = next((word for word in words if is_remote(word) or word.lower().endswith(SHARD_SUFFIXES)), "x.tar")
-        raise AskedWrongly(f"{name}: commands are not run; give the address itself: {meant}")
+        raise AskedWrongly(
+            f"{without_query(name)}: commands are not run; give the address itself: {without_query(meant)}"
+        )
     if CHAIN.search(name):
-        meant = CHAIN.sub(",", name)
-        raise AskedWrongly(f"{name}: several sources stand between commas; give {meant}, or {meant}:2 with a weight")
-
-
-def check_there(address: str) -> None:
-    """Raises AskedWrongly for an address that leads to nothing. Opens and builds nothing, and asks no remote."""
-    from neuclip.data.named.builtin import is_builtin
-
-    for part, _ in parts_of(address):
-        if not (is_builtin(part) or is_remote(part)):
-            files_of(part)
+        shown = "::".join(map(without_query, CHAIN.split(name)))
+        meant = CHAIN.sub(",", shown)
+        raise AskedWrongly(f"{shown}: several sources stand between commas; give {meant}, or {meant}:2 with a weight")
 
 
 def is_there(path: Path) -> bool:
@@ -149,13 +137,11 @@ def _matching(name: str) -> set[Path]:
 def _of_data(files: set[Path]) -> set[Path]:
     """Without what is only about shards among them, and without their packed twins; all of them are there."""
     shards = {path for path in files if path.name.lower().endswith(SHARD_SUFFIXES)}
-    # `gunzip -k` leaves both files; reading both would show every sample twice.
-    twins = {path for path in shards if path.suffix == ".gz" and path.with_suffix("") in shards}
+    kept = files - shards | {Path(name) for name in without_packed_twins({str(path) for path in shards})}
     about = {path for path in files - shards if ABOUT_SHARDS.fullmatch(path.name) or path.with_suffix(".tar") in shards}
-    kept = files - twins - (about if shards else set())
+    kept -= about if shards else set()
     for path in kept:
-        if not is_there(path):
-            raise AskedWrongly(_gone(path))
+        refuse_gone(path)
     return kept
 
 
@@ -194,7 +180,19 @@ def lines_of(path: Path) -> list[tuple[str, str]]:
     found = [(place, line) for place, line in found if line and not line.startswith("#")]
     if not found:
         raise AskedWrongly(f"{path}: lists no shards; give one address per line")
+    for place, line in found:
+        if is_builtin(line) and not is_there(path.parent / line):
+            raise AskedWrongly(
+                f"{place}: {line} is a data set by name, and a list names shards; give it beside the list, as "
+                f"{path},{line}"
+            )
     return [(place, line if is_remote(line) else str(path.parent / line)) for place, line in found]
+
+
+def refuse_gone(path: Path) -> None:
+    """Raises AskedWrongly for what a folder lists and is not there: a missing file is not a smaller data set."""
+    if not is_there(path):
+        raise AskedWrongly(_gone(path))
 
 
 def _gone(path: Path) -> str:
@@ -217,8 +215,6 @@ def _missing(address: str, missing: list[str], count: int) -> str:
 
 
 def _nothing_there(address: str) -> str:
-    from neuclip.data.named.builtin import builtin_names
-
     if _is_link(Path(address)):
         return _gone(Path(address))
     if "{" in address:

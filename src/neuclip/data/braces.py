@@ -7,7 +7,9 @@ from itertools import islice
 
 from braceexpand import braceexpand
 
+from neuclip.data.sample import shortened
 from neuclip.errors import AskedWrongly
+from neuclip.settings.secrets import without_query
 
 MOST_NAMES = 1_000_000  # of one pattern: LAION-5B has 600,000 shards
 NUMBERS = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
@@ -24,6 +26,13 @@ def expand_braces(pattern: str) -> list[str]:
         found = list(islice(names, MOST_NAMES + 1))
     except ValueError:
         return [pattern]
+    except RecursionError:
+        raise AskedWrongly(
+            f"{shortened(without_query(pattern))}: too many braces inside each other; write the names into a list "
+            "(shards.txt), one per line"
+        ) from None
     if not 0 < len(found) <= MOST_NAMES:
-        raise AskedWrongly(f"{pattern}: means more than {MOST_NAMES:,} files; correct the numbers in its braces")
+        raise AskedWrongly(
+            f"{without_query(pattern)}: means more than {MOST_NAMES:,} files; correct the numbers in its braces"
+        )
     return found

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from neuclip.data.sample import Batch, Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
-from neuclip.records import HELD_OUT, append_line
+from neuclip.records import HELD_OUT, append_lines, read_lines, write_text_safely
 
 TRIES = 100  # so many bad samples in a row mean that the data cannot be read at all
 MERGED_FROM = 10_000  # ids; fewer stay a set
@@ -32,17 +32,27 @@ def too_many(bad: float, read: int, limit: float) -> bool:
     return (read >= FIRST_CHECK or limit == 0) and bad > limit * read + chance
 
 
+def forget_lost(path: Path) -> None:
+    """Before a run goes on. What never became a sample is listed anew: the files may be mended, or lie elsewhere."""
+    kept = [record for record in read_lines(path) if record["id"] >= 0 or HELD_OUT in record]
+    write_text_safely(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def by_reason(faults: Iterable[Fault]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for fault in faults:
+        counts[fault.reason] += fault.times
+    return counts
+
+
 def lost_pairs(source: Source) -> int:
-    """How many pairs never became samples, as far as that is known."""
+    """How many pairs never became samples, at least: of a shard that is cut off nobody can say what it held."""
     return sum(fault.times for fault in source.faults)
 
 
 def lost_text(source: Source) -> str:
     """Which they are, in a few words."""
-    reasons: Counter[str] = Counter()
-    for fault in source.faults:
-        reasons[fault.reason] += fault.times
-    told = ", ".join(f"{count:,} x {reason}" for reason, count in reasons.most_common())
+    told = ", ".join(f"{count:,} x {reason}" for reason, count in by_reason(source.faults).most_common())
     return f"{told}; first: {source.faults[0].where}"
 
 
@@ -53,8 +63,8 @@ def too_many_lost(source: Source, limit: float) -> str:
     if not too_many(lost, there, limit):
         return ""
     return (
-        f"{lost:,} of {there:,} pairs never became samples ({lost / there:.1%}, data.max_bad_share is {limit:.1%}): "
-        f"{lost_text(source)}; repair those files or fetch them again, or raise --data.max_bad_share"
+        f"at least {lost:,} of {there:,} pairs never became samples ({lost / there:.1%}, data.max_bad_share is "
+        f"{limit:.1%}): {lost_text(source)}; repair those files or fetch them again, or raise --data.max_bad_share"
     )
 
 
@@ -106,7 +116,6 @@ class FaultLog:
         self.counts: Counter[str] = Counter()  # different bad samples by reason, those of earlier parts of the run too
         self._first: dict[str, str] = {}  # place of each reason
         self._known = _Ids()
-        self._known_places: set[str] = set()  # of what has no id; a source lists few of them
         if path.exists():
             self._read_back()
 
@@ -131,29 +140,22 @@ class FaultLog:
             raise RunFailed(self._too_many())
 
     def note_source(self, source: Source) -> None:
-        """List what never became a sample. Raises RunFailed when that is too large a share of what there should be."""
+        """List what never became a sample, once at the start. Raises RunFailed when it is too large a share of what
+        there should be."""
         self.add(source.faults)
         if message := too_many_lost(source, self.limit):
             raise RunFailed(f"{message}; all are listed in {self.path}")
 
     def add(self, faults: Iterable[Fault]) -> None:
         """List those that are new."""
-        for fault in faults:
-            self._append(fault)
+        self._append([fault for fault in faults if self._remember(fault)])
 
-    def _append(self, fault: Fault) -> None:
-        if self._remember(fault):
-            append_line(self.path, fault._asdict())
+    def _append(self, faults: Sequence[Fault]) -> None:
+        append_lines(self.path, (fault._asdict() for fault in faults))
 
     def _remember(self, fault: Fault) -> bool:
-        """Whether it is new. Samples are told apart by id, what has no id by reason and place."""
-        if fault.id >= 0:
-            new = self._known.add(fault.id)
-        else:
-            place = f"{fault.reason}, {fault.where}"
-            new = place not in self._known_places
-            self._known_places.add(place)
-        if not new:
+        """Whether it is new. What has no id is noted once, by `note_source`."""
+        if fault.id >= 0 and not self._known.add(fault.id):
             return False
         self.counts[fault.reason] += fault.times
         self._first.setdefault(fault.reason, fault.where)

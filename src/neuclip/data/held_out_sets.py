@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from neuclip.data.source import Source, check_listed_pictures, open_source
 from neuclip.data.zero_shot_task import ZeroShotTask
+from neuclip.errors import AskedWrongly
 from neuclip.settings.secrets import without_queries
 
 
@@ -21,6 +23,12 @@ class HeldOutSets:
 
     @classmethod
     def open(cls, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets:
+        names = Counter(without_queries(address) for address in set(retrieval))
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise AskedWrongly(
+                f"{twice[0]}: several held-out sets differ only behind the question mark, which no figure shows; write "
+                "each address into a list of its own (a.txt, b.txt) and give these"
+            )
         sources = {without_queries(address): open_source(address) for address in retrieval}
         for source in sources.values():
             check_listed_pictures(source)

@@ -60,6 +60,9 @@ class MixtureOrder:
 
     def __init__(self, orders: Sequence[Order], weights: Sequence[Fraction], seed: int):
         self.orders = tuple(orders)
+        fetching = [order for order in orders if isinstance(order, FetchingOrder)]
+        for order in fetching:
+            order.beside = [other for other in fetching if other is not order]
         self.appearances = [
             math.floor(weight * order.size + Fraction(1, 2)) for order, weight in zip(orders, weights, strict=True)
         ]

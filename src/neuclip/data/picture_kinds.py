@@ -9,7 +9,7 @@ READ = frozenset(
 UNREAD = frozenset(["heic", "heif", "jxl", "svg", "eps", "psd", "tga"])
 UNREAD_KIND = "kind of picture is not read"  # the reason of such a fault
 
-DOTTED = tuple(f".{ending}" for ending in sorted(READ))  # for str.endswith
+ENDINGS = tuple(f".{ending}" for ending in sorted(READ))  # for str.endswith
 BEGINNINGS = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF8", "gif"))
 LOOKED_AT = 12  # bytes
 

@@ -36,13 +36,14 @@ class Lost:
     >>> lost.faults()  # (Fault(-1, "no picture", "a.txt", 1), Fault(-1, "no picture", "b.txt and 6 more", 7))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listed: int = LISTED) -> None:
+        self._most = listed
         self._listed: dict[str, dict[str, int]] = {}  # reason, place, times
         self._more: Counter[str] = Counter()
 
     def note(self, reason: str, where: str, times: int = 1) -> None:
         places = self._listed.setdefault(reason, {})
-        if where in places or len(places) < LISTED:
+        if where in places or len(places) < self._most:
             places[where] = places.get(where, 0) + times
         else:
             self._more[reason] += times

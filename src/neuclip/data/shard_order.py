@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from neuclip.data.order import GOLDEN, MASK, Order, key_of, mix
-from neuclip.data.shards.cache import is_packed
 from neuclip.data.shards.index import BLOCK
+from neuclip.data.shards.packed import is_packed
+from neuclip.data.shards.remote import RemoteShard
 from neuclip.data.sources.remote_tar import SHARDS_TOGETHER, RemoteTarSource
 from neuclip.errors import AskedWrongly
 
@@ -96,15 +97,21 @@ class FetchingOrder(ShardOrder):
     def __init__(self, source: RemoteTarSource, seed: int, together: int = SHARDS_TOGETHER):
         super().__init__(source.joined.ends, seed, together)
         self.source = source
-        self._announced = (-1, -1)
+        self.beside: Sequence[FetchingOrder] = ()  # the other remote parts of a mixture
+        self._entered = (-1, -1)
+        self._wanted: list[RemoteShard] = []  # of the group that was entered and the next
 
     def ids(self, start: int, count: int) -> np.ndarray:
         here = self.group_at(start)
-        if self._announced != (here.epoch, here.number):
-            self._announced = (here.epoch, here.number)
+        if self._entered != (here.epoch, here.number):
+            self._entered = (here.epoch, here.number)
             after = self.group_at(here.epoch * self.size + here.start + here.size)
             wanted = dict.fromkeys([*here.shards.tolist(), *after.shards.tolist()])
-            self.source.cache.want([self.source.remote[shard] for shard in wanted])
+            self._wanted = [self.source.remote[shard] for shard in wanted]
+            # The longest unused shards are evicted. A part that stays in its group for long uses it all the same, so
+            # what this part brings must push out only what this part has finished.
+            for order in (*self.beside, self):
+                order.source.cache.want(order._wanted)
         return super().ids(start, count)
 
 

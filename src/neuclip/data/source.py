@@ -22,10 +22,11 @@ from neuclip.data.addresses import (
     parts_of,
     shards_of,
 )
-from neuclip.data.held_out import is_part, refuse_several_parts
-from neuclip.data.picture_kinds import DOTTED
+from neuclip.data.named.builtin import is_labelled, resolve
+from neuclip.data.parts import is_part, refuse_several_parts
+from neuclip.data.picture_kinds import ENDINGS
 from neuclip.data.sample import Fault, Sample
-from neuclip.data.shards.remote import SHARD_SUFFIXES, Limits, is_remote, remote_shards, without_query
+from neuclip.data.shards.remote import SHARD_SUFFIXES, Limits, is_remote, remote_shards
 from neuclip.data.shards.writing import shards_missing
 from neuclip.data.sources.coco import open_coco
 from neuclip.data.sources.columns import Asked, say
@@ -39,6 +40,7 @@ from neuclip.data.sources.parquet import holds_pictures, open_parquet
 from neuclip.data.sources.remote_tar import RemoteTarSource, open_remote
 from neuclip.data.sources.tar import TarSource
 from neuclip.errors import AskedWrongly
+from neuclip.settings.secrets import without_query
 from neuclip.settings.sections import DataSettings
 
 COUNTED_PICTURES = 10_000  # where counting those that are left out stops
@@ -111,13 +113,11 @@ def check_listed_pictures(source: Source) -> None:
 
 
 def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> Source:
-    from neuclip.data.named.builtin import is_labelled, resolve
-
     if is_labelled(address):
         raise AskedWrongly(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
     builtin = resolve(address)
     path = Path(address if builtin is None else builtin)
-    name = address if builtin is not None else name_of(without_query(address) if is_remote(address) else address)
+    name = address if builtin is not None else name_of(without_query(address))
     source: Source
     if is_remote(address):
         source = open_remote(name, address, caption_key, limits)
@@ -127,7 +127,9 @@ def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> S
         source = _open_files(name, files_of(str(path)), asked, caption_key, limits)
     if len(source) == 0:
         first = f"; first of its faults: {source.faults[0].reason}, {source.faults[0].where}" if source.faults else ""
-        raise AskedWrongly(f"{address}: holds no samples{first}; give a file or folder with image-text pairs")
+        raise AskedWrongly(
+            f"{without_query(address)}: holds no samples{first}; give a file or folder with image-text pairs"
+        )
     return source
 
 
@@ -167,7 +169,7 @@ def _refuse_several_folders(folder: Path) -> None:
 def _say_left_out(folder: Path, kind: str) -> None:
     """One archive among pictures decides how the folder is read; whoever meant the pictures must hear of it."""
     with os.scandir(folder) as entries:
-        pictures = (entry for entry in entries if entry.name.lower().endswith(DOTTED) and entry.name[0] != ".")
+        pictures = (entry for entry in entries if entry.name.lower().endswith(ENDINGS) and entry.name[0] != ".")
         count = sum(1 for _ in itertools.islice(pictures, COUNTED_PICTURES))
     if count:
         more = " or more" if count == COUNTED_PICTURES else ""
@@ -202,8 +204,9 @@ def _shards_of_line(place: str, line: str) -> list[Path]:
 def _refuse_twice(path: Path, shards: list[str]) -> None:
     shard, times = Counter(shards).most_common(1)[0]
     if times > 1:
-        shown = without_query(shard) if is_remote(shard) else shard
-        raise AskedWrongly(f"{path}: lists {shown} {times} times; list it once, or give a weight, such as {path}:2")
+        raise AskedWrongly(
+            f"{path}: lists {without_query(shard)} {times} times; list it once, or give a weight, such as {path}:2"
+        )
 
 
 def _open_files(name: str, files: list[Path], asked: Asked, caption_key: str, limits: Limits) -> Source:

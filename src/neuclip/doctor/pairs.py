@@ -43,7 +43,9 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
         findings.fail(what, "the run would stop before its first step", remedy)
     elif source.faults:
         findings.warn(
-            f"{plural(lost, 'pair')} never became samples", lost_text(source), "repair those files or fetch them again"
+            f"{plural(lost, 'pair')} at least never became samples",
+            lost_text(source),
+            "repair those files or fetch them again",
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from neuclip.data.faults import by_reason
 from neuclip.data.held_out_sets import HeldOutSets
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
@@ -46,11 +46,7 @@ class Evaluation:
     @property
     def skipped(self) -> dict[str, dict[str, int]]:
         """How many by reason, the commonest first; of the sets that have any."""
-        counts: dict[str, Counter[str]] = {name: Counter() for name, faults in self.faults.items() if faults}
-        for name, count in counts.items():
-            for fault in self.faults[name]:
-                count[fault.reason] += fault.times
-        return {name: dict(count.most_common()) for name, count in counts.items()}
+        return {name: dict(by_reason(faults).most_common()) for name, faults in self.faults.items() if faults}
 
 
 def evaluate_towers(

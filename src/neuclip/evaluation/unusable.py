@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from neuclip.data.faults import by_reason, lost_pairs
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
@@ -17,18 +17,22 @@ class TooManyBad(RunFailed):
     """So much of a set is bad that a figure over the rest would be one of another set."""
 
     def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
-        reason, count = Counter(fault.reason for fault in faults).most_common(1)[0]
+        counts = by_reason((*source.faults, *faults))
+        reason, count = counts.most_common(1)[0]
+        bad, there = counts.total(), len(source) + lost_pairs(source)
         self.faults = tuple(faults)
         self.why = (
-            f"{len(faults):,} of {len(source):,} samples cannot be used ({len(faults) / len(source):.1%}, "
+            f"{bad:,} of {there:,} samples cannot be used ({bad / there:.1%}, "
             f"data.max_bad_share is {limit:.1%}), most often: {reason} ({count:,})"
         )
         super().__init__(f"{source.name}: {self.why}; repair the data")
 
 
 def refuse_above(limit: float, source: Source, faults: Sequence[Fault]) -> None:
-    """Raises TooManyBad. Each sample was read once, so the share is exact and nothing is left to chance."""
-    if len(faults) > limit * len(source) or len(faults) == len(source):
+    """Raises TooManyBad. Each sample was read once, so the share is exact and nothing is left to chance. Pairs that
+    never became samples count as bad ones: of a set that is mostly lost no figure may stand for it either."""
+    lost = lost_pairs(source)
+    if len(faults) + lost > limit * (len(source) + lost) or len(faults) == len(source):
         raise TooManyBad(source, faults, limit)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from neuclip.data.faults import FaultLog, lost_pairs, lost_text
+from neuclip.data.faults import FaultLog, forget_lost, lost_pairs, lost_text
 from neuclip.data.sample import Batch, Fault
 from neuclip.distributed import any_process, is_main, world_size
 from neuclip.errors import RunFailed
@@ -18,8 +18,8 @@ from neuclip.training.together import raise_first, raise_together, texts_of_all
 class CountedFaults(FaultLog):
     """The same counting without the file, so that every process judges alike while the main one writes."""
 
-    def _append(self, fault: Fault) -> None:
-        self._remember(fault)
+    def _append(self, faults: Sequence[Fault]) -> None:
+        pass
 
 
 def fault_log(run: Run) -> FaultLog:
@@ -32,6 +32,8 @@ def fault_log(run: Run) -> FaultLog:
 
 def read_batches(run: Run, stop: StopRequest) -> Iterator[Batch]:
     """This process's batches. Collective; costs one byte per step unless a sample is bad."""
+    if is_main() and run.folder.skipped.exists():
+        forget_lost(run.folder.skipped)
     log, batches = fault_log(run), run.batches()
     note_lost(log, run)
     while True:
@@ -60,7 +62,9 @@ def note_lost(log: FaultLog, run: Run) -> None:
     except RunFailed as too_many:
         raise_together(too_many)
     if is_main() and run.source.faults:
-        print(f"{lost_pairs(run.source):,} pairs are lost: {lost_text(run.source)}", file=sys.stderr)
+        print(
+            f"at least {lost_pairs(run.source):,} pairs never became samples: {lost_text(run.source)}", file=sys.stderr
+        )
 
 
 def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import tarfile
 from collections import Counter
@@ -19,7 +20,7 @@ from neuclip.cli.main import main
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches, sequential
 from neuclip.data.mixture_order import MixtureOrder, order_of
-from neuclip.data.shard_order import FetchingOrder, ShardOrder
+from neuclip.data.shard_order import FetchingOrder, ShardOrder, check_cache
 from neuclip.data.shards.remote import Limits, is_remote, remote_shards
 from neuclip.data.source import open_source
 from neuclip.errors import AskedWrongly, RunFailed
@@ -254,6 +255,23 @@ def test_remote_sources_with_weights_are_mixed_a_few_shards_of_each_at_a_time(tm
     assert sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.tar")) <= room
 
 
+def test_a_part_that_moves_on_slowly_keeps_its_shards_in_the_smallest_cache_while_a_fast_one_passes(server, cache):
+    write_shards(server.folder, [2] * 32)
+    open_source(str(server.folder))  # the indexes beside them
+    address = f"{server.url}/{{00000..00023}}.tar:2,{server.url}/{{00024..00031}}.tar:0.25"
+    source = open_source(address, limits=replace(QUICK, cache_size=8 * 10_240))
+    check_cache(source.sources, together=2)
+    parts = [FetchingOrder(part, seed=0, together=2) for part in source.sources]
+    order = pickle.loads(pickle.dumps(MixtureOrder(parts, source.weights, seed=0)))
+    for start in range(0, 2 * order.size, 4):
+        order.ids(start, 4)
+        join_fetching()
+        for file in (cache / "shards").glob("*.tar"):  # the next use is a later one, whatever the clock's grain
+            os.utime(file, ns=(0, file.stat().st_mtime_ns - 10**9))
+    slow = {name: count for name, count in server.got.items() if name in {f"{n:05d}.tar" for n in range(24, 32)}}
+    assert len(slow) >= 4 and set(slow.values()) == {1}
+
+
 @pytest.mark.parametrize("how", ["training", "evaluation"])
 def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
     write_shards(server.folder, [3, 5])
@@ -320,7 +338,7 @@ def test_data_index_reads_remote_shards(server, capsys):
 
 def test_a_folder_is_listed_one_level_deep_without_hidden_files_and_packed_twins():
     memory = fsspec.filesystem("memory")
-    for name in ("b.tar", "b.tar.gz", "a/0.tar", "a/b/too-deep.tar", ".c.tar", "notes.txt", "b.tar.index.npz"):
+    for name in ("b.tar", "b.tar.gz", "b.tgz", "a/0.tar", "a/b/too-deep.tar", ".c.tar", "notes.txt", "b.tar.index.npz"):
         memory.pipe_file(f"/listed/{name}", b"x")
     found = remote_shards("memory://listed/", QUICK)
     assert [shard.url for shard in found] == ["memory:///listed/a/0.tar", "memory:///listed/b.tar"]

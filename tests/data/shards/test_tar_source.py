@@ -116,25 +116,35 @@ def test_a_json_member_without_the_caption_says_which_keys_it_has(tmp_path, caps
     assert other_keys(b"[1]") == other_keys(b'{"width": null}') == "no key of it holds a text"
 
 
-def test_what_a_cut_shard_lost_is_estimated_by_the_largest_one(tmp_path):
-    write_shards(tmp_path, [20, 20, 5])
-    content = (tmp_path / "00001.tar").read_bytes()
-    for cut in range(512 * 3 + 100, len(content) * 8 // 10, 2048):
-        (tmp_path / "00001.tar").write_bytes(content[:cut])
-        source = open_source(str(tmp_path))
-        missing = 45 - len(source)
-        assert missing > 0 and [fault.times for fault in source.faults] == [missing]
-        assert f"about {missing} pairs" in source.faults[0].where
-
-
-def test_a_tar_without_an_end_mark_is_cut_off_only_beside_larger_ones_that_have_it(tmp_path):
-    write_shards(tmp_path, [4, 4, 2])
-    ends = [len(path.read_bytes().rstrip(b"\0")) for path in sorted(tmp_path.glob("*.tar"))]
-    for path, end in zip(sorted(tmp_path.glob("*.tar")), ends, strict=True):
-        path.write_bytes(path.read_bytes()[: -(-end // 512) * 512])
+def test_a_tar_without_an_end_mark_is_told_only_where_others_have_it(tmp_path):
+    write_shards(tmp_path, [4, 4, 2, 3])
+    marked = {path: path.read_bytes() for path in sorted(tmp_path.glob("*.tar"))}
+    for path, content in marked.items():
+        path.write_bytes(content[: -(-len(content.rstrip(b"\0")) // 512) * 512])
     assert open_source(str(tmp_path)).faults == ()  # as their writer leaves them
-    write_tar(tmp_path / "00000.tar", [member for number in range(4) for member in pair(number)])
-    assert [(fault.reason, fault.times) for fault in open_source(str(tmp_path)).faults] == [("shard is cut off", 2)]
+    last, content = marked.popitem()
+    last.write_bytes(content[:2000])
+    assert [fault.reason for fault in open_source(str(tmp_path)).faults] == ["shard is cut off"]
+    last.write_bytes(content)
+    assert [fault.reason for fault in open_source(str(tmp_path)).faults] == ["shard has no end mark"] * 3
+
+
+def test_a_tail_of_zeros_is_no_padding(tmp_path):
+    shard = write_shards(tmp_path, [60]) / "00000.tar"
+    content = shard.read_bytes()
+    shard.write_bytes(content + bytes(50_000))  # a large record
+    assert open_source(str(tmp_path)).faults == ()
+    shard.write_bytes(content[:20_480] + bytes(len(content) - 20_480))
+    source = open_source(str(tmp_path))
+    assert len(source) < 30 and [fault.reason for fault in source.faults] == ["shard ends in zeros"]
+
+
+def test_faults_name_their_shard_as_it_is_called_now(tmp_path, monkeypatch):
+    write_tar(tmp_path / "a" / "0.tar", [*pair(0), ("x.txt", b"alone")])
+    first = open_source(str(tmp_path / "a")).faults[0].where
+    (tmp_path / "a").rename(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    assert (first, open_source("b").faults[0].where) == (f"{tmp_path}/a/0.tar: x", "b/0.tar: x")
 
 
 def test_members_are_pictures_by_their_bytes_where_their_name_says_nothing(tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.shards.packed import unpack
+from neuclip.data.shards.packed import is_packed, unpack
 from neuclip.data.shards.remote import Limits, RemoteShard, fetch, without_query
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import SILENT_SECONDS, StatusLine
@@ -232,11 +232,6 @@ def _speaks() -> bool:
     worker = get_worker_info()
     main_thread = threading.current_thread() is threading.main_thread()
     return main_thread and os.environ.get("RANK", "0") == "0" and (worker is None or worker.id == 0)
-
-
-def is_packed(shard: RemoteShard) -> bool:
-    """Whether it is unpacked when it has come: gzip cannot be read at an offset."""
-    return shard.name.lower().endswith((".gz", ".tgz"))
 
 
 def digest_of(shard: RemoteShard) -> str:

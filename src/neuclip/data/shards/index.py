@@ -24,7 +24,7 @@ from neuclip.data.shards.tar_walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Membe
 from neuclip.data.texts import Captions, Texts
 from neuclip.errors import AskedWrongly
 
-FORMAT = 6  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
+FORMAT = 7  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
 DOTTED = "a dot in the name before its ending, where webdataset cuts names"
@@ -49,6 +49,9 @@ PICTURES = frozenset(ending.encode() for ending in READ)
 OTHER_PICTURES = frozenset(ending.encode() for ending in UNREAD)
 
 
+Note = tuple[str, str, int]  # reason, place (to be set behind the name of the shard), how many
+
+
 @dataclass(frozen=True)
 class ShardIndex:
     """The samples of one shard in the order of their first members, their captions, and what was wrong with it."""
@@ -56,7 +59,7 @@ class ShardIndex:
     rows: np.ndarray  # (n,) of ROW
     captions: Texts  # first caption of each sample, stripped; empty where there is none or it is not UTF-8
     further: np.ndarray  # of samples with several captions, as in Captions
-    notes: tuple[tuple[str, str, int], ...]  # what never became a sample: reason, where, how many
+    notes: tuple[Note, ...]  # what never became a sample
 
 
 def index_of(shard: Path) -> ShardIndex:
@@ -64,11 +67,10 @@ def index_of(shard: Path) -> ShardIndex:
     return index_and_change(shard)[0]
 
 
-def index_and_change(shard: Path, caption_key: str = "", shown: str = "") -> tuple[ShardIndex, str]:
+def index_and_change(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
     """As `index_of`, and what has changed since the stored index was written; "" if nothing has, or none was stored.
 
-    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own. Notes
-    name the shard as `shown`, else by its path.
+    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own.
     """
     status = status_of(shard)
     change = ""
@@ -77,7 +79,7 @@ def index_and_change(shard: Path, caption_key: str = "", shown: str = "") -> tup
         if stored is not None:
             return stored, ""
         change = change or why_not
-    index = build_index(shard, caption_key, shown)
+    index = build_index(shard, caption_key)
     store_index(places_of(shard, caption_key), index, status)
     return index, change
 
@@ -90,16 +92,16 @@ def store_index(places: list[Path], index: ShardIndex, status: tuple[int, int]) 
     return None
 
 
-def build_index(shard: Path, caption_key: str = "", shown: str = "") -> ShardIndex:
+def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
     """Walk the headers of a plain tar and group its members into samples."""
     try:
         with shard.open("rb") as file:
-            return index_of_file(file, shown or str(shard), caption_key, damage_of(shard))
+            return index_of_file(file, caption_key, damage_of(shard))
     except OSError as error:
         raise AskedWrongly(f"{shard}: cannot be read ({error.strerror}); check its permissions and the disk") from error
 
 
-def index_of_file(file: BinaryIO, shown: str, caption_key: str, damage: Damage | None = None) -> ShardIndex:
+def index_of_file(file: BinaryIO, caption_key: str, damage: Damage | None = None) -> ShardIndex:
     """As `build_index`, of an open file that was unpacked up to this damage.
 
     Members belong together when they share the path up to the first dot of the base name (the webdataset layout). Names
@@ -107,16 +109,15 @@ def index_of_file(file: BinaryIO, shown: str, caption_key: str, damage: Damage |
     sample they are pairs of their own if a picture and a caption share the path up to the last dot, and lost if not.
     """
     if os.fstat(file.fileno()).st_size == 0:
-        return ShardIndex(np.zeros(0, ROW), *Captions.of([]), (("shard is empty", shown, 1),))
+        return ShardIndex(np.zeros(0, ROW), *Captions.of([]), (("shard is empty", "", 1),))
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Grouping(shown, data, caption_key, damage).index()
+        return _Grouping(data, caption_key, damage).index()
 
 
 class _Grouping:
     """One walk over a shard: rows by key, in the order in which keys first appear."""
 
-    def __init__(self, shard: str, data: mmap.mmap, caption_key: str, damage: Damage | None):
-        self.shard = shard
+    def __init__(self, data: mmap.mmap, caption_key: str, damage: Damage | None):
         self.data = data
         self.caption_key = caption_key
         self.damage = damage
@@ -160,13 +161,13 @@ class _Grouping:
         elif gap.reason != NO_END_MARK or not whole:
             to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
             reason = CUT_OFF if too_early else gap.reason
-            self.lost.note(reason, f"{self.shard} at byte {gap.start}{to}", max(1, len(gone)))
+            self.lost.note(reason, f" at byte {gap.start}{to}", max(1, len(gone)))
         else:  # the other shards will tell whether it is cut off
-            self.lost.note(NO_END_MARK, f"{self.shard} at byte {gap.start}", 0)
+            self.lost.note(NO_END_MARK, f" at byte {gap.start}", 0)
 
     def _note_damage(self, times: int) -> None:
         assert self.damage is not None
-        self.lost.note(self.damage.reason, f"{self.shard} {self.damage.place}", times)
+        self.lost.note(self.damage.reason, f" {self.damage.place}", times)
 
     def _take_back(self, member: Member) -> None:
         key, extension = _key_and_extension(member[0])
@@ -185,7 +186,7 @@ class _Grouping:
         if row is None:
             row = self.rows[key] = NOTHING.copy()
         if size >= 1 << 32:
-            self.lost.note("member is larger than 4 GB", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
+            self.lost.note("member is larger than 4 GB", f": {_shown(key)}.{_shown(extension)}")
         elif extension in PICTURES:
             if row[IMAGE]:
                 self.twice.append((key, extension))
@@ -211,14 +212,14 @@ class _Grouping:
             if not row[IMAGE] and key in self.misnamed:
                 row[IMAGE], row[IMAGE_SIZE] = self.misnamed[key]
             if not row[IMAGE]:
-                self.lost.note(UNREAD_KIND if key in self.unread else "no picture", f"{self.shard}: {_shown(key)}")
+                self.lost.note(UNREAD_KIND if key in self.unread else "no picture", f": {_shown(key)}")
             elif first == key or (first not in self.rows and _is_pair(row)):
                 whole.append(tuple(row))
             else:
-                self.lost.note(DOTTED, f"{self.shard}: {_shown(key)}")
+                self.lost.note(DOTTED, f": {_shown(key)}")
         for key, extension in self.twice:
             if _first_part(key) == key or not self._has_picture(_first_part(key)):
-                self.lost.note("name occurs twice", f"{self.shard}: {_shown(key)}.{_shown(extension)}")
+                self.lost.note("name occurs twice", f": {_shown(key)}.{_shown(extension)}")
         notes = tuple((fault.reason, fault.where, fault.times) for fault in self.lost.faults())
         return ShardIndex(np.array(whole, dtype=ROW), *Captions.of(self._captions(whole)), notes)
 

@@ -26,7 +26,7 @@ DAY = 24 * 3600
 OUTDATED_SECONDS = 7 * DAY  # unused, and its shards have changed since: before that a run may still live on it
 UNFINISHED = ".unfinished-"
 UNUSED_SECONDS = 30 * DAY  # whatever it is of: its shards may have moved or gone
-Note = tuple[str, str, int]
+ShardNote = tuple[int, str, str, int]  # number of the shard, then as in ShardIndex
 
 
 class JoinedIndex:
@@ -36,7 +36,7 @@ class JoinedIndex:
     >>> joined.rows[5], joined.shard_of(5)
     """
 
-    def __init__(self, rows: np.ndarray, ends: np.ndarray, notes: tuple[Note, ...], place: Path | None = None):
+    def __init__(self, rows: np.ndarray, ends: np.ndarray, notes: tuple[ShardNote, ...], place: Path | None = None):
         self.rows = rows  # (n,) of ROW
         self.ends = ends  # (shards,) int64: the id after the last of each shard
         self.notes = notes
@@ -121,7 +121,7 @@ def read_mapped(place: Path) -> JoinedIndex | None:
             return None
     except (OSError, ValueError, KeyError, IndexError):
         return None
-    joined = JoinedIndex(rows, ends, tuple((r, w, c) for r, w, c in about["notes"]), place)
+    joined = JoinedIndex(rows, ends, tuple((n, r, w, c) for n, r, w, c in about["notes"]), place)
     joined.captions_sha256 = about["captions_sha256"]
     return joined
 
@@ -135,13 +135,13 @@ class _Joining:
         self.file: Any = None
         self.rows: list[np.ndarray] = []
         self.ends: list[int] = []
-        self.notes: list[Note] = []
+        self.notes: list[ShardNote] = []
         self.captions = CaptionDigest()
 
     def add(self, index: ShardIndex) -> None:
         self.rows.append(index.rows)
         self.ends.append(len(index.rows) + (self.ends[-1] if self.ends else 0))
-        self.notes += index.notes
+        self.notes += [(len(self.ends) - 1, *note) for note in index.notes]
         self.captions.add_lengths(Captions(index.captions, index.further))
         if self.file is None and self.ends[-1] >= MAPPED_FROM:
             self._begin_file()

@@ -16,11 +16,14 @@ import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from neuclip.data.cache_folder import cache_folder
 from neuclip.errors import AskedWrongly
 from neuclip.progress import track
+
+if TYPE_CHECKING:
+    from neuclip.data.shards.remote import RemoteShard
 
 PACKED_DAMAGED, PACKED_CUT_OFF = "packed shard is damaged", "packed shard is cut off"
 STEP = 1 << 16  # bytes of a packed shard at a time
@@ -37,7 +40,7 @@ class Damage(NamedTuple):
     place: str  # in the packed file
 
 
-def is_packed(shard: Path) -> bool:
+def is_packed(shard: Path | RemoteShard) -> bool:
     return shard.name.lower().endswith((".gz", ".tgz"))
 
 

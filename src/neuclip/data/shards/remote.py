@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from neuclip.data.braces import expand_braces
-from neuclip.data.held_out import BUILD_NOTES, refuse_several_parts
+from neuclip.data.parts import BUILD_NOTES, refuse_several_parts
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
+from neuclip.settings.secrets import without_query
 
 T = TypeVar("T")
 REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
-QUERY = re.compile(r"\?[^\s'\"),]+")
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+PACKED = re.compile(r"\.(?:tar\.gz|tgz)$", re.IGNORECASE)
 LOCAL_ONLY = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".zip", ".7z", ".bz2", ".xz", ".zst")
 INDEX_SUFFIX = ".index.npz"
 IN_MID_RUN = "; a run that has begun continues with --resume"
@@ -89,11 +90,6 @@ class Watch:
 def is_remote(address: str) -> bool:
     """Whether it names a place to fetch from: s3://, gs://, https://, memory://, file:// and what else fsspec knows."""
     return REMOTE.match(address) is not None
-
-
-def without_query(url: str) -> str:
-    """What messages show: the query of a signed address is a secret."""
-    return url.partition("?")[0]
 
 
 def file_system(url: str, limits: Limits) -> tuple[Any, str]:
@@ -192,7 +188,7 @@ def _cause(url: str, error: Exception) -> BaseException:
 
 def _told(cause: BaseException) -> str:
     """In one line and without the secrets of a signed address."""
-    return QUERY.sub("", " ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
+    return without_query(" ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
 
 
 def fetch(url: str, place: Path, size: int, limits: Limits, show: Callable[[int], None] | None = None) -> Path:
@@ -302,19 +298,26 @@ def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
     shards = {
         url for url in found if url.lower().endswith(SHARD_SUFFIXES) and not posixpath.basename(url).startswith(".")
     }
-    shards = {url for url in shards if url.removesuffix(".gz") == url or url.removesuffix(".gz") not in shards}
+    shards = without_packed_twins(shards)
     if not shards:
         where = "match this pattern" if "*" in folder else "in this folder or one below"
         raise AskedWrongly(
-            f"{folder}: no tar shards {where}, or it cannot be listed; give a pattern such as .../{{00000..00019}}.tar"
+            f"{without_query(folder)}: no tar shards {where}, or it cannot be listed; give a pattern such as "
+            ".../{00000..00019}.tar"
         )
     if any(found[url].get("size") is None for url in shards):  # a web page of links tells names alone
         return described_shards(sorted(shards), limits)
     if "*" not in folder:
         inside = {url: _path(url).removeprefix(_path(folder)).lstrip("/") for url in found}
-        refuse_several_parts(folder, (inside[url] for url in sorted(shards)), built=BUILD_NOTES in inside.values())
+        names = (inside[url] for url in sorted(shards))
+        refuse_several_parts(without_query(folder), names, built=BUILD_NOTES in inside.values())
     # A pattern of shards does not match the indexes beside them: there each has to be asked for.
     return [_shard(url, found[url], None if "*" in folder else url + INDEX_SUFFIX in found) for url in sorted(shards)]
+
+
+def without_packed_twins(shards: set[str]) -> set[str]:
+    """`gunzip -k` leaves both files; reading both would show every sample twice."""
+    return {shard for shard in shards if (plain := PACKED.sub(".tar", shard)) == shard or plain not in shards}
 
 
 def _path(url: str) -> str:

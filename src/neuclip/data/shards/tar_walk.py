@@ -16,7 +16,9 @@ FIELDS = struct.Struct("100s24x12s12x8sc100x5s83xc166x")
 REGULAR = frozenset(b"07\0")
 WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders: their size field does not count
 CUT_OFF, DAMAGED, NOT_TAR = "shard is cut off", "shard is damaged", "shard is not a tar file"
-NO_END_MARK = "shard ends with a member"  # as some writers leave it; or it is cut off between two members
+NO_END_MARK = "shard has no end mark"  # as some writers leave it; or it is cut off between two members
+ENDS_IN_ZEROS = "shard ends in zeros"  # as an interrupted download leaves it, where room was made beforehand
+MOST_PADDING = 1 << 16  # bytes of zeros behind the last member; tar fills up to 10,240
 
 Member = tuple[bytes, int, int]  # name, offset of its bytes, number of bytes
 NO_MEMBER: Member = (b"", 0, 0)
@@ -57,6 +59,8 @@ def members(data: mmap.mmap | bytes, gaps: list[Gap]) -> Iterator[Member]:
             if position == end > 0:
                 gaps.append(Gap(NO_END_MARK, end, end, (), NO_MEMBER))
             if next_tar == end:
+                if end - position > MOST_PADDING:
+                    gaps.append(Gap(ENDS_IN_ZEROS, position, end, (), NO_MEMBER))
                 return
             if next_tar > position:
                 position, last = next_tar, (b"", next_tar, 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from neuclip.data.picture_kinds import DOTTED
+from neuclip.data.picture_kinds import ENDINGS
 from neuclip.data.sample import shortened
 from neuclip.data.sources.columns import Asked, Columns, choose_columns, is_url, pictures_are_urls, refuse_no_text, say
 from neuclip.data.sources.listed import ListedPairs, Row, Rows
@@ -74,7 +74,7 @@ def _columns(path: Path, names: list[str], asked: Asked, separator: str) -> Colu
     except AskedWrongly:
         if any(is_url(name) for name in names):
             raise AskedWrongly(pictures_are_urls(path)) from None
-        if data := next((name for name in names if name.lower().endswith(DOTTED)), ""):
+        if data := next((name for name in names if name.lower().endswith(ENDINGS)), ""):
             header = separator.join(("image", "caption")).replace("\t", "<tab>")
             raise AskedWrongly(
                 f"{path}: its first line is taken as the header and looks like data ({shortened(data)!r}); "
@@ -146,7 +146,7 @@ class Table:
         return False
 
     def _is_row(self, fields: list[str]) -> bool:
-        return len(fields) >= self.columns > 1 and fields[self.image].strip().lower().endswith(DOTTED)
+        return len(fields) >= self.columns > 1 and fields[self.image].strip().lower().endswith(ENDINGS)
 
 
 def _rows(rows: Iterator[list[str]], columns: int, image: int, captions: list[int]) -> Iterator[Row]:

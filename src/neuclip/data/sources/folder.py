@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from neuclip.data.addresses import refuse_gone
 from neuclip.data.captions import captions_from_json, usable_captions
 from neuclip.data.picture_kinds import READ, UNREAD, UNREAD_KIND
 from neuclip.data.sample import BadSample, Fault, Lost, Sample
@@ -120,13 +121,15 @@ def _walk(folder: Path) -> tuple[list[str], TextFiles, list[str]]:
         if status.due():
             status.show(f"listing {folder}  {count:,} files")
         stem, _, ending = path.rpartition(".")
-        kind = ending.lower()
+        kind = ending.lower() if stem else ""  # what is called jpg may be a link to a folder
         if kind in READ:
             pictures.append(path)
         elif kind in texts:  # of a.txt and a.TXT the first, in whatever order they come
             texts[kind][stem] = max(ending, texts[kind].get(stem, ""))
         elif kind in UNREAD:
             others.append(path)
+        elif (link := folder / path).is_symlink():
+            refuse_gone(link)  # it may have been a folder of pictures
     status.close()
     return sorted(pictures), texts, sorted(others)
 

@@ -94,7 +94,7 @@ class RemoteTarSource(TarSource):
     def reread(self, shard: int) -> ShardIndex:
         with os.fdopen(self.cache.open(self.remote[shard]), "rb") as file:  # open: it may be evicted meanwhile
             damage = damage_of(self.cache.place(self.remote[shard]))
-            return index_of_file(file, self.shards[shard], self.caption_key, damage)
+            return index_of_file(file, self.caption_key, damage)
 
     def store(self, shard: int, index: ShardIndex) -> None:
         write_index(self._place(shard), index, (self.remote[shard].size, 0))

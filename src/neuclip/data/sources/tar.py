@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neuclip.data.captions import other_keys, usable_captions
-from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.sample import BadSample, Lost, Sample
 from neuclip.data.shards.index import (
     BLOCK,
     JSON_CAPTION,
@@ -30,13 +28,14 @@ from neuclip.data.shards.index import (
 )
 from neuclip.data.shards.joined_index import joined_index
 from neuclip.data.shards.open_files import OPEN_FILES, close_files, descriptor, new_number
-from neuclip.data.shards.packed import PACKED_CUT_OFF, PACKED_DAMAGED, is_packed, mark_used, plain_tars
-from neuclip.data.shards.tar_walk import CUT_OFF, NO_END_MARK, NOT_TAR
+from neuclip.data.shards.packed import PACKED_CUT_OFF, is_packed, mark_used, plain_tars
+from neuclip.data.shards.tar_walk import CUT_OFF, NO_END_MARK
 from neuclip.data.texts import Captions
 from neuclip.errors import RunFailed
 from neuclip.progress import track
 
-CUT_SHORT = (CUT_OFF, NO_END_MARK, NOT_TAR, PACKED_CUT_OFF, PACKED_DAMAGED)
+ENDS_EARLY = (CUT_OFF, NO_END_MARK, PACKED_CUT_OFF)
+MOST_LISTED = 1000  # places of one reason: of a hundred thousand damaged shards nobody reads them all
 
 
 class TarSource:
@@ -65,12 +64,22 @@ class TarSource:
         self._begin_reading()
         places = [str(path.resolve()) for path in self.paths] or shards  # which mean the same from every folder
         self.joined = joined_index(places, caption_key, stamps, self._numbers(), self.index)
-        self.faults = tuple(estimated([Fault(-1, *note) for note in self.joined.notes], shards, self.joined.ends))
+        self.faults = self._lost().faults()
         if self.changes:
             first, change = next(iter(self.changes.items()))
             more = len(self.changes) - 1
             others = f" and {more} more shard{' has' if more == 1 else 's have'} changed" if more else ""
             print(f"{first}: {change}{others}; indexed again", file=sys.stderr)
+
+    def _lost(self) -> Lost:
+        """What never became a sample. That a shard ends without tar's mark tells only where others have it: some
+        writers leave none."""
+        lost, notes = Lost(listed=MOST_LISTED), self.joined.notes
+        without_mark = {shard for shard, reason, _, _ in notes if reason in ENDS_EARLY}
+        for shard, reason, place, times in notes:
+            if reason != NO_END_MARK or len(without_mark) < len(self.shards):
+                lost.note(reason, f"{self.shards[shard]}{place}", max(1, times))
+        return lost
 
     def _begin_reading(self) -> None:
         self._number = new_number()  # in this process
@@ -82,14 +91,14 @@ class TarSource:
 
     def index(self, shard: int) -> ShardIndex:
         """Stored, or made and stored."""
-        index, change = index_and_change(self.paths[shard], self.caption_key, self.shards[shard])
+        index, change = index_and_change(self.paths[shard], self.caption_key)
         if change:
             self.changes[self.shards[shard]] = change
         return index
 
     def reread(self, shard: int) -> ShardIndex:
         """The index of a shard as it is now, whatever is stored."""
-        return build_index(self.paths[shard], self.caption_key, self.shards[shard])
+        return build_index(self.paths[shard], self.caption_key)
 
     def store(self, shard: int, index: ShardIndex) -> None:
         """Store another index for a shard; sources that are opened from now on use it.
@@ -203,21 +212,3 @@ class TarSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_reading()
-
-
-def estimated(faults: Sequence[Fault], shards: Sequence[str], ends: np.ndarray) -> Iterator[Fault]:
-    """A shard that is cut off does not say what it held; the largest of its set tells about how much. One that ends
-    between two pairs is cut off if it is smaller than that, and if others have the mark that ends a tar."""
-    sizes = np.diff(ends, prepend=0)
-    numbers = {name: number for number, name in enumerate(shards)} if faults else {}
-    none_has_a_mark = sum(fault.reason == NO_END_MARK for fault in faults) == len(shards)
-    for fault in faults:
-        if fault.reason == NO_END_MARK and none_has_a_mark:
-            continue
-        number = numbers.get(fault.where.rpartition(" at ")[0])
-        missing = int(sizes.max() - sizes[number]) if number is not None and fault.reason in CUT_SHORT else 0
-        if missing > fault.times:
-            reason = CUT_OFF if fault.reason == NO_END_MARK else fault.reason
-            yield Fault(-1, reason, f"{fault.where} (about {missing:,} pairs, by the largest shard)", missing)
-        elif fault.times:
-            yield fault

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from neuclip.data.addresses import parts_of
+from neuclip.data.faults import by_reason
 from neuclip.data.sample import BadSample
 from neuclip.data.shards.cache import digest_of
 from neuclip.data.shards.index import BLOCK, ROW, ShardIndex, cached_place, places_of
@@ -34,9 +34,6 @@ def index_facts(address: str, source: TarSource) -> dict[str, Any]:
     """What the index says, for programs; `changed`: shards that were indexed again when they were opened."""
     files = [place for place in _index_files(source) if place is not None]
     without = _without_caption(source)
-    faults: Counter[str] = Counter()
-    for fault in source.faults:
-        faults[fault.reason] += fault.times
     return {
         "address": address,
         "name": source.name,
@@ -48,7 +45,7 @@ def index_facts(address: str, source: TarSource) -> dict[str, Any]:
         "index_bytes": sum(file.stat().st_size for file in files),
         "index_not_stored": len(source.shards) - len(files),
         "index_mapped_from": None if source.joined.place is None else str(source.joined.place),
-        "faults": dict(faults.most_common()),
+        "faults": dict(by_reason(source.faults).most_common()),
         "changed": dict(source.changes),
     }
 
