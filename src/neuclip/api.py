@@ -70,11 +70,18 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
     settings = with_held_out_sets(settings or read_settings())
     asked = settings.evaluation
     with processes(choose_device(settings.run.device)):
+        on_main(lambda: warn_of_training_data(settings))
         sets = on_main(lambda: HeldOutSets.open(asked.retrieval, asked.zero_shot)) or HeldOutSets({}, {})
         run = start_run(settings) if resume is None else continue_run(settings, RunFolder(resume))
         train_loop(run, lambda run: evaluate_on_the_way(run, sets))
         finish(run, sets)
     return run.folder.path
+
+
+def warn_of_training_data(settings: Settings) -> None:
+    if settings.data.train in settings.evaluation.retrieval:
+        told = "evaluation.retrieval names the training data: its recall says nothing about pictures not trained on"
+        print(told, file=sys.stderr)
 
 
 def evaluate(
@@ -191,7 +198,10 @@ def continue_run(settings: Settings, folder: RunFolder) -> Run:
     """Collective; on any number of processes."""
     with failing_together():
         check_continuable(settings, folder)
-    run = build_run(settings, folder)
+    try:
+        run = build_run(settings, folder)
+    except AskedWrongly as error:
+        raise AskedWrongly(f"{error}; if the data were moved, add --data.train and where they are now") from error
     with failing_together():
         run.load(load_checkpoint(find_checkpoint(folder)))
     for path in (folder.records, folder.evaluation):

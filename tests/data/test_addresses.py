@@ -101,12 +101,14 @@ def test_a_comma_in_a_name_that_is_there_cuts_nothing():
             ["spl/cc3m-train-0000.tar", "spl/cc3m-validation-0000.tar"],
             "parts train, validation; give one of them, such as spl/cc3m-train-0000.tar",
         ),
-        (["spl/00000.tar", "spl/test/00000.tar"], "part test beside other data; move it"),
+        (["spl/00000.tar", "spl/test/00000.tar"], "part test beside other data; move test elsewhere"),
         (["spl/train.parquet", "spl/test.parquet"], "parts test, train; give one of them, such as spl/train.parquet"),
         (["spl/train/0.parquet", "spl/held-out/0.parquet"], "parts held-out, train; give one of them"),
         (["spl/a-00000-of-00002.parquet", "spl/b-00000-of-00001.parquet"], "parts a, b; give one"),
         (["spl/train.csv", "spl/dev.csv"], "parts dev, train; give one of them, such as spl/train.csv"),
         (["spl/train2017/a.jpg", "spl/val2017/b.jpg"], "parts train2017, val2017; give one"),
+        (["spl/a.jpg", "spl/test/b.jpg"], "part test beside other data; move test elsewhere"),
+        (["spl/bus/a.jpg", "spl/validation/b.jpg"], "part validation beside other data; move"),
         (["spl/BUILD.json", "spl/train/0.tar", "spl/new-drawings/0.tar"], "parts new-drawings, train; give one"),
     ],
 )
@@ -115,6 +117,13 @@ def test_a_folder_of_training_and_test_is_never_read_as_one(names, told):
     assert f"spl: holds the {told}" in refusal("spl")
     if names[-1].endswith(".tar"):
         assert f"holds the {told.split(',')[0]}" in refusal(f"file://{Path('spl').absolute()}")
+
+
+def test_captions_that_lie_elsewhere_are_named():
+    shards("coco/annotations/captions_val2017.json", "coco/val2017/a.jpg", "excel/a.jpg", "excel/Sheet1.csv")
+    assert "such as coco/annotations/captions_val2017.json" in refusal("coco")
+    assert "did you mean" in refusal("coco/val2017") and "captions_val2017.json?" in refusal("coco/val2017")
+    assert "did you mean excel/Sheet1.csv?" in refusal("excel")
 
 
 def test_parts_that_are_all_training_or_not_called_so_are_one_set():
@@ -158,6 +167,9 @@ def test_a_link_to_a_folder_of_pictures_that_is_gone_is_an_error(name):
     Path("pics", name).unlink()
     Path("pics", name).symlink_to("/nowhere")
     assert refusal("pics").startswith(f"pics/{name}: is a link to /nowhere, which is gone; bring that back")
+    Path("pics", name).unlink()
+    Path("pics", name).symlink_to(Path(name).name)
+    assert "which is gone; bring that back, or remove the link" in refusal("pics")
 
 
 def test_what_is_gone_is_not_proposed():

@@ -139,6 +139,22 @@ def test_parts_of_a_mixture_have_the_fingerprint_of_the_whole(tmp_path):
     assert fingerprint(open_source(f"{first},{second}"))["sha256"] == whole
 
 
+def test_the_captions_of_a_mixture_with_large_parts_are_read_once(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("neuclip.data.shards.joined_index.MAPPED_FROM", 3)
+    whole = of(write_jsonl(tmp_path / "whole", CAPTIONS))
+    large, small = write_json_shards(tmp_path / "a", CAPTIONS[:5], 3), write_jsonl(tmp_path / "b", CAPTIONS[5:])
+    assert fingerprint(open_source(f"{large},{small}"))["sha256"] == whole
+    with monkeypatch.context() as unread:
+        unread.setattr("neuclip.data.sources.tar.TarSource.caption_pieces", None)
+        assert fingerprint(open_source(f"{large}:2,{small}")) == {"count": len(CAPTIONS), "sha256": whole}
+    assert fingerprint(open_source(f"{small},{large}"))["sha256"] != whole
+    for stored in (cache / "fingerprints").iterdir():
+        stored.write_text(whole[:30])  # a disk was full
+    assert fingerprint(open_source(f"{large},{small}"))["sha256"] == whole
+    write_jsonl(tmp_path / "b", [["other"], *CAPTIONS[6:]])
+    assert fingerprint(open_source(f"{large},{small}"))["sha256"] != whole
+
+
 def test_conversion_keeps_the_fingerprint_of_several_captions(tmp_path):
     usable = [texts for texts in CAPTIONS if texts]
     source = open_source(str(write_json_shards(tmp_path / "shards", usable, 2)))

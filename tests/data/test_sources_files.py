@@ -16,7 +16,7 @@ from neuclip.data.fingerprint import fingerprint
 from neuclip.data.sample import BadSample
 from neuclip.data.source import open_source
 from neuclip.errors import AskedWrongly, RunFailed
-from tests.pictures import photo
+from tests.pictures import photo, write_csv
 
 
 def table(folder: Path, *names: str) -> Path:
@@ -39,6 +39,35 @@ def test_a_text_file_is_found_however_its_ending_is_written(tmp_path, ending):
     source = pickle.loads(pickle.dumps(open_source(str(tmp_path))))
     assert source[0].captions == ("a caption",) and source.captions() == ["a caption"]
     assert source.faults[0].where == str(tmp_path / f"alone.{ending}")
+
+
+def test_a_folder_that_goes_while_it_is_read_ends_the_run_and_spoils_no_sample(tmp_path):
+    table = write_csv(tmp_path / "table", 3)
+    for number in range(3):
+        (table.parent / f"{number:06d}.txt").write_text("words")
+    sources = [open_source(str(table))]
+    table.unlink()
+    sources.append(open_source(str(table.parent)))
+    (table.parent / "000001.png").unlink()
+    for source in sources:
+        with pytest.raises(BadSample):
+            source[1]
+    table.parent.rename(tmp_path / "elsewhere")
+    for source in sources:
+        with pytest.raises(RunFailed, match=r"table: has gone while it was read; .* --resume"):
+            source[1]
+
+
+def test_a_table_in_another_encoding_is_refused_and_one_with_a_bad_row_is_read(tmp_path):
+    rows = [f"{number}.png,{'grün' if number % 3 else 'rot'}" for number in range(30)]
+    (tmp_path / "all.csv").write_bytes("\n".join(["image,caption", *rows]).encode("cp1252"))
+    with pytest.raises(AskedWrongly, match=r"all\.csv: is not UTF-8 \(line 3 and 19 others .*CSV UTF-8"):
+        open_source(str(tmp_path / "all.csv"))
+    (tmp_path / "one.csv").write_bytes("\n".join(["image,caption", *rows]).encode().replace("ü".encode(), b"\xfc", 1))
+    assert len(open_source(str(tmp_path / "one.csv"))) == 30
+    (tmp_path / "sep.csv").write_text("sep=;\nimage;caption\n0.png;red\n")
+    with pytest.raises(AskedWrongly, match="'sep=;'"):
+        open_source(str(tmp_path / "sep.csv"))
 
 
 def test_an_address_longer_than_a_file_name_is_read_part_by_part(tmp_path):
@@ -127,8 +156,7 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path):
         write_pair(path)
     (folder / "a").symlink_to(elsewhere)
     (folder / "c").symlink_to("b")  # beside it: read once, under its own path
-    (folder / "b" / "again").symlink_to(folder)  # circles: to a folder above, to itself, there and back, out of it all
-    (folder / "itself").symlink_to("itself")
+    (folder / "b" / "again").symlink_to(folder)  # circles: to a folder above, there and back, out of it all
     (elsewhere / "deep" / "back").symlink_to(folder)
     (elsewhere / "same").symlink_to(elsewhere / "deep")
     (folder / "up").symlink_to("..")

@@ -21,6 +21,7 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.training.run import build_run
+from tests.data.small_shards import pair, write_tar
 from tests.pictures import write_shards
 
 pytestmark = pytest.mark.slow
@@ -120,6 +121,14 @@ def test_a_run_goes_on_with_its_data_at_another_place_and_keeps_signatures_to_it
     assert read_settings(folder.settings, []).data.train == f"{signed}second"  # `neuclip error` must find it
     printed = "".join(capsys.readouterr())
     assert server.url in printed and "Signature" not in printed + folder.report.read_text()
+
+
+def test_no_run_is_started_on_data_of_which_too_much_is_lost(small_settings, tmp_path):
+    alone = [(f"{number}.txt", b"alone") for number in range(100, 160)]
+    write_tar(tmp_path / "0.tar", [member for number in range(60) for member in pair(number)] + alone)
+    with pytest.raises(RunFailed, match=r"60 of 120 pairs never became samples \(50\.0%"):
+        api.train(small_settings(tmp_path / "runs", "--data.train", str(tmp_path / "0.tar")))
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(("weight", "epoch"), [("", 40), (":3", 120), (":0.5", 20)])

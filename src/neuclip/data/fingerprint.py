@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from neuclip.data.cache_folder import cache_folder
 from neuclip.data.texts import Captions
+from neuclip.records import write_text_safely
 
 if TYPE_CHECKING:
     from neuclip.data.source import Source
 
 KEPT_BYTES = 256 << 20  # of captions between the two passes; of more the second pass reads them again
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fingerprint(source: Source) -> dict[str, int | str]:
     """{"count": n, "sha256": of the captions in order of id}: equal for equal pairs, in whatever files they lie."""
-    if stored := getattr(source, "captions_sha256", None):  # of a billion captions that were read once already
-        return {"count": len(source), "sha256": stored}
+    stored = getattr(source, "captions_sha256", None)  # of a billion captions that were read once already
+    return {"count": len(source), "sha256": stored or _of_mixture(source) or _of_captions(source)}
+
+
+def _of_mixture(mixture: Source) -> str | None:
+    """None unless a part is so large that its hash is stored. What all captions together give follows from what the
+    parts give, though only by reading them: it is kept in the cache folder under the parts' fingerprints."""
+    parts = getattr(mixture, "sources", ())
+    if not any(getattr(part, "captions_sha256", None) for part in parts):
+        return None
+    name = hashlib.sha256(json.dumps([fingerprint(part) for part in parts]).encode()).hexdigest()
+    place = cache_folder() / "fingerprints" / name
+    with contextlib.suppress(OSError, ValueError):
+        if SHA256.fullmatch(kept := place.read_text(encoding="ascii")):
+            return kept
+    found = _of_captions(mixture)
+    with contextlib.suppress(OSError):  # a disk that is full or read-only: it is found again next time
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text_safely(place, found)
+    return found
+
+
+def _of_captions(source: Source) -> str:
     digest = CaptionDigest()
     kept: list[np.ndarray] = []
     size = 0
@@ -32,7 +59,7 @@ def fingerprint(source: Source) -> dict[str, int | str]:
             kept.clear()
     for texts in kept if size <= KEPT_BYTES else (captions.first.bytes for captions in caption_pieces(source)):
         digest.add_texts(texts)
-    return {"count": len(source), "sha256": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 class CaptionDigest:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from neuclip.data.addresses import parts_of
+from neuclip.data.addresses import COCO_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, parts_of
 from neuclip.data.faults import by_reason
 from neuclip.data.sample import BadSample
 from neuclip.data.shards.cache import digest_of
@@ -19,14 +19,20 @@ from neuclip.data.sources.tar import TarSource
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import track
 
+TABLES = (*TABLE_SUFFIXES, *LINES_SUFFIXES, *PARQUET_SUFFIXES, *COCO_SUFFIXES)
+
 
 def opened_shards(address: str, caption_key: str = "") -> list[tuple[str, TarSource]]:
     """The tar sources of an address, each with its part of it; opening makes what is missing of their indexes."""
+    names = [part for part, _ in parts_of(address)]
+    nothing = AskedWrongly(f"{address}: holds no tar shards, and other data need no index; nothing to do")
+    if all(name.lower().endswith(TABLES) for name in names):
+        raise nothing
     source = open_source(address, caption_key=caption_key)
-    parts = zip([part for part, _ in parts_of(address)], getattr(source, "sources", (source,)), strict=True)
+    parts = zip(names, getattr(source, "sources", (source,)), strict=True)
     found = [(part, source) for part, source in parts if isinstance(source, TarSource)]
     if not found:
-        raise AskedWrongly(f"{address}: holds no tar shards, and other data need no index; nothing to do")
+        raise nothing
     return found
 
 

@@ -60,9 +60,6 @@ class MixtureOrder:
 
     def __init__(self, orders: Sequence[Order], weights: Sequence[Fraction], seed: int):
         self.orders = tuple(orders)
-        fetching = [order for order in orders if isinstance(order, FetchingOrder)]
-        for order in fetching:
-            order.beside = [other for other in fetching if other is not order]
         self.appearances = [
             math.floor(weight * order.size + Fraction(1, 2)) for order, weight in zip(orders, weights, strict=True)
         ]
@@ -81,12 +78,26 @@ class MixtureOrder:
     def ids(self, start: int, count: int) -> np.ndarray:
         """(count,) int64: the ids of the samples at positions start..start+count-1."""
         parts, ranks = self._window(start, count)
+        self._fetch_ahead(parts, ranks)
         ids = np.empty(count, dtype=np.int64)
         for number, order in enumerate(self.orders):
             mine = parts == number
             if mine.any():  # ranks of one source are consecutive
                 ids[mine] = self.first_ids[number] + order.ids(int(ranks[mine][0]), int(mine.sum()))
         return ids
+
+    def _fetch_ahead(self, parts: np.ndarray, ranks: np.ndarray) -> None:
+        """The longest unused shards are evicted, and a part that stays in its group for long uses it all the same: what
+        one part brings must push out only what is finished."""
+        fetching = [
+            (order, ranks[parts == n]) for n, order in enumerate(self.orders) if isinstance(order, FetchingOrder)
+        ]
+        entered = [order.enters(int(own[0])) for order, own in fetching if len(own)]
+        if any(entered):
+            for order, _ in fetching:
+                order.source.cache.use(order.wanted)
+            for order, _ in fetching:  # only now: what comes evicts
+                order.source.cache.want(order.wanted)
 
     def epochs(self, start: int, count: int) -> np.ndarray:
         """(count,) int64: at each position, how many times its sample appeared before.

@@ -36,7 +36,8 @@ def refuse_several_parts(folder: str, files: Iterable[str], *, built: bool = Fal
     if len(named) > 1:
         raise AskedWrongly(f"{folder}: holds the parts {', '.join(named)}; give one of them, such as {example}")
     raise AskedWrongly(
-        f"{folder}: holds the part {named[0]} beside other data; move it into another folder, or give {example}"
+        f"{folder}: holds the part {named[0]} beside other data; move {named[0]} elsewhere to use the rest, or give "
+        f"{example} to use it alone"
     )
 
 

@@ -97,22 +97,24 @@ class FetchingOrder(ShardOrder):
     def __init__(self, source: RemoteTarSource, seed: int, together: int = SHARDS_TOGETHER):
         super().__init__(source.joined.ends, seed, together)
         self.source = source
-        self.beside: Sequence[FetchingOrder] = ()  # the other remote parts of a mixture
+        self.wanted: list[RemoteShard] = []  # of the group that was entered and the next
         self._entered = (-1, -1)
-        self._wanted: list[RemoteShard] = []  # of the group that was entered and the next
 
     def ids(self, start: int, count: int) -> np.ndarray:
-        here = self.group_at(start)
-        if self._entered != (here.epoch, here.number):
-            self._entered = (here.epoch, here.number)
-            after = self.group_at(here.epoch * self.size + here.start + here.size)
-            wanted = dict.fromkeys([*here.shards.tolist(), *after.shards.tolist()])
-            self._wanted = [self.source.remote[shard] for shard in wanted]
-            # The longest unused shards are evicted. A part that stays in its group for long uses it all the same, so
-            # what this part brings must push out only what this part has finished.
-            for order in (*self.beside, self):
-                order.source.cache.want(order._wanted)
+        if self.enters(start):
+            self.source.cache.want(self.wanted)
         return super().ids(start, count)
+
+    def enters(self, position: int) -> bool:
+        """Whether another group is read from here on than was before; `wanted` then is of that group."""
+        here = self.group_at(position)
+        if self._entered == (here.epoch, here.number):
+            return False
+        self._entered = (here.epoch, here.number)
+        after = self.group_at(here.epoch * self.size + here.start + here.size)
+        wanted = dict.fromkeys([*here.shards.tolist(), *after.shards.tolist()])
+        self.wanted = [self.source.remote[shard] for shard in wanted]
+        return True
 
 
 def check_cache(sources: Sequence[Source], together: int) -> None:

@@ -31,7 +31,7 @@ from neuclip.data.shards.writing import shards_missing
 from neuclip.data.sources.coco import open_coco
 from neuclip.data.sources.columns import Asked, say
 from neuclip.data.sources.csv import open_csv
-from neuclip.data.sources.folder import open_folder
+from neuclip.data.sources.folder import captions_of_coco, open_folder
 from neuclip.data.sources.hugging_face import is_saved_dataset, open_saved_dataset
 from neuclip.data.sources.jsonl import open_jsonl
 from neuclip.data.sources.listed import ListedPairs, check_pictures
@@ -149,6 +149,11 @@ def _open_folder(name: str, folder: Path, asked: Asked, caption_key: str) -> Sou
     if tables and holds_pictures(tables[0], asked):
         _say_left_out(folder, "Parquet files")
         return open_parquet(name, tables, asked)
+    if annotations := captions_of_coco(folder):
+        raise AskedWrongly(
+            f"{folder}: its captions are in {annotations[-1].parent}; give one of the files there, such as "
+            f"{annotations[0]}"
+        )
     _refuse_several_folders(folder)
     if pictures := open_folder(name, folder, asked):
         return pictures
@@ -160,10 +165,11 @@ def _open_folder(name: str, folder: Path, asked: Asked, caption_key: str) -> Sou
 
 
 def _refuse_several_folders(folder: Path) -> None:
-    """Of pictures: only folders that are called so count, for others may be classes or authors."""
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if is_part(entry.name) and entry.is_dir()]
-    refuse_several_parts(str(folder), (f"{name}/picture" for name in names))
+    """Of pictures: folders that are not called so may be classes or authors, and are one part together."""
+    shown = [entry for entry in folder.iterdir() if entry.name[0] != "."]
+    files = [f"{entry.name}/picture" if is_part(entry.name) else "picture" for entry in shown if entry.is_dir()]
+    files += ["picture" for entry in shown if entry.name.lower().endswith(ENDINGS)]
+    refuse_several_parts(str(folder), files)
 
 
 def _say_left_out(folder: Path, kind: str) -> None:

@@ -40,7 +40,7 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
     )
     if message := too_many_lost(source, data.max_bad_share):
         what, _, remedy = message.rpartition("; ")
-        findings.fail(what, "the run would stop before its first step", remedy)
+        findings.fail(what, "no run is started on them", remedy)
     elif source.faults:
         findings.warn(
             f"{plural(lost, 'pair')} at least never became samples",

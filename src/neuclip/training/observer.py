@@ -13,7 +13,6 @@ from torch import Tensor
 from neuclip.data.sample import Batch
 from neuclip.distributed import is_main, sum_over_processes
 from neuclip.records import append_line
-from neuclip.training.full_captions import FullCaptions
 from neuclip.training.phases import Phases
 from neuclip.training.progress import TrainingProgress
 from neuclip.training.run import Run
@@ -31,7 +30,6 @@ class Observer:
         self.progress = TrainingProgress(
             total_samples=run.total_steps * run.settings.train.batch_size, first_sample=run.samples
         )
-        self.full_captions = FullCaptions(run.built.tokenize)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -46,7 +44,7 @@ class Observer:
                 batch = next(batches, None)
             if batch is None:
                 return
-            self.full_captions.note(batch.tokens)
+            self.run.full_captions.note(batch.tokens)
             yield batch
 
     def _logs_at(self, step: int) -> bool:
@@ -56,7 +54,7 @@ class Observer:
         """Collective on logging steps."""
         if not self._logs_at(self.run.step):
             return
-        own = {"loss": loss.item(), **self.run.objective.metrics, "full_captions": self.full_captions.share}
+        own = {"loss": loss.item(), **self.run.objective.metrics, "full_captions": self.run.full_captions.share}
         measured = mean_over_processes(own, self.run.device)
         if is_main():
             self._write(self._record(measured, gradient_norm.item()))

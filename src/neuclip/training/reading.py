@@ -57,14 +57,10 @@ def read_batches(run: Run, stop: StopRequest) -> Iterator[Batch]:
 
 def note_lost(log: FaultLog, run: Run) -> None:
     """What never became a sample is told before the first step, not only after the last."""
-    try:
-        log.note_source(run.source)
-    except RunFailed as too_many:
-        raise_together(too_many)
+    log.note_source(run.source)
     if is_main() and run.source.faults:
-        print(
-            f"at least {lost_pairs(run.source):,} pairs never became samples: {lost_text(run.source)}", file=sys.stderr
-        )
+        lost = f"at least {lost_pairs(run.source):,} never became samples: {lost_text(run.source)}"
+        print(lost, file=sys.stderr)
 
 
 def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:

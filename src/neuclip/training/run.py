@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.cores import available_cores
 from neuclip.data.fast_decoding import FastDecode
+from neuclip.data.faults import too_many_lost
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
 from neuclip.data.mixture_order import order_of
@@ -31,6 +32,7 @@ from neuclip.records import RunFolder
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 from neuclip.training.checkpoint import save_checkpoint
+from neuclip.training.full_captions import FullCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.precision import choose_device, choose_precision
 from neuclip.training.randomness import continue_random_state, random_states_of_all
@@ -51,6 +53,7 @@ class Run:
     built: BuiltModel
     objective: Objective
     optimizer: TowerOptimizer
+    full_captions: FullCaptions
     total_steps: int
     step: int = 0
     seconds_before: float = 0.0  # of earlier sittings, for a resumed run
@@ -97,6 +100,7 @@ class Run:
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "random": random_states_of_all(self.device),
+            "full_captions": self.full_captions.counts_of_all(self.device),
         }
         keep = self.settings.checkpoint.keep
         on_main(lambda: save_checkpoint(self.folder.checkpoints, state, samples=self.samples, keep=keep))
@@ -118,6 +122,7 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         continue_random_state(state["random"], self.device)
         self.step, self.seconds_before = state["step"], state["seconds"]
+        self.full_captions.before = state.get("full_captions", [0, 0])  # earlier versions kept none
 
     def _refuse_other_data(self, state: dict[str, Any]) -> None:
         """Wherever they lie: the pairs, and how they follow each other, must be what they were."""
@@ -171,6 +176,7 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
         built=built,
         objective=objective,
         optimizer=optimizer,
+        full_captions=FullCaptions(built.tokenize),
         total_steps=total_steps,
     )
 
@@ -244,6 +250,8 @@ def open_training_source(settings: Settings) -> Source:
     if not data.train:
         raise AskedWrongly("data.train is not set; give --data.train icons-30k, shards, or a CSV file")
     source = open_training_data(data)
+    if message := too_many_lost(source, data.max_bad_share):
+        raise RunFailed(message)
     if len(source) < batch_size:
         raise AskedWrongly(
             f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "

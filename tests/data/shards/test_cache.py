@@ -112,18 +112,24 @@ def test_the_longest_unused_shards_are_evicted_and_open_ones_stay_readable(serve
     assert [cache.place(shard).exists() for shard in shards] == [True, False, True, False]
 
 
-def test_what_a_killed_download_left_is_removed_in_time(server, cache):
+def test_what_a_killed_download_left_is_removed_in_time_and_what_another_process_moves_is_not(
+    server, cache, monkeypatch
+):
     (cache / "shards").mkdir(parents=True)
     (cache / "unpacked" / "0123").mkdir(parents=True)
-    names = ("shards/.{}.part", "shards/.{}.tar.abc123", "unpacked/0123/.{}.tar.abc123", "unpacked/0123/{}.tar")
-    for age, word in ((1, "old"), (None, "new")):
-        for name in names:
-            (cache / name.format(word)).write_bytes(b"half")
-            os.utime(cache / name.format(word), None if age is None else (age, age))
-    ShardCache(QUICK).path(shards_at(server, [1])[0])
-    assert not any((cache / name.format("old")).exists() for name in names[:3])
-    # A run may read the unpacked copies of local shards, and could not fetch them again.
-    assert (cache / names[3].format("old")).exists() and all((cache / name.format("new")).exists() for name in names)
+    downloading, unpacking, unpacked = (
+        cache / name for name in ("shards/.x.tar.abc.part", "unpacked/0123/.x.tar.abc.part", "unpacked/0123/x.tar")
+    )
+    for file in (downloading, unpacking, unpacked):
+        file.write_bytes(b"half")
+        os.utime(file, (1, 1))  # the time of the packed shard, which an unpacked one gets just before it is moved
+    first, second = shards_at(server, [1, 1])
+    ShardCache(QUICK).path(first)
+    assert downloading.exists()
+    monkeypatch.setattr("neuclip.data.shards.cache.LEFT_OVER_SECONDS", -60)
+    ShardCache(QUICK).path(second)
+    # What lies unpacked is of local shards, whose sources remove it by a rule of their own.
+    assert not downloading.exists() and unpacking.exists() and unpacked.exists()
 
 
 def test_readers_that_need_a_shard_at_once_fetch_it_once(server):

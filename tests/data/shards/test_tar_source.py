@@ -313,15 +313,19 @@ def test_what_gives_not_one_byte_is_no_gzip_file(tmp_path, content):
         open_source(str(tmp_path / "0.tar.gz"))
 
 
-def test_what_a_killed_unpacking_left_is_removed_in_time(tmp_path, packed, cache):
-    old, new = (tmp_path / "cache" / "unpacked" / name / ".0.tar.x.part" for name in ("old", "new"))
-    for file in (old, new):
-        file.parent.mkdir(parents=True)
-        file.write_bytes(b"half")
-    os.utime(old, (time.time() - 3 * 24 * 3600,) * 2)
+def test_what_a_killed_unpacking_left_is_removed_in_time_and_one_that_is_at_its_end_is_not(
+    tmp_path, packed, cache, monkeypatch
+):
+    unfinished = cache / "unpacked" / "0123" / ".0.tar.x.part"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_bytes(b"half")
+    os.utime(unfinished, (1, 1))  # just before it is moved, an unpacked file gets the time of its shard
     (tmp_path / "0.tar.gz").write_bytes(packed)
     open_source(str(tmp_path / "0.tar.gz"))
-    assert not old.exists() and new.exists()
+    assert unfinished.exists()
+    monkeypatch.setattr("neuclip.data.shards.packed.UNFINISHED_SECONDS", -60)
+    open_source(str(tmp_path / "0.tar.gz"))
+    assert not unfinished.exists()
 
 
 def days_unused(copy: Path, days: float) -> None:

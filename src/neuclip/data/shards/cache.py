@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.shards.packed import is_packed, unpack
+from neuclip.data.shards.packed import is_packed, remove_unfinished, unpack
 from neuclip.data.shards.remote import Limits, RemoteShard, fetch, without_query
 from neuclip.errors import AskedWrongly, RunFailed
 from neuclip.progress import SILENT_SECONDS, StatusLine
@@ -89,11 +88,15 @@ class ShardCache:
             f"--data.cache_size {self.limits.cache_size}, to every run on this machine"
         )
 
+    def use(self, shards: Sequence[RemoteShard]) -> list[RemoteShard]:
+        """Those that are here count as used now; the others are the answer."""
+        return [shard for shard in shards if not self._touch(self.place(shard))]
+
     def want(self, shards: Sequence[RemoteShard]) -> None:
         """Fetch these in the background, in this order; what was wanted before and is not begun is forgotten."""
         if self._process != os.getpid():  # a fork copies neither the thread nor who holds the lock
             self._start_afresh()
-        missing = [shard for shard in shards if not self._touch(self.place(shard))]
+        missing = self.use(shards)
         with self._lock:
             self._wanted = missing
             if missing and not self._fetching:
@@ -141,7 +144,7 @@ class ShardCache:
 
     def _evict(self, newest: Path) -> None:
         with self._locked(self.folder / "locks" / "evict"):
-            self._sweep()
+            remove_unfinished(self.folder.glob(".*"), LEFT_OVER_SECONDS)
             files = []
             for path in self.folder.glob("[!.]*.tar"):
                 with contextlib.suppress(FileNotFoundError):
@@ -154,14 +157,6 @@ class ShardCache:
                 if path != newest:
                     path.unlink(missing_ok=True)
                     total -= size
-
-    def _sweep(self) -> None:
-        """Remove what killed downloads and unpackings left. The unpacked copies of local shards take no part: their
-        sources do not unpack a second time (shards/packed.py removes old ones)."""
-        for path in (*self.folder.glob(".*"), *(self.folder.parent / "unpacked").glob("*/.*")):
-            with contextlib.suppress(OSError):
-                if path.is_file() and path.stat().st_mtime < time.time() - LEFT_OVER_SECONDS:
-                    path.unlink()
 
     def _touch(self, place: Path) -> bool:
         """Whether it is there; it then counts as used now."""

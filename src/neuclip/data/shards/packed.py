@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PACKED_DAMAGED, PACKED_CUT_OFF = "packed shard is damaged", "packed shard is cut off"
 STEP = 1 << 16  # bytes of a packed shard at a time
 DAY = 24 * 3600
-UNFINISHED_SECONDS = 2 * DAY  # an unpacking that was begun so long ago was killed
+UNFINISHED_SECONDS = 2 * DAY  # an unpacking that has not gone on for so long was killed
 UNUSED_SECONDS = 30 * DAY  # a copy that no run has opened for so long is removed
 OWN_NAME = re.compile(r"[0-9a-f]{16}")  # of our folders; nothing else is ever removed
 
@@ -85,10 +85,16 @@ def remove_unused() -> None:
     for folder in copies_folder().glob("*"):
         if OWN_NAME.fullmatch(folder.name) and _is_older(folder, UNUSED_SECONDS):
             shutil.rmtree(folder, ignore_errors=True)
-    for unfinished in copies_folder().glob("*/.*.part"):
-        if _is_older(unfinished, UNFINISHED_SECONDS):
-            with contextlib.suppress(OSError):  # another process was faster, or it is another user's
-                unfinished.unlink()
+    remove_unfinished(copies_folder().glob("*/.*.part"), UNFINISHED_SECONDS)
+
+
+def remove_unfinished(files: Iterable[Path], seconds: float) -> None:
+    """Those that nothing was done to for so long. The time of writing does not tell: just before an unpacked file is
+    moved, it gets that of its shard."""
+    for file in files:
+        with contextlib.suppress(OSError):  # another process was faster, or it is another user's
+            if file.is_file() and file.stat().st_ctime < time.time() - seconds:
+                file.unlink()
 
 
 def _is_older(path: Path, seconds: float) -> bool:

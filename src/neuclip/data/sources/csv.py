@@ -17,6 +17,9 @@ from neuclip.errors import AskedWrongly
 LARGEST_FIELD = 1 << 24
 LONGEST_ROW = 1000  # lines; captions have paragraphs, not chapters
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+SEPARATOR_LINE = re.compile(rb"sep=.", re.IGNORECASE)
+LOOKED_AT = 1 << 20  # bytes
+FEW_LINES, OTHER_ENCODING = 10, 0.1  # of so many lines on, this share that is not UTF-8 means another encoding
 NEW_LINE = re.compile(r"\r\n|\r|\n")
 
 
@@ -89,8 +92,31 @@ def _refuse_no_header(path: Path) -> None:
     if not first:
         raise AskedWrongly(f"{path}: is empty; write a header such as image,caption and one row per pair")
     refuse_no_text(path, first)
+    if match := SEPARATOR_LINE.match(first):
+        raise AskedWrongly(f"{path}: begins with the line {match[0].decode()!r}, for spreadsheets alone; delete it")
+    _refuse_other_encoding(path)
     if not first.strip(b"\xef\xbb\xbf \r\n\"'" + "".join(SEPARATORS).encode()):
         raise AskedWrongly(f"{path}: its first line names no column; begin with a header such as image,caption")
+
+
+def _refuse_other_encoding(path: Path) -> None:
+    """Single rows may be damaged; of a file in another encoding every caption with an accent would be missing."""
+    with path.open("rb") as file:
+        lines = file.readlines(LOOKED_AT)
+    wrong = [number for number, line in enumerate(lines, start=1) if not _is_utf_8(line)]
+    if len(lines) >= FEW_LINES and len(wrong) > OTHER_ENCODING * len(lines):
+        raise AskedWrongly(
+            f"{path}: is not UTF-8 (line {wrong[0]} and {len(wrong) - 1} others of the first {len(lines)}); save it as "
+            f"'CSV UTF-8', or: iconv -f cp1252 -t utf-8 {path}"
+        )
+
+
+def _is_utf_8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Table:

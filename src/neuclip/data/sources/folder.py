@@ -14,7 +14,7 @@ from neuclip.data.picture_kinds import READ, UNREAD, UNREAD_KIND
 from neuclip.data.sample import BadSample, Fault, Lost, Sample
 from neuclip.data.sources.captions_file import captions_by_picture, captions_file_in
 from neuclip.data.sources.columns import Asked
-from neuclip.data.sources.listed import ListedPairs, Row, Rows, file_bytes, picture_file
+from neuclip.data.sources.listed import ListedPairs, Row, Rows, file_of, picture_file
 from neuclip.data.texts import Captions, Texts
 from neuclip.errors import AskedWrongly
 from neuclip.progress import SILENT_SECONDS, StatusLine, track
@@ -37,6 +37,8 @@ def open_folder(name: str, folder: Path, asked: Asked) -> PictureFolder | Listed
         return ListedInFolder(name, captions_file, rows, folder, (*faults, *unmatched))
     endings = [caption_ending(picture, texts) for picture in pictures]
     if not any(endings):
+        if elsewhere := captions_of_coco(folder.absolute().parent) or sorted(folder.glob("*.[ct]sv")):
+            raise AskedWrongly(f"{folder}: {len(pictures):,} pictures but no captions; did you mean {elsewhere[0]}?")
         raise AskedWrongly(
             f"{folder}: {len(pictures):,} pictures but no captions; put {Path(pictures[0]).stem}.txt beside "
             f"{pictures[0]} and so on, or one captions.csv with the columns image and caption into the folder"
@@ -44,6 +46,11 @@ def open_folder(name: str, folder: Path, asked: Asked) -> PictureFolder | Listed
     stems = {picture.rpartition(".")[0] for picture in (*pictures, *others)} | set(pictures)
     alone = sorted(f"{stem}.{texts[kind][stem]}" for kind in PLAIN_TEXTS for stem in texts[kind].keys() - stems)
     return PictureFolder(name, folder, pictures, endings, (*faults, *_counted("no picture", folder, alone)))
+
+
+def captions_of_coco(folder: Path) -> list[Path]:
+    """Where COCO keeps them: beside the folders of its pictures."""
+    return sorted(folder.glob("annotations/captions_*.json"))
 
 
 def caption_ending(picture: str, texts: TextFiles) -> str:
@@ -100,7 +107,7 @@ class PictureFolder:
         if not ending:
             return ()
         path = self.folder / f"{os.fsdecode(self._pictures[id]).rpartition('.')[0]}.{ending}"
-        content = file_bytes(path, str(path), "caption file", LARGEST_TEXT)
+        content = file_of(self.folder, path, str(path), "caption file", LARGEST_TEXT)
         return captions_from_json(content) if ending.lower() == "json" else (content,)
 
 

@@ -116,7 +116,17 @@ def picture_file(folder: Path, name: bytes, where: str) -> bytes:
     if is_inline(name):
         return inline_picture(name, where)
     picture = picture_path(folder, name)
-    return file_bytes(picture, f"{where}: {shortened(str(picture))}", "picture file", LARGEST_PICTURE)
+    return file_of(folder, picture, f"{where}: {shortened(str(picture))}", "picture file", LARGEST_PICTURE)
+
+
+def file_of(folder: Path, path: Path, where: str, what: str, largest: int) -> bytes:
+    """As `file_bytes`. One missing file is a bad sample; a missing folder is a disk that was taken away."""
+    try:
+        return file_bytes(path, where, what, largest)
+    except BadSample:
+        if folder.exists():
+            raise
+    raise RunFailed(f"{folder}: has gone while it was read; bring it back and continue with --resume")
 
 
 def picture_path(folder: Path, name: bytes) -> Path:
