@@ -56,7 +56,7 @@ def test_skipped_samples_have_a_heading_of_their_own_with_held_out_sets_apart():
     heading = lines.index("Skipped samples, listed in skipped.jsonl:")
     assert lines[heading + 1].startswith("  training data  3 (0.011% of those read): ") and len(lines) == heading + 3
     lost = SUMMARY | {"skipped": {"shard is cut off": 2}, "skipped_share": 0, "lost_share": 0.04}
-    assert "2 (4% lost before): 2 x shard is cut off" in summary_text(lost, batch_size=128)
+    assert "2 (4% never became samples): 2 x shard is cut off" in summary_text(lost, batch_size=128)
     reasons = "9 x picture does not decode, 7 x caption is empty"
     assert lines[heading + 2] == f"  icons          16 of 721 samples could not be used: {reasons}"
 

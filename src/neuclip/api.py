@@ -411,7 +411,8 @@ def _announce(run: Run) -> None:
         f"{run.folder.path}\n"
         f"  {settings.objective_name} on {len(run.source):,} pairs of {without_queries(settings.data.train)}\n"
         f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {where})\n"
-        f"  {run.total_steps - run.step:,} steps of {batch}, to {run.total_steps * batch:,} samples "
+        f"  {run.total_steps - run.step:,} steps of {batch}, {f'from {run.samples:,} ' if run.step else ''}to "
+        f"{run.total_steps * batch:,} samples "
         f"({run.total_steps * batch / run.epoch_samples:.1f} epochs)",
         file=sys.stderr,
     )

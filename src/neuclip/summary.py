@@ -13,7 +13,7 @@ MANY_FULL = 0.05  # of the captions; the report gives any share
 
 def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
     lines = [
-        f"Trained on {summary['samples_seen']:,} pairs in {format_duration(summary['seconds'])} "
+        f"Trained on {summary['samples_seen']:,} samples in {format_duration(summary['seconds'])} "
         f"({summary['samples_per_second']:.0f} a second, {summary['peak_memory_bytes'] / 1e9:.1f} GB of memory).",
         *_held_out_lines(summary["evaluation"], summary["not_measured"]),
         *_normalizer_lines(summary, batch_size),
@@ -52,7 +52,7 @@ def _skipped_lines(summary: dict[str, Any]) -> list[str]:
     """Of the training data and of each held-out set; nothing where nothing was skipped."""
     rows = {}
     if summary["skipped"]:
-        shares = {"of those read": summary["skipped_share"], "lost before": summary["lost_share"]}
+        shares = {"of those read": summary["skipped_share"], "never became samples": summary["lost_share"]}
         told = ", ".join(f"{100 * share:.2g}% {what}" for what, share in shares.items() if share)
         rows["training data"] = f"{sum(summary['skipped'].values()):,} ({told}): {_by_reason(summary['skipped'])}"
     rows |= held_out_skipped(summary["evaluation"], summary["skipped_held_out"])

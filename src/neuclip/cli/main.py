@@ -89,8 +89,8 @@ def machines_fault(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = f" for {error.filename}" if error.filename else ""
         return (
-            f"the disk is full: no space{where}; what was written before is kept; make room, or give another "
-            "--run.folder, or NEUCLIP_CACHE for prepared data"
+            f"the disk is full: no space{where}; what was written before is kept; make room and go on "
+            "(train: with --resume), or give another --run.folder, or NEUCLIP_CACHE for prepared data"
         )
     if error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR):
         return (

@@ -44,7 +44,13 @@ def open_folder(name: str, folder: Path, asked: Asked) -> PictureFolder | Listed
             f"{pictures[0]} and so on, or one captions.csv with the columns image and caption into the folder"
         )
     stems = {picture.rpartition(".")[0] for picture in (*pictures, *others)} | set(pictures)
-    alone = sorted(f"{stem}.{texts[kind][stem]}" for kind in PLAIN_TEXTS for stem in texts[kind].keys() - stems)
+    folders = {stem.rpartition("/")[0] for stem in stems}  # a text where no picture lies is no caption
+    alone = sorted(
+        f"{stem}.{texts[kind][stem]}"
+        for kind in PLAIN_TEXTS
+        for stem in texts[kind].keys() - stems
+        if stem.rpartition("/")[0] in folders
+    )
     return PictureFolder(name, folder, pictures, endings, (*faults, *_counted("no picture", folder, alone)))
 
 
