@@ -333,7 +333,7 @@ def summarise(run: Run, measured: Evaluation, seconds: float) -> dict[str, Any]:
         "seconds": seconds,  # of training, with the evaluations in between and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
-        "full_captions": records[-1].get("full_captions") if records else None,  # since the last start
+        "full_captions": records[-1].get("full_captions") if records else None,
         "skipped": dict(skipped.most_common()),
         # Of the different samples that were read; what never became a sample was not among them.
         "skipped_share": (skipped.total() - lost) / min(run.samples, len(run.source)),
