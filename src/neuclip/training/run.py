@@ -122,7 +122,7 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         continue_random_state(state["random"], self.device)
         self.step, self.seconds_before = state["step"], state["seconds"]
-        self.full_captions.before = state.get("full_captions", [0, 0])  # earlier versions kept none
+        self.full_captions.before = state["full_captions"]
 
     def _refuse_other_data(self, state: dict[str, Any]) -> None:
         """Wherever they lie: the pairs, and how they follow each other, must be what they were."""
