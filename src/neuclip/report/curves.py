@@ -61,7 +61,7 @@ def recall_figure(evaluations: list[Evaluation]) -> str:
     title = "Recall at 1 on held-out data"
     datasets = list(dict.fromkeys(found.dataset for evaluation in evaluations for found in evaluation.retrieval))
     if not datasets:
-        return placeholder(title, "No retrieval was evaluated so far.")
+        return placeholder(title, "No retrieval was evaluated.")
     if len({evaluation.samples for evaluation in evaluations if evaluation.retrieval}) == 1:
         when = format_samples(evaluations[-1].samples)
         reason = (

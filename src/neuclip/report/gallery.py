@@ -19,7 +19,7 @@ def gallery_section(run: RunContents) -> str:
     """Both directions, or a sentence in their place."""
     images, texts = (queries(run.gallery.get(direction)) for direction in ("image_to_text", "text_to_image"))
     if not images and not texts:
-        return '<p class="absence">No queries were kept: gallery.json comes with the last evaluation of a run.</p>'
+        return '<p class="absence">No queries were kept: they come with the last evaluation, if a set was measured.</p>'
     dataset = str(run.gallery.get("dataset") or "held-out data")
     parts = [f'<p class="lead">From {escape(dataset)}. {NOT_CHOSEN}</p>']
     if images:

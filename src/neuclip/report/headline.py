@@ -55,7 +55,7 @@ def headline_row(found: list[Headline]) -> str:
 
 def recall_headline(last: Evaluation | None, direction: str, label: str) -> Headline:
     if last is None or not last.retrieval:
-        return Headline(label, UNKNOWN, ("no held-out retrieval evaluated so far",))
+        return Headline(label, UNKNOWN, ("no held-out retrieval evaluated",))
     first = last.retrieval[0]
     recall, chance = first.recall.get((direction, 1)), first.chance.get((direction, 1))
     pictures = plural(first.images, "picture") if first.images is not None else ""
@@ -65,7 +65,7 @@ def recall_headline(last: Evaluation | None, direction: str, label: str) -> Head
 def zero_shot_headline(last: Evaluation | None) -> Headline:
     label = "Zero-shot, top 1"
     if last is None or not last.zero_shot:
-        return Headline(label, UNKNOWN, ("no zero-shot task evaluated so far",))
+        return Headline(label, UNKNOWN, ("no zero-shot task evaluated",))
     first = last.zero_shot[0]
     classes = f"{format_count(first['classes'])} classes" if first["classes"] is not None else ""
     notes = (times_chance(first["top1"], first["chance"]), first.dataset, classes)

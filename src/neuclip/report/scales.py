@@ -68,7 +68,7 @@ def tick_label(tick: float, step: float) -> str:
     """As many decimals as the step needs, so that neighbours look alike: 0.00, 0.05, 0.10."""
     if abs(tick) < step * 1e-6:
         return "0"
-    if step < 1e-3 or abs(tick) >= 1e6:
+    if step < 1e-4 or abs(tick) >= 1e6:
         mantissa, exponent = f"{tick:.2e}".split("e")
         return f"{trim(mantissa)}e{int(exponent)}"
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))

@@ -47,7 +47,7 @@ def table(caption: str, head: Row, rows: Iterable[Row], *, words: int = 1) -> st
 def evaluation_tables(last: Evaluation | None) -> str:
     """Every figure of the newest evaluation, beside what guessing gives."""
     if last is None:
-        return '<p class="absence">Nothing was evaluated so far.</p>'
+        return '<p class="absence">Nothing was evaluated.</p>'
     parts = []
     if last.retrieval:
         parts.append(retrieval_table(last.retrieval))
