@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from neuclip.data.faults import lost_pairs
-from neuclip.data.held_out_sets import HeldOutSets
-from neuclip.data.named.builtin import builtin_names, held_out, is_builtin
+from neuclip.data.held_out_sets import HeldOutSets, asked_sets
 from neuclip.distributed import alone, is_main, world_size
 from neuclip.errors import AskedWrongly
 from neuclip.evaluation.embedding import embed_pairs
@@ -151,13 +150,9 @@ def normalizer_error(run: Path, *, anchors: int, seed: int, checkpoint: str = ""
 
 
 def with_held_out_sets(settings: Settings) -> Settings:
-    """`auto` becomes the test parts that a built-in data set brings; one's own data brings none."""
-    name = settings.data.train
-    brought = held_out(name) if name in builtin_names() and is_builtin(name) else None
-    asked = settings.evaluation
-    retrieval = asked.retrieval if asked.retrieval != ("auto",) else brought.retrieval if brought else ()
-    zero_shot = asked.zero_shot if asked.zero_shot != ("auto",) else brought.zero_shot if brought else ()
-    return replace(settings, evaluation=replace(asked, retrieval=retrieval, zero_shot=zero_shot))
+    """With addresses in the place of `auto`, as a run stores them."""
+    retrieval, zero_shot = asked_sets(settings)
+    return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
 
 
 def start_run(settings: Settings) -> Run:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from neuclip.data.named.builtin import HeldOut, builtin_names, held_out, is_builtin
 from neuclip.data.source import Source, check_listed_pictures, open_source
 from neuclip.data.zero_shot_task import ZeroShotTask
 from neuclip.errors import AskedWrongly
 from neuclip.settings.secrets import without_queries
+from neuclip.settings.sections import Settings
+
+
+def asked_sets(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Addresses for retrieval and for zero-shot. `auto` becomes the test parts that a built-in data set brings; other
+    data bring none."""
+    name, asked = settings.data.train, settings.evaluation
+    brought = held_out(name) if name in builtin_names() and is_builtin(name) else HeldOut((), ())
+    retrieval = brought.retrieval if asked.retrieval == ("auto",) else asked.retrieval
+    return retrieval, brought.zero_shot if asked.zero_shot == ("auto",) else asked.zero_shot
 
 
 @dataclass(frozen=True)

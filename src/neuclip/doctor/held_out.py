@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from neuclip.data.held_out_sets import HeldOutSets
-from neuclip.data.named.builtin import builtin_names, held_out, is_builtin
+from neuclip.data.held_out_sets import HeldOutSets, asked_sets
 from neuclip.data.source import Source
 from neuclip.doctor.files import places_of
 from neuclip.doctor.findings import Findings
@@ -14,7 +13,9 @@ from neuclip.settings.sections import Settings
 
 def note_held_out(findings: Findings, settings: Settings, source: Source) -> None:
     """`source` is what is trained on."""
-    retrieval, zero_shot, automatic = _asked(settings)
+    retrieval, zero_shot = asked_sets(settings)
+    asked = settings.evaluation
+    automatic = bool(asked.retrieval == ("auto",) and retrieval) or bool(asked.zero_shot == ("auto",) and zero_shot)
     findings.note("evaluation", sets=len(retrieval) + len(zero_shot), automatic=automatic)
     for address in zero_shot:
         _opened(findings, (), (address,))
@@ -30,16 +31,6 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
         findings.warn(
             "nothing is held out", "the loss alone does not tell a good model", "give --evaluation.retrieval DATA"
         )
-
-
-def _asked(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """The addresses of both kinds, and whether the data set brings some of them. `auto` alone means those."""
-    name, asked = settings.data.train, settings.evaluation
-    brought = held_out(name) if name in builtin_names() and is_builtin(name) else None
-    automatic = brought is not None and ("auto",) in (asked.retrieval, asked.zero_shot)
-    retrieval = asked.retrieval if asked.retrieval != ("auto",) else brought.retrieval if brought else ()
-    zero_shot = asked.zero_shot if asked.zero_shot != ("auto",) else brought.zero_shot if brought else ()
-    return retrieval, zero_shot, automatic
 
 
 def _opened(findings: Findings, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets | None:
