@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 from neuclip import CLIP, AmorLIP, FastCLIP, NeuCLIP, SigLIP
-from neuclip.distributed import counted_traffic
+from neuclip.distributed.collectives import counted_traffic
 from neuclip.objectives.objective import Objective
 
 BATCH, WIDTH, PROTOTYPES, INNER_STEPS, SAMPLES = 512, 128, 1024, 10, 10_000

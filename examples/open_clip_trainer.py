@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from tiny_data import SIDE, SIZE, caption, picture
+from tiny_data import SIDE, SIZE, caption, image
 
 from neuclip import NeuCLIP
 from neuclip.models import open_clip_module
@@ -60,11 +60,11 @@ OPEN_CLIPS_EPOCH, trainer.train_one_epoch = trainer.train_one_epoch, train_one_e
 
 
 def write_data() -> None:
-    """What the flags name: pictures, captions, and the model's configuration."""
-    (FOLDER / "pictures").mkdir(parents=True, exist_ok=True)
-    files = [FOLDER / "pictures" / f"{number}.png" for number in range(SIZE)]
+    """What the flags name: images, captions, and the model's configuration."""
+    (FOLDER / "images").mkdir(parents=True, exist_ok=True)
+    files = [FOLDER / "images" / f"{number}.png" for number in range(SIZE)]
     for number, file in enumerate(files):
-        Image.fromarray((picture(number) * 255).byte().permute(1, 2, 0).numpy()).save(file)
+        Image.fromarray((image(number) * 255).byte().permute(1, 2, 0).numpy()).save(file)
     with (FOLDER / "shapes.csv").open("w", newline="") as table:
         rows = ((file, caption(number)) for number, file in enumerate(files))
         csv.writer(table, delimiter="\t").writerows([("filepath", "title"), *rows])

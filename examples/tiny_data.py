@@ -1,6 +1,6 @@
 """512 coloured shapes, each with its own caption: pairs that tiny towers learn in seconds, on any machine.
 
-Sample 42 is a picture of 32 x 32 pixels, the caption "a blue square in row three column three" and its number.
+Sample 42 is an image of 32 x 32 pixels, the caption "a blue square in row three column three" and its number.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tokens(text: str) -> Tensor:  # (9,)
     return torch.tensor([*(VOCABULARY.index(word) for word in text.split()), END])
 
 
-def picture(number: int) -> Tensor:  # (3, 32, 32)
+def draw(number: int) -> Tensor:  # (3, 32, 32)
     """The shape in its cell of a 4 x 4 grid, on a noisy ground that is the same each time."""
     colour, shape, row, column = parts(number)
     y, x = torch.meshgrid(torch.arange(8) - 3.5, torch.arange(8) - 3.5, indexing="ij")
@@ -65,7 +65,7 @@ class Shapes(Dataset):
     """Items as Hugging Face's CLIP names them; `sample_ids` is the number of a sample, the same in every epoch."""
 
     def __init__(self) -> None:
-        self.pictures = torch.stack([picture(number) for number in range(SIZE)])
+        self.images = torch.stack([draw(number) for number in range(SIZE)])
         self.tokens = torch.stack([tokens(caption(number)) for number in range(SIZE)])
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Shapes(Dataset):
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         return {
-            "pixel_values": self.pictures[number],
+            "pixel_values": self.images[number],
             "input_ids": self.tokens[number],
             "sample_ids": torch.as_tensor(number),
         }

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from neuclip.data.shards.remote import Limits
+from neuclip.data.tar.remote import Limits
 
 QUICK = Limits(stall_seconds=20, attempts=3, first_wait=0)
 

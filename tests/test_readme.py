@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.main import main
-from tests.pictures import write_shard
+from tests.images import write_shard
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,10 +57,10 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "NAME" / "report.html").is_file()
 
 
-def test_the_readme_shows_the_two_commands_and_its_picture():
+def test_the_readme_shows_the_two_commands_and_its_image():
     assert "make demo" in README and "make test" in README
-    for picture in re.findall(r"!\[.*?\]\((.*?)\)", README):
-        assert (ROOT / picture).is_file(), picture
+    for image in re.findall(r"!\[.*?\]\((.*?)\)", README):
+        assert (ROOT / image).is_file(), image
 
 
 def test_links_inside_the_project_lead_somewhere():

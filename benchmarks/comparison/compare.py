@@ -27,7 +27,7 @@ from benchmarks.comparison.plan import (
 )
 from benchmarks.comparison.processes import Timing, execute
 from benchmarks.comparison.table import final_tables, tuning_table
-from neuclip.errors import AskedWrongly, RunFailed, Stopped
+from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.progress import format_duration
 from neuclip.records import write_json
 
@@ -36,9 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser().parse_args(arguments)
     try:
         return {"tune": tune, "final": finish, "table": write_table}[asked.stage](asked)
-    except (AskedWrongly, RunFailed, Stopped) as error:
+    except (UserError, RunFailed, RunInterrupted) as error:
         print(error, file=sys.stderr)
-        return error.exit_code if isinstance(error, Stopped) else 2 if isinstance(error, AskedWrongly) else 1
+        return error.exit_code if isinstance(error, RunInterrupted) else 2 if isinstance(error, UserError) else 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,7 +118,7 @@ def read_chosen(root: Path) -> dict[str, int]:
     try:
         chosen: dict[str, int] = json.loads(chosen_path(root).read_text(encoding="utf-8"))["chosen"]
     except FileNotFoundError:
-        raise AskedWrongly(f"{chosen_path(root)} is not there; run --stage tune to its end first") from None
+        raise UserError(f"{chosen_path(root)} is not there; run --stage tune to its end first") from None
     return chosen
 
 

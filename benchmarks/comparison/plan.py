@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.comparison.images import shrunk
+
 from benchmarks.comparison.methods import METHODS, TEMPERATURE_RATE, TUNED_BATCH, Flags, Method
-from benchmarks.comparison.pictures import shrunk
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder
 from neuclip.settings.reading import read_settings

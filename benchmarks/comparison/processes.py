@@ -15,7 +15,7 @@ from statistics import mean
 from types import FrameType
 
 from benchmarks.comparison.plan import PlannedRun
-from neuclip.errors import Stopped
+from neuclip.errors import RunInterrupted
 from neuclip.progress import format_duration
 
 LOOK_EVERY_SECONDS = 0.5
@@ -107,7 +107,7 @@ def execute(runs: Sequence[PlannedRun], root: Path, parallel: int) -> list[Plann
                     flush=True,
                 )
     if stop.signal is not None:
-        raise Stopped("stopped and saved; the same command goes on from here", 128 + stop.signal)
+        raise RunInterrupted("stopped and saved; the same command goes on from here", 128 + stop.signal)
     return failed
 
 

@@ -39,7 +39,7 @@ CROP_SCALE = (0.9, 1.0)  # the default of both
 def main(shards: Path, rounds: int) -> None:
     torch.set_num_threads(1)
     built, source = build_model(MODEL, crop_scale=CROP_SCALE), open_source(str(shards))
-    print(f"{compared_pixels(built, source):,} pictures: exact pixels equal open_clip's to the bit\n")
+    print(f"{compared_pixels(built, source):,} images: exact pixels equal open_clip's to the bit\n")
     loaders: dict[str, Callable[[], Iterator[int]]] = {
         "open_clip's webdataset loader": lambda: open_clip_batches(shards, len(source)),
         "data.pixels exact": lambda: our_batches(built, source, fast=False),
@@ -100,9 +100,9 @@ def normalised_batches(built: BuiltModel, images: Iterator[Tensor]) -> Iterator[
 
 
 def compared_pixels(built: BuiltModel, source: Source) -> int:
-    """Reads the pictures with open_clip's transforms and ours; ends the benchmark where one value differs.
+    """Reads the images with open_clip's transforms and ours; ends the benchmark where one value differs.
 
-    The random crop of a training picture is drawn with the picture's id as seed, on both sides.
+    The random crop of a training image is drawn with the image's id as seed, on both sides.
     """
     number = min(SAMPLES, len(source))
     their_crop = open_clips_crop()
@@ -131,5 +131,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(given or temporary)
         if not given:
-            write_photo_shards(folder, pictures=2000, per_shard=250)
+            write_photo_shards(folder, images=2000, per_shard=250)
         main(folder, rounds=int(sys.argv[2]) if len(sys.argv) > 2 else 3)

@@ -1,11 +1,11 @@
-"""JPEG files like photos, for measurements: no photo can be shipped, and flat or noisy pictures decode otherwise.
+"""JPEG files like photos, for measurements: no photo can be shipped, and flat or noisy images decode otherwise.
 
 Each is noise whose amplitude falls with frequency, in brightness and, weaker, in colour; a few areas with sharp edges;
 and a little grain. Sides are 256 to 512 pixels, saved at quality 95 with halved colour as img2dataset saves them. The
-noise falls steeper than in photographs, which gather their detail at edges, so that a picture takes as many bits: 2.4
-per pixel. CC12M fetched at 256 pixels is 331 GB for 12.4 million pictures, 27 kB each: 2.4 bits at an aspect of 4:3.
+noise falls steeper than in photographs, which gather their detail at edges, so that an image takes as many bits: 2.4
+per pixel. CC12M fetched at 256 pixels is 331 GB for 12.4 million images, 27 kB each: 2.4 bits at an aspect of 4:3.
 
-Usage: python benchmarks/loader/photo_like.py FOLDER [pictures] [pictures per shard]
+Usage: python benchmarks/loader/photo_like.py FOLDER [images] [images per shard]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from neuclip.data.shards.writing import write_shards
+from neuclip.data.tar.writing import write_shards
 
 WORDS = (
     "a",
@@ -79,8 +79,8 @@ def caption(number: int) -> str:
     return " ".join(draw.choice(WORDS, int(draw.integers(7, 20))))
 
 
-def write_photo_shards(folder: Path, pictures: int, per_shard: int) -> None:
-    samples = ((("jpg", photo_like(number)), ("txt", caption(number).encode())) for number in range(pictures))
+def write_photo_shards(folder: Path, images: int, per_shard: int) -> None:
+    samples = ((("jpg", photo_like(number)), ("txt", caption(number).encode())) for number in range(images))
     write_shards(folder, samples, per_shard)
 
 

@@ -27,7 +27,7 @@ PICTURES, BATCH, WARM_UP = 2000, 64, 3
 
 
 def config(width: int, layers: int) -> dict[str, Any]:
-    """An open_clip model with two transformers of this size, pictures of 224 pixels."""
+    """An open_clip model with two transformers of this size, images of 224 pixels."""
     sizes = {"width": width, "layers": layers}
     return {
         "embed_dim": width,

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from neuclip.data.faults import lost_pairs
-from neuclip.data.held_out_sets import HeldOutSets, asked_sets
-from neuclip.distributed import alone, is_main, world_size
-from neuclip.errors import AskedWrongly
+from neuclip.data.faults import count_unindexed
+from neuclip.data.held_out import HeldOutSets, asked_sets
+from neuclip.distributed.collectives import is_main, single_process, world_size
+from neuclip.distributed.error_sync import all_gather_str, on_main, processes, sync_errors
+from neuclip.errors import UserError
 from neuclip.evaluation.embedding import embed_pairs
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.normalizer_error import normalizer_error as measure_normalizer_error
@@ -26,19 +27,18 @@ from neuclip.models.towers import BuiltModel, Tokenize, Transform, build_model
 from neuclip.objectives.objective import Objective
 from neuclip.records import RunFolder, append_line, keep_lines, read_lines, write_json, write_text_safely
 from neuclip.report.page import write_report
+from neuclip.runs.checkpoint import checkpoints_in, latest_checkpoint, load_checkpoint
+from neuclip.runs.environment import environment, peak_memory_bytes
+from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
-from neuclip.summary import headline_text, summary_text
-from neuclip.training.checkpoint import checkpoints_in, latest_checkpoint, load_checkpoint
-from neuclip.training.environment import environment, peak_memory_bytes
+from neuclip.training.batches import fault_log
 from neuclip.training.loop import train as train_loop
 from neuclip.training.precision import choose_device
-from neuclip.training.reading import fault_log
 from neuclip.training.run import Run, build_run, build_towers, objective_for, open_training_source
-from neuclip.training.together import failing_together, on_main, processes, texts_of_all
 
 # What may differ between a run and its continuation: where and how it runs, never what it computes. Where the data lie
 # may differ too: that they are the same, in the same order, is seen when they are open.
@@ -79,7 +79,7 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
 
 def warn_of_training_data(settings: Settings) -> None:
     if settings.data.train in settings.evaluation.retrieval:
-        told = "evaluation.retrieval names the training data: its recall says nothing about pictures not trained on"
+        told = "evaluation.retrieval names the training data: its recall says nothing about images not trained on"
         print(told, file=sys.stderr)
 
 
@@ -117,7 +117,7 @@ def measure(
         asked.retrieval if retrieval is None else retrieval, asked.zero_shot if zero_shot is None else zero_shot
     )
     if not (sets.retrieval or sets.zero_shot):
-        raise AskedWrongly(f"nothing to evaluate {target} on; give --retrieval DATA or --zero-shot FOLDER")
+        raise UserError(f"nothing to evaluate {target} on; give --retrieval DATA or --zero-shot FOLDER")
     return evaluate_towers(
         built,
         sets,
@@ -158,7 +158,7 @@ def with_held_out_sets(settings: Settings) -> Settings:
 def start_run(settings: Settings) -> Run:
     """Collective."""
     chosen = on_main(lambda: new_folder(settings))
-    folder = texts_of_all(str(chosen or ""), choose_device(settings.run.device))[0]
+    folder = all_gather_str(str(chosen or ""), choose_device(settings.run.device))[0]
     run = build_run(settings, RunFolder(folder))
     started = environment(run.device, run.precision, run.fingerprint) | {"processes": world_size()}
     on_main(lambda: make_folder(run, started))
@@ -179,7 +179,7 @@ def new_folder(settings: Settings) -> Path:
     if settings.run.name:
         folder = parent / settings.run.name
         if folder.exists():
-            raise AskedWrongly(
+            raise UserError(
                 f"{folder} exists; give another --run.name, or continue it: neuclip train --resume {folder}"
             )
         return folder
@@ -191,13 +191,13 @@ def new_folder(settings: Settings) -> Path:
 
 def continue_run(settings: Settings, folder: RunFolder) -> Run:
     """Collective; on any number of processes."""
-    with failing_together():
+    with sync_errors():
         check_continuable(settings, folder)
     try:
         run = build_run(settings, folder)
-    except AskedWrongly as error:
-        raise AskedWrongly(f"{error}; if the data were moved, add --data.train and where they are now") from error
-    with failing_together():
+    except UserError as error:
+        raise UserError(f"{error}; if the data were moved, add --data.train and where they are now") from error
+    with sync_errors():
         run.load(load_checkpoint(find_checkpoint(folder)))
     for path in (folder.records, folder.evaluation):
         on_main(partial(keep_lines, path, run.samples))
@@ -212,7 +212,7 @@ def check_continuable(settings: Settings, folder: RunFolder) -> None:
     stored = read_settings(folder.settings, [])
     changed = [key for key in changed_fields(stored, settings) if not key.startswith(MAY_CHANGE_AT_RESUME)]
     if changed:
-        raise AskedWrongly(
+        raise UserError(
             f"{folder.path} cannot be continued with another {', '.join(changed)}; "
             "leave the flag out, or start a new run with it"
         )
@@ -223,11 +223,11 @@ def find_checkpoint(folder: RunFolder, name: str = "") -> Path:
         path = folder.checkpoints / name
         if not path.is_file():
             known = ", ".join(other.name for other in checkpoints_in(folder.checkpoints)) or "none"
-            raise AskedWrongly(f"{folder.path} has no checkpoint {name}; it has {known}")
+            raise UserError(f"{folder.path} has no checkpoint {name}; it has {known}")
         return path
     latest = latest_checkpoint(folder.checkpoints)
     if latest is None:
-        raise AskedWrongly(f"{folder.path} has no checkpoint; start the run again under another name")
+        raise UserError(f"{folder.path} has no checkpoint; start the run again under another name")
     return latest
 
 
@@ -239,7 +239,7 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
     if not folder.settings.is_file():
         built = build_model(target)
         if not target.startswith("local-dir:"):
-            raise AskedWrongly(f"{target} names a model without weights; give a run, a checkpoint or local-dir:FOLDER")
+            raise UserError(f"{target} names a model without weights; give a run, a checkpoint or local-dir:FOLDER")
         return built, with_held_out_sets(Settings())
     settings = read_settings(folder.settings, [])
     built = build_towers(settings, choose_device(settings.run.device))
@@ -283,7 +283,7 @@ def objective_alone(run: Run) -> Objective | None:
     state = run.objective.state_dict()
     if not is_main():
         return None
-    with alone():
+    with single_process():
         copy = objective_for(run.settings, run.built, len(run.source))
         copy.load_state_dict(state)
         return copy.eval()
@@ -318,7 +318,7 @@ def summarise(run: Run, measured: Evaluation, seconds: float) -> dict[str, Any]:
     records = read_lines(run.folder.records)
     last_quarter = records[-max(1, len(records) // 4) :]
     calibration = [record["calibration"] for record in last_quarter if record.get("calibration") is not None]
-    skipped, lost = fault_log(run).counts, lost_pairs(run.source)
+    skipped, lost = fault_log(run).counts, count_unindexed(run.source)
     return {
         "samples_seen": run.samples,
         "loss": records[-1]["loss"] if records else None,
@@ -328,7 +328,7 @@ def summarise(run: Run, measured: Evaluation, seconds: float) -> dict[str, Any]:
         "seconds": seconds,  # of training, with the evaluations in between and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
-        "full_captions": records[-1].get("full_captions") if records else None,
+        "truncated_captions": records[-1].get("truncated_captions") if records else None,
         "skipped": dict(skipped.most_common()),
         # Of the different samples that were read; what never became a sample was not among them.
         "skipped_share": (skipped.total() - lost) / min(run.samples, len(run.source)),

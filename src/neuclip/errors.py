@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class AskedWrongly(ValueError):
+class UserError(ValueError):
     """A setting, flag, path or data set that cannot be used. The command exits with 2."""
 
 
@@ -11,7 +11,7 @@ class RunFailed(RuntimeError):
     """The run started and could not go on. What was written stays. The command exits with 1."""
 
 
-class Stopped(RuntimeError):
+class RunInterrupted(RuntimeError):
     """The run was asked to stop (Ctrl-C, SIGTERM) and saved itself. The command exits with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int):

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.comparison.images import PIXELS, shrunk
 
 from benchmarks.comparison.methods import METHODS
-from benchmarks.comparison.pictures import PIXELS, shrunk
 from benchmarks.comparison.plan import (
     ICONS_32,
     ICONS_128,
@@ -25,10 +25,10 @@ from benchmarks.comparison.processes import execute
 from benchmarks.comparison.table import final_tables
 from neuclip.data.source import open_source
 from neuclip.data.transforms import decode
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.records import append_line, read_lines, write_json
 from neuclip.settings.reading import read_settings
-from tests.pictures import picture, write_shards
+from tests.images import image_bytes, write_shards
 
 ALL_FIRST = {method.name: 0 for method in METHODS}
 
@@ -91,11 +91,11 @@ def test_shrinking_keeps_pairs_and_their_order(tmp_path):
     small = open_source(str(shrunk(str(tmp_path / "large"), tmp_path / "small")))
     assert small.captions() == source.captions()
     assert decode(small[3].image).size == (PIXELS, PIXELS)
-    assert decode(small[3].image).tobytes() == decode(picture(3)).tobytes()  # already of that size: the same pixels
+    assert decode(small[3].image).tobytes() == decode(image_bytes(3)).tobytes()  # already of that size: the same pixels
 
 
 def test_errors_on_the_way_without_evaluations_are_refused():
-    with pytest.raises(AskedWrongly, match=r"--evaluation\.every 500"):
+    with pytest.raises(UserError, match=r"--evaluation\.every 500"):
         read_settings(None, ["--evaluation.error_every", "500", "--evaluation.every", "0"])
 
 

@@ -16,12 +16,12 @@ from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, figures_table, nested_table
 from neuclip.cli.train import asked_run
-from neuclip.data.named.builtin import builtin_names, prepared_folder
-from neuclip.data.named.catalogue import catalogue
-from neuclip.errors import AskedWrongly
+from neuclip.datasets.catalogue import catalogue
+from neuclip.datasets.prepared import dataset_names, prepared_folder
+from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from tests.pictures import caption, write_csv, write_shards
+from tests.images import caption, write_csv, write_shards
 
 EXAMPLES = [example for command in COMMANDS for example in import_module(f"neuclip.cli.{command}").COMMAND.examples]
 EXAMPLES += [example for command, _ in ACTIONS.values() for example in command.examples]
@@ -67,13 +67,13 @@ def test_resume_takes_the_runs_own_settings_then_the_flags(run_folder):
 
 
 def test_a_run_that_does_not_exist_is_answered_with_the_nearest(run_folder):
-    with pytest.raises(AskedWrongly, match=r"no run at runs/frist; did you mean runs/first\?"):
+    with pytest.raises(UserError, match=r"no run at runs/frist; did you mean runs/first\?"):
         find_run("runs/frist")
-    with pytest.raises(AskedWrongly, match=r"did you mean runs/first\?"):
+    with pytest.raises(UserError, match=r"did you mean runs/first\?"):
         find_run("first")  # the usual folder is looked into as well
-    with pytest.raises(AskedWrongly, match="runs holds first"):
+    with pytest.raises(UserError, match="runs holds first"):
         find_run("runs/zzz")
-    with pytest.raises(AskedWrongly, match="runs is not a run: it has no settings"):
+    with pytest.raises(UserError, match="runs is not a run: it has no settings"):
         find_run("runs")
 
 
@@ -101,7 +101,7 @@ def test_data_list_tells_what_is_prepared_within_100_columns(capsys, tmp_path, m
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     first_lines = {line.split()[0]: line for line in lines if not line.startswith(" ")}
-    assert list(first_lines) == ["name", *builtin_names()]
+    assert list(first_lines) == ["name", *dataset_names()]
     assert [name for name, line in first_lines.items() if line.endswith(" yes")] == ["digits"]
 
 
@@ -109,7 +109,7 @@ def test_data_list_for_programs_holds_every_set(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
     assert main(["data", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in listed] == builtin_names()
+    assert [entry["name"] for entry in listed] == dataset_names()
     assert not any(entry["prepared"] for entry in listed)
     assert all(Path(entry["folder"]).parent == tmp_path for entry in listed)
 
@@ -140,7 +140,7 @@ def test_figures_stand_beside_their_chance_as_percent():
     assert " ".join(lines[4].split()) == "top1 50.0 % chance 10.0 %"
 
 
-def test_skipped_pictures_are_a_row_where_there_are_any():
+def test_skipped_images_are_a_row_where_there_are_any():
     rows = [line.split() for line in figures_table({"a.images": 3, "a.skipped": 0, "b.skipped": 2}).splitlines()]
     assert rows == [["a"], ["images", "3"], ["b"], ["skipped", "2"]]
 
@@ -173,7 +173,7 @@ def test_data_in_the_place_of_a_recipe_is_told_where_data_goes(name, tmp_path, m
 def test_the_help_of_data_names_every_data_set(capsys):
     for arguments in (["data", "--help"], ["data", "prepare", "--help"]):
         assert main(arguments) == 0
-        assert "iconify, tuxpaint" in capsys.readouterr().out
+        assert "iconify, mnist" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -213,7 +213,7 @@ def test_a_conversion_is_told_to_programs(tmp_path, monkeypatch, capsys):
         "folder": "shards",
         "samples": 4,
         "shards": 3,
-        "left_out": {"picture file cannot be read": 1},
+        "left_out": {"image file cannot be read": 1},
         "left_out_list": "shards/skipped.jsonl",
     }
 
@@ -255,7 +255,7 @@ def test_what_verifying_found_is_told_to_programs(tmp_path, monkeypatch, capsys)
 
 def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
-    built = {"openclipart": {"pairs": {"train": 7, "test": 3}}, "digits": {"pictures": 9}, "mnist": {}}
+    built = {"openclipart": {"pairs": {"train": 7, "test": 3}}, "digits": {"images": 9}, "mnist": {}}
     for name, notes in built.items():
         prepared_folder(catalogue()[name]).mkdir()
         (prepared_folder(catalogue()[name]) / "BUILD.json").write_text(json.dumps(notes))

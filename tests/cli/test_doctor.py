@@ -10,16 +10,16 @@ from PIL import Image
 
 from neuclip.cli.main import main
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.look import Look
 from neuclip.doctor.page import page_text
-from tests.pictures import write_shards
+from neuclip.doctor.probe import Look
+from tests.images import write_shards
 
 KEYS = {
     "": {"ready", "problems", "warnings"},
     "data": {"address", "name", "kind", "pairs", "files", "file_bytes", "index_faults"},
     "sample": {"pairs", "share", "chosen", "shown", "sheet"},
     "bad": {"pairs", "share", "limit", "reasons", "stops_run"},
-    "pictures": {
+    "images": {
         *(f"{which}_{side}" for which in ("smallest", "median", "largest") for side in ("width", "height")),
         *("small_share", "modes", "mean_bytes"),
     },

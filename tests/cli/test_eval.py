@@ -10,16 +10,16 @@ from neuclip import api
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
+from neuclip.runs.checkpoint import checkpoints_in
 from neuclip.settings.reading import read_settings
-from neuclip.training.checkpoint import checkpoints_in
-from tests.pictures import write_shards
+from tests.images import write_shards
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def spoilt_run(tmp_path_factory):
-    """Trained for two steps, the held-out sets with 1 of 40 and 8 of 40 pictures broken measured after each."""
+    """Trained for two steps, the held-out sets with 1 of 40 and 8 of 40 images broken measured after each."""
     folder = tmp_path_factory.mktemp("spoilt")
     for name, spoilt in (("train", [3]), ("few", [3]), ("many", range(8))):
         write_shards(folder / name, 40, spoilt=spoilt)
@@ -37,8 +37,8 @@ def test_a_finished_run_is_not_lost_for_a_spoilt_held_out_set_and_says_what_is_m
     assert (figures[f"{few}.images"], figures[f"{few}.skipped"]) == (39, 1)
     assert f"{few}.image_to_text_recall_at_1" in figures and f"{many}.image_to_text_recall_at_1" not in figures
     assert summary["not_measured"][many].startswith("8 of 40 samples cannot be used (20.0%")
-    assert summary["skipped"] == {"picture does not decode": 1} and summary["skipped_share"] == 1 / 40
-    assert summary["skipped_held_out"][many] == {"picture does not decode": 8}
+    assert summary["skipped"] == {"image does not decode": 1} and summary["skipped_share"] == 1 / 40
+    assert summary["skipped_held_out"][many] == {"image does not decode": 8}
     assert all(line[f"{few}.skipped"] == 1 for line in read_lines(spoilt_run.evaluation))
     assert json.loads(spoilt_run.gallery.read_text())["dataset"] == few
     assert checkpoints_in(spoilt_run.checkpoints) and spoilt_run.model.exists()
@@ -51,14 +51,14 @@ def test_each_bad_held_out_sample_is_listed_once_beside_those_of_training(spoilt
     api.train(read_settings(spoilt_run.settings, []), resume=spoilt_run.path)
     listed = [(line.get("held_out"), line["id"]) for line in read_lines(spoilt_run.skipped)]
     assert sorted(listed, key=str) == sorted(wanted, key=str)
-    assert json.loads(spoilt_run.summary.read_text())["skipped"] == {"picture does not decode": 1}
+    assert json.loads(spoilt_run.summary.read_text())["skipped"] == {"image does not decode": 1}
 
 
 def test_eval_prints_what_it_can_measure_and_fails_for_the_rest(spoilt_run, capsys):
     few, many = f"{spoilt_run.path.parent}/few", f"{spoilt_run.path.parent}/many"
     assert main(["eval", str(spoilt_run.path)]) == 1
     said = capsys.readouterr()
-    assert f"{few}: 1 of 40 samples could not be used: 1 x picture does not decode\n" in said.out
+    assert f"{few}: 1 of 40 samples could not be used: 1 x image does not decode\n" in said.out
     assert f"neuclip: {many} is not measured: 8 of 40 samples" in said.err and "--max-bad-share" in said.err
     assert main(["eval", str(spoilt_run.path), "--max-bad-share", "0.2", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)

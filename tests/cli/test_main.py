@@ -13,7 +13,7 @@ import pytest
 
 import neuclip
 from neuclip.cli.main import COMMANDS, guarded, main
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 
 SOURCE = Path(neuclip.__file__).parents[1]
 HEAVY = ("torch", "numpy", "PIL", "open_clip")
@@ -85,7 +85,7 @@ def test_a_real_process_says_the_same_and_exits_with_2():
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (AskedWrongly("a\nb"), 2, "neuclip: a b\n"),
+        (UserError("a\nb"), 2, "neuclip: a b\n"),
         (RunFailed("loss is not a number at step 3"), 1, "neuclip: loss is not a number at step 3\n"),
         (KeyboardInterrupt(), 130, "neuclip: interrupted\n"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x/records.jsonl"), 1, "neuclip: the disk is full"),

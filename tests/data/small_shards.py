@@ -1,4 +1,4 @@
-"""Shards that a test makes for itself: small pictures of noise, each with its number as caption."""
+"""Shards that a test makes for itself: small images of noise, each with its number as caption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXTENSIONS = ("png", "jpg", "webp")
 Member = tuple[str, bytes]
 
 
-def picture(number: int, extension: str = "png", size: tuple[int, int] = (12, 10)) -> bytes:
+def image_bytes(number: int, extension: str = "png", size: tuple[int, int] = (12, 10)) -> bytes:
     """A small gradient with noise, different for every number."""
     draw = np.random.default_rng(number)
     pixels = np.linspace(0, 200, size[0] * size[1] * 3).reshape(size[1], size[0], 3) + draw.integers(
@@ -29,8 +29,8 @@ def picture(number: int, extension: str = "png", size: tuple[int, int] = (12, 10
 def pair(number: int) -> list[Member]:
     extension = EXTENSIONS[number % 3]
     return [
-        (f"{number:05d}.{extension}", picture(number, extension)),
-        (f"{number:05d}.txt", f"picture {number}".encode()),
+        (f"{number:05d}.{extension}", image_bytes(number, extension)),
+        (f"{number:05d}.txt", f"image {number}".encode()),
     ]
 
 

@@ -12,8 +12,8 @@ from neuclip.cli.main import main
 from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.source import open_source
-from neuclip.errors import AskedWrongly, RunFailed
-from tests.pictures import photo, picture, write_csv, write_shard
+from neuclip.errors import RunFailed, UserError
+from tests.images import image_bytes, photo, write_csv, write_shard
 
 
 def write_pairs(folder, count: int = 7) -> str:
@@ -21,7 +21,7 @@ def write_pairs(folder, count: int = 7) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for number in range(count):
-        (folder / f"{number}").write_bytes(photo(number) if number % 2 else picture(number))
+        (folder / f"{number}").write_bytes(photo(number) if number % 2 else image_bytes(number))
         captions = [f"caption {number}", "another"] if number % 3 == 2 else f"caption {number}"
         rows.append(json.dumps({"path": f"{number}", "captions": captions}))
     (folder / "pairs.jsonl").write_text("\n".join(rows))
@@ -50,7 +50,7 @@ def test_shards_hold_the_same_ids_captions_and_bytes(tmp_path, shard_size):
 def test_classes_are_kept(tmp_path):
     with tarfile.open(tmp_path / "0.tar", "w") as tar:
         for number in range(4):
-            for ending, content in (("png", picture(number)), ("cls", str(number * 2).encode())):
+            for ending, content in (("png", image_bytes(number)), ("cls", str(number * 2).encode())):
                 member = tarfile.TarInfo(f"{number}.{ending}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
@@ -80,15 +80,15 @@ def test_a_killed_conversion_goes_on_where_it_was(tmp_path, monkeypatch):
         convert(source, tmp_path / "parts", 2)
     finished = files(tmp_path / "parts")
     assert [*finished] == ["00000.tar", "00001.tar"]
-    with pytest.raises(AskedWrongly, match="broken off, 2 shards are missing"):
+    with pytest.raises(UserError, match="broken off, 2 shards are missing"):
         open_source(str(tmp_path / "parts"))
     with (tmp_path / "parts" / "skipped.jsonl").open("a") as file:  # as if the kill came just before a shard was moved
-        file.write('{"id": 5, "reason": "picture file cannot be read", "where": "x"}\n{"id": 6, "re')
+        file.write('{"id": 5, "reason": "image file cannot be read", "where": "x"}\n{"id": 6, "re')
     done = convert(source, tmp_path / "parts", 2)
     assert read == [0, 1, 2, 3, 4, 5, 4, 5, 6]
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
     listed = [json.loads(line)["id"] for line in (tmp_path / "parts" / "skipped.jsonl").read_text().splitlines()]
-    assert listed == [1, 5] and done.samples == 5 and done.skipped == {"picture file cannot be read": 2}
+    assert listed == [1, 5] and done.samples == 5 and done.skipped == {"image file cannot be read": 2}
     read.clear()
     assert convert(source, tmp_path / "parts", 2) == done and read == []  # a whole one has nothing left to do
 
@@ -99,25 +99,29 @@ def test_what_cannot_be_read_is_left_out_and_listed(tmp_path):
     (table.parent / "000004.png").write_bytes(b"")
     convert(open_source(str(table)), tmp_path / "shards", 4)
     again = open_source(str(tmp_path / "shards"))
-    assert [again[id].image for id in range(4)] == [picture(number) for number in (0, 1, 3, 5)]
+    assert [again[id].image for id in range(4)] == [image_bytes(number) for number in (0, 1, 3, 5)]
     lines = [json.loads(line) for line in (tmp_path / "shards" / "skipped.jsonl").read_text().splitlines()]
     assert [(line["id"], line["reason"]) for line in lines] == [
-        (2, "picture file cannot be read"),
-        (4, "picture is empty"),
+        (2, "image file cannot be read"),
+        (4, "image is empty"),
     ]
     assert "row 3" in lines[0]["where"]
 
 
 def test_what_never_was_a_sample_of_the_source_is_listed_and_counted_too(tmp_path):
     with tarfile.open(tmp_path / "0.tar", "w") as tar:
-        for name, content in [("a.png", picture(0)), ("a.txt", b"a"), *((f"t{k}.txt", b"alone") for k in range(12))]:
+        for name, content in [
+            ("a.png", image_bytes(0)),
+            ("a.txt", b"a"),
+            *((f"t{k}.txt", b"alone") for k in range(12)),
+        ]:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     source = open_source(str(tmp_path / "0.tar"))
     for _ in range(2):
         done = convert(source, tmp_path / "shards")
-        assert done.samples == 1 and done.skipped == {"no picture": 12}
+        assert done.samples == 1 and done.skipped == {"no image": 12}
         lines = [json.loads(line) for line in (tmp_path / "shards" / "skipped.jsonl").read_text().splitlines()]
         assert [line["id"] for line in lines] == [-1] * 10 and sum(line["times"] for line in lines) == 12
 
@@ -128,13 +132,13 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "mine" / "00000.tar").write_bytes(b"precious")
     (tmp_path / "file").write_bytes(b"precious")
     for place in ("mine", "file"):
-        with pytest.raises(AskedWrongly, match="nothing is overwritten"):
+        with pytest.raises(UserError, match="nothing is overwritten"):
             convert(source, tmp_path / place)
     assert (tmp_path / "mine" / "00000.tar").read_bytes() == (tmp_path / "file").read_bytes() == b"precious"
     convert(source, tmp_path / "shards", 3)
     before = files(tmp_path / "shards")
     for other, size in ((source, 4), (open_source(write_pairs(tmp_path / "more", 8)), 3)):
-        with pytest.raises(AskedWrongly, match="other data or another --shard-size"):
+        with pytest.raises(UserError, match="other data or another --shard-size"):
             convert(other, tmp_path / "shards", size)
     assert files(tmp_path / "shards") == before
 
@@ -143,7 +147,7 @@ def test_a_data_set_without_a_readable_sample_fails_with_the_reason(tmp_path):
     table = write_csv(tmp_path / "table", 3)
     for number in range(3):
         (table.parent / f"{number:06d}.png").unlink()
-    with pytest.raises(RunFailed, match=r"none of 3 samples .* picture file cannot be read \(3\)"):
+    with pytest.raises(RunFailed, match=r"none of 3 samples .* image file cannot be read \(3\)"):
         convert(open_source(str(table)), tmp_path / "shards")
 
 
@@ -163,7 +167,7 @@ def test_the_command_converts_and_says_what_it_did(tmp_path, capsys):
     assert main(arguments) == 0
     output = capsys.readouterr()
     assert output.out == f"{tmp_path / 'out'}\n"
-    assert "4 samples in 3 shards; left out 1" in output.err and "picture file cannot be read (1)" in output.err
+    assert "4 samples in 3 shards; left out 1" in output.err and "image file cannot be read (1)" in output.err
 
 
 def test_the_command_refuses_in_one_line(tmp_path, capsys):

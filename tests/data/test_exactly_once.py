@@ -39,7 +39,7 @@ def pixels(image: Image.Image) -> torch.Tensor:
 
 
 def tokens(captions: list[str]) -> torch.Tensor:
-    """The number that the caption ends with: pair k is "picture k"."""
+    """The number that the caption ends with: pair k is "image k"."""
     return torch.tensor([[int(caption.split()[-1])] for caption in captions])
 
 

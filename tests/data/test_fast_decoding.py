@@ -1,4 +1,4 @@
-"""The inexact path from bytes to pixels: how far it may stray, and that it loses no picture that the exact one has."""
+"""The inexact path from bytes to pixels: how far it may stray, and that it loses no image that the exact one has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neuclip.data.sample import BadSample
 from neuclip.data.transforms import decode
 from neuclip.models.pixels import fast_crop
 from neuclip.models.towers import build_model
-from tests.pictures import photo
+from tests.images import photo
 
 NEEDS_SIMPLEJPEG = pytest.mark.skipif(fast_decoding.simplejpeg is None, reason="simplejpeg is not installed")
 
@@ -40,7 +40,7 @@ def exact(content: bytes) -> np.ndarray:
     return np.asarray(decode(content).convert("RGB"))
 
 
-def test_pictures_that_are_not_reduced_have_the_exact_pixels(fast):
+def test_images_that_are_not_reduced_have_the_exact_pixels(fast):
     for number, size in enumerate([(60, 44), (255, 300), (91, 256), (1, 7)]):
         content = photo(number, size)
         assert np.array_equal(fast(content), exact(content))
@@ -49,19 +49,19 @@ def test_pictures_that_are_not_reduced_have_the_exact_pixels(fast):
 @pytest.mark.parametrize(
     "mode, form", [("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGBA", "PNG"), ("RGB", "WEBP")]
 )
-def test_other_kinds_of_pictures_have_the_exact_pixels(fast, mode, form):
+def test_other_kinds_of_images_have_the_exact_pixels(fast, mode, form):
     content = encoded(Image.open(io.BytesIO(photo(3))).convert(mode), form)
     assert np.array_equal(fast(content), exact(content))
 
 
-def test_a_picture_four_times_too_large_comes_at_half_its_size_and_no_smaller_than_twice_the_model(fast):
+def test_a_image_four_times_too_large_comes_at_half_its_size_and_no_smaller_than_twice_the_model(fast):
     assert fast(photo(1, (700, 256))).shape == (128, 350, 3)
     assert fast(photo(1, (700, 255))).shape == (255, 700, 3)
     assert fast(photo(1, (2100, 1030))).shape == (129, 263, 3)
 
 
 @pytest.mark.parametrize(("scale", "side"), [(0.02, 1000), (0.08, 500), (0.25, 500), (0.9, 250)])
-def test_the_smallest_crop_of_a_reduced_picture_is_still_twice_as_large_as_the_model(scale, side):
+def test_the_smallest_crop_of_a_reduced_image_is_still_twice_as_large_as_the_model(scale, side):
     decoded = FastDecode(64, smallest_crop=scale)(photo(1, (1000, 1000)))
     assert decoded.shape == (side, side, 3)
     crop = build_model("tiny", crop_scale=(scale, scale)).train_transform.stages[0]
@@ -123,7 +123,7 @@ def test_the_fast_crop_is_the_same_crop_and_fewer_than_one_value_in_20_differs_b
     assert max((one > 0).float().mean() for one in differences) < 1 / 4
 
 
-def test_a_reduced_picture_looks_the_same():
+def test_a_reduced_image_looks_the_same():
     built = build_model("tiny", crop_scale=(1.0, 1.0))
     crop = fast_crop(built.train_transform)
     content = photo(4, (800, 800))

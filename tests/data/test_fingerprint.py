@@ -12,7 +12,7 @@ import pytest
 from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.source import open_source
-from tests.data.small_shards import picture, write_tar
+from tests.data.small_shards import image_bytes, write_tar
 
 # Of each sample; what is blank is no caption, and a sample may have none.
 CAPTIONS = [
@@ -31,7 +31,7 @@ def write_json_shards(folder: Path, captions: list[list[str]], shard_size: int =
         members = []
         for number, texts in enumerate(captions[first : first + shard_size], start=first):
             about = json.dumps({"caption": texts}).encode()
-            members += [(f"{number:03d}.png", picture(number)), (f"{number:03d}.json", about)]
+            members += [(f"{number:03d}.png", image_bytes(number)), (f"{number:03d}.json", about)]
         write_tar(folder / f"{first:05d}.tar", members)
     return folder
 
@@ -46,7 +46,7 @@ def write_jsonl(folder: Path, captions: list[list[str]]) -> Path:
 def write_parquet(folder: Path, captions: list[list[str]], with_bytes: bool = True) -> Path:
     pyarrow = pytest.importorskip("pyarrow", reason="the extra neuclip[parquet] is not installed")
     folder.mkdir(parents=True, exist_ok=True)
-    images = [picture(number) if with_bytes else f"{number}.png" for number in range(len(captions))]
+    images = [image_bytes(number) if with_bytes else f"{number}.png" for number in range(len(captions))]
     table = pyarrow.table({"image": images, "caption": captions})
     pytest.importorskip("pyarrow.parquet").write_table(table, folder / "pairs.parquet", row_group_size=4)
     return folder / "pairs.parquet"
@@ -62,7 +62,7 @@ def write_columns(folder: Path, captions: list[list[str]]) -> Path:
 
 def write_coco(folder: Path, captions: list[list[str]]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "0.png").write_bytes(picture(0))
+    (folder / "0.png").write_bytes(image_bytes(0))
     listed = {
         "images": [{"id": number, "file_name": f"{number}.png"} for number in range(len(captions))],
         "annotations": [
@@ -127,7 +127,7 @@ def test_one_caption_per_sample_is_hashed_by_length_and_text_alone(tmp_path):
 def test_a_mapped_index_stores_the_fingerprint_of_all_captions(tmp_path, monkeypatch):
     folder = write_json_shards(tmp_path / "shards", CAPTIONS, 2)
     in_memory = of(folder)
-    monkeypatch.setattr("neuclip.data.shards.joined_index.MAPPED_FROM", 3)
+    monkeypatch.setattr("neuclip.data.tar.joined_index.MAPPED_FROM", 3)
     for _ in range(2):  # made, then found
         source = open_source(str(folder))
         assert source.captions_sha256 == in_memory and source.joined.place is not None
@@ -140,12 +140,12 @@ def test_parts_of_a_mixture_have_the_fingerprint_of_the_whole(tmp_path):
 
 
 def test_the_captions_of_a_mixture_with_large_parts_are_read_once(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr("neuclip.data.shards.joined_index.MAPPED_FROM", 3)
+    monkeypatch.setattr("neuclip.data.tar.joined_index.MAPPED_FROM", 3)
     whole = of(write_jsonl(tmp_path / "whole", CAPTIONS))
     large, small = write_json_shards(tmp_path / "a", CAPTIONS[:5], 3), write_jsonl(tmp_path / "b", CAPTIONS[5:])
     assert fingerprint(open_source(f"{large},{small}"))["sha256"] == whole
     with monkeypatch.context() as unread:
-        unread.setattr("neuclip.data.sources.tar.TarSource.caption_pieces", None)
+        unread.setattr("neuclip.data.tar.source.TarSource.caption_pieces", None)
         assert fingerprint(open_source(f"{large}:2,{small}")) == {"count": len(CAPTIONS), "sha256": whole}
     assert fingerprint(open_source(f"{small},{large}"))["sha256"] != whole
     for stored in (cache / "fingerprints").iterdir():

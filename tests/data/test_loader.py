@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from neuclip.data.loader import Batches, sequential
 from neuclip.data.order import Order
 from neuclip.data.source import open_source
-from neuclip.errors import AskedWrongly, RunFailed
-from tests.data.small_shards import pair, picture, write_shards, write_tar
+from neuclip.errors import RunFailed, UserError
+from tests.data.small_shards import image_bytes, pair, write_shards, write_tar
 from tests.data.small_transforms import failing, noisy, plain, spawned, tokenize
 
 
@@ -78,13 +78,13 @@ def test_a_resumed_run_continues_the_same_batches(first_sample, batch_size, done
 def test_augmentation_differs_between_epochs_and_seeds(source):
     count = len(source)
 
-    def picture_of_zero(seed, epoch):
+    def image_of_zero(seed, epoch):
         batch = next(batches_of(source, batch_size=count, transform=noisy, seed=seed).steps(epoch * count, 1))
         return batch.images[batch.ids == 0]
 
-    assert not torch.equal(picture_of_zero(0, 0), picture_of_zero(0, 1))
-    assert not torch.equal(picture_of_zero(0, 0), picture_of_zero(1, 0))
-    assert torch.equal(picture_of_zero(1, 2), picture_of_zero(1, 2))
+    assert not torch.equal(image_of_zero(0, 0), image_of_zero(0, 1))
+    assert not torch.equal(image_of_zero(0, 0), image_of_zero(1, 0))
+    assert torch.equal(image_of_zero(1, 2), image_of_zero(1, 2))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -97,7 +97,7 @@ def test_loading_leaves_the_main_process_random_state_alone(source, workers):
 
 
 def test_one_of_several_captions_is_chosen_by_epoch_and_evaluation_takes_the_first(tmp_path):
-    members = [("a.png", picture(0)), ("a.json", b'{"caption": ["is 1", "is 2", "is 3"]}')]
+    members = [("a.png", image_bytes(0)), ("a.json", b'{"caption": ["is 1", "is 2", "is 3"]}')]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
     chosen = [batch.tokens.item() for batch in batches_of(source, batch_size=1).steps(0, 40)]
     assert set(chosen) == {1, 2, 3}
@@ -113,8 +113,8 @@ def test_evaluation_sees_every_id_once_in_order(source, workers):
     assert [token for batch in batches for token in batch.tokens[:, 0].tolist()] == list(range(15))
 
 
-def test_evaluation_takes_labelled_pictures_without_captions_and_training_does_not(tmp_path):
-    members = [m for k in range(3) for m in ((f"{k}.png", picture(k)), (f"{k}.cls", str(k).encode()))]
+def test_evaluation_takes_labelled_images_without_captions_and_training_does_not(tmp_path):
+    members = [m for k in range(3) for m in ((f"{k}.png", image_bytes(k)), (f"{k}.cls", str(k).encode()))]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
     (batch,) = sequential(source, transform=plain, tokenize=tokenize, batch_size=4, workers=0)
     assert len(batch.images) == 3 and not batch.faults
@@ -124,20 +124,20 @@ def test_evaluation_takes_labelled_pictures_without_captions_and_training_does_n
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_sample_keeps_its_place_and_the_next_readable_one_stands_in(tmp_path, workers):
-    broken = {1: b"", 2: b"not a picture", 4: picture(4)[:60]}  # 5 is the last, so 0 stands in for 4 and 5
+    broken = {1: b"", 2: b"not an image", 4: image_bytes(4)[:60]}  # 5 is the last, so 0 stands in for 4 and 5
     members = [
-        m for k in range(5) for m in ((f"{k}.png", broken.get(k, picture(k))), (f"{k}.txt", f"pair {k}".encode()))
+        m for k in range(5) for m in ((f"{k}.png", broken.get(k, image_bytes(k))), (f"{k}.txt", f"pair {k}".encode()))
     ]
-    members += [("5.png", picture(5)), ("5.txt", b"\xff")]
+    members += [("5.png", image_bytes(5)), ("5.txt", b"\xff")]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
     batch = next(batches_of(source, batch_size=6, workers=workers).steps(0, 1))
     shown = dict(zip(batch.ids.tolist(), batch.tokens[:, 0].tolist(), strict=True))
     assert shown == {0: 0, 1: 3, 2: 3, 3: 3, 4: 0, 5: 0}
     found = {fault.id: (fault.reason, Path(fault.where).name) for fault in batch.faults}
     assert found == {
-        1: ("picture is empty", "0.tar: 1.png"),
-        2: ("picture does not decode", "0.tar: 2.png"),
-        4: ("picture is cut off", "0.tar: 4.png"),
+        1: ("image is empty", "0.tar: 1.png"),
+        2: ("image does not decode", "0.tar: 2.png"),
+        4: ("image is cut off", "0.tar: 4.png"),
         5: ("caption is not UTF-8", "0.tar: 5.txt"),
     }
 
@@ -146,11 +146,11 @@ def test_a_bad_sample_keeps_its_place_and_the_next_readable_one_stands_in(tmp_pa
 def test_data_without_one_readable_sample_ends_in_one_line(source, workers):
     with pytest.raises(RunFailed) as caught:
         next(batches_of(source, transform=failing, workers=workers).steps(0, 1))
-    assert "picture cannot be transformed" in str(caught.value) and "\n" not in str(caught.value)
+    assert "image cannot be transformed" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(source):
-    with pytest.raises(AskedWrongly, match="batch_size 6 or 9"):
+    with pytest.raises(UserError, match="batch_size 6 or 9"):
         batches_of(source, batch_size=8, ranks=3)
 
 

@@ -1,4 +1,4 @@
-"""Files of pictures and texts, and their names: what is the data's fault, what is the machine's, and what is none."""
+"""Files of images and texts, and their names: what is the data's fault, what is the machine's, and what is none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.sample import BadSample
 from neuclip.data.source import open_source
-from neuclip.errors import AskedWrongly, RunFailed
-from tests.pictures import photo, write_csv
+from neuclip.errors import RunFailed, UserError
+from tests.images import photo, write_csv
 
 
 def table(folder: Path, *names: str) -> Path:
@@ -61,12 +61,12 @@ def test_a_folder_that_goes_while_it_is_read_ends_the_run_and_spoils_no_sample(t
 def test_a_table_in_another_encoding_is_refused_and_one_with_a_bad_row_is_read(tmp_path):
     rows = [f"{number}.png,{'grün' if number % 3 else 'rot'}" for number in range(30)]
     (tmp_path / "all.csv").write_bytes("\n".join(["image,caption", *rows]).encode("cp1252"))
-    with pytest.raises(AskedWrongly, match=r"all\.csv: is not UTF-8 \(line 3 and 19 others .*CSV UTF-8"):
+    with pytest.raises(UserError, match=r"all\.csv: is not UTF-8 \(line 3 and 19 others .*CSV UTF-8"):
         open_source(str(tmp_path / "all.csv"))
     (tmp_path / "one.csv").write_bytes("\n".join(["image,caption", *rows]).encode().replace("ü".encode(), b"\xfc", 1))
     assert len(open_source(str(tmp_path / "one.csv"))) == 30
     (tmp_path / "sep.csv").write_text("sep=;\nimage;caption\n0.png;red\n")
-    with pytest.raises(AskedWrongly, match="'sep=;'"):
+    with pytest.raises(UserError, match="'sep=;'"):
         open_source(str(tmp_path / "sep.csv"))
 
 
@@ -78,12 +78,12 @@ def test_an_address_longer_than_a_file_name_is_read_part_by_part(tmp_path):
     braces = tmp_path / "shards" / f"{{{','.join(['00000'] * 60)}}}.tar"
     assert shard.exists() and len(open_source(str(braces))) == 1
     for address in ("x" * 5000, "x" * 300 + ".csv", "x" * 300 + ":2", "{" + "x" * 300 + ",y}.tar"):
-        with pytest.raises(AskedWrongly) as caught:
+        with pytest.raises(UserError) as caught:
             open_source(address)
         assert "\n" not in str(caught.value)
 
 
-def test_the_reason_that_a_picture_cannot_be_read_is_told(tmp_path):
+def test_the_reason_that_a_image_cannot_be_read_is_told(tmp_path):
     source = open_source(str(table(tmp_path, "missing.jpg", ".")))
     assert "No such file" in fault_of(source, 0).where
     assert "not a file" in fault_of(source, 1).where
@@ -95,13 +95,13 @@ def test_a_pipe_or_a_device_is_not_read(tmp_path):
     source = open_source(str(table(tmp_path, "pipe.jpg", "/dev/zero")))
     for id in range(2):
         fault = fault_of(source, id)
-        assert fault.reason == "picture file cannot be read" and "not a file" in fault.where
+        assert fault.reason == "image file cannot be read" and "not a file" in fault.where
 
 
-def test_a_file_too_large_for_a_picture_is_not_read(tmp_path):
+def test_a_file_too_large_for_a_image_is_not_read(tmp_path):
     with (tmp_path / "huge.jpg").open("wb") as file:
         file.truncate(1 << 40)  # a hole: no disk is used
-    assert fault_of(open_source(str(table(tmp_path, "huge.jpg"))), 0).reason == "picture file is too large"
+    assert fault_of(open_source(str(table(tmp_path, "huge.jpg"))), 0).reason == "image file is too large"
 
 
 def test_running_out_of_open_files_stops_the_run_and_is_not_bad_data(tmp_path):
@@ -167,7 +167,7 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path):
     assert paths_in(tmp_path / "link") == paths_in(folder)
 
 
-def test_a_captions_file_names_pictures_behind_a_link(tmp_path):
+def test_a_captions_file_names_images_behind_a_link(tmp_path):
     write_pair(tmp_path / "elsewhere" / "1")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a").symlink_to(tmp_path / "elsewhere")

@@ -21,8 +21,8 @@ from neuclip.data.fingerprint import fingerprint
 from neuclip.data.sample import BadSample
 from neuclip.data.source import open_source
 from neuclip.data.transforms import decode
-from neuclip.errors import AskedWrongly
-from tests.pictures import photo
+from neuclip.errors import UserError
+from tests.images import photo
 
 COUNT = 11
 
@@ -95,12 +95,12 @@ def write_table(path: Path, columns: dict[str, list], **options: int) -> None:
     pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path, **options)
 
 
-def write_parquet(folder: Path, pictures: str = "bytes", groups: int = 4) -> Path:
+def write_parquet(folder: Path, images: str = "bytes", groups: int = 4) -> Path:
     write_photos(folder)
     values: list[object] = [photo(number) for number in NUMBERS]
-    if pictures == "paths":
+    if images == "paths":
         values = [name(number) for number in NUMBERS]
-    elif pictures == "struct":
+    elif images == "struct":
         values = [{"bytes": photo(number) if number % 2 else None, "path": name(number)} for number in NUMBERS]
     columns = {"image": values, "caption": [caption(number) for number in NUMBERS]}
     write_table(folder / "pairs.parquet", columns, row_group_size=groups)
@@ -147,7 +147,7 @@ def reasons(source) -> list[str]:
 
 
 def refusal(address: object, **columns: str) -> str:
-    with pytest.raises(AskedWrongly) as caught:
+    with pytest.raises(UserError) as caught:
         open_source(str(address), **columns)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -216,17 +216,17 @@ def test_bad_lines_of_a_json_lines_file_are_bad_alone(tmp_path):
     ]  # fmt: skip
     (tmp_path / "pairs.jsonl").write_bytes(b"\n".join(rows))
     assert reasons(open_source(str(tmp_path / "pairs.jsonl"))) == [
-        "good", "line is not a JSON object", "line is not a JSON object", "no picture", "caption is missing",
-        "picture file cannot be read", "line is not a JSON object", "picture file cannot be read", "last",
+        "good", "line is not a JSON object", "line is not a JSON object", "no image", "caption is missing",
+        "image file cannot be read", "line is not a JSON object", "image file cannot be read", "last",
     ]  # fmt: skip
 
 
 def test_bad_rows_of_a_parquet_file_are_bad_alone(tmp_path):
-    pictures = [photo(0), None, b"", photo(3), photo(4)]
-    captions = ["good", "x", "empty picture", None, " "]
-    write_table(tmp_path / "a.parquet", {"image": pictures, "caption": captions})
+    images = [photo(0), None, b"", photo(3), photo(4)]
+    captions = ["good", "x", "empty image", None, " "]
+    write_table(tmp_path / "a.parquet", {"image": images, "caption": captions})
     assert reasons(open_source(str(tmp_path / "a.parquet"))) == [
-        "good", "no picture", "empty picture", "caption is missing", "caption is empty",
+        "good", "no image", "empty image", "caption is missing", "caption is empty",
     ]  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def test_a_saved_hugging_face_data_set_is_read(tmp_path, monkeypatch):
     assert "outside of its folder" in refusal(tmp_path / "set" / "test")
 
 
-def test_a_picture_without_a_caption_keeps_its_id_and_a_caption_without_a_picture_is_listed(tmp_path):
+def test_a_image_without_a_caption_keeps_its_id_and_a_caption_without_a_image_is_listed(tmp_path):
     write_folder(tmp_path)
     (tmp_path / name(NUMBERS[2])).with_suffix(".txt").unlink()
     for number in range(14):
@@ -296,13 +296,13 @@ def test_a_picture_without_a_caption_keeps_its_id_and_a_caption_without_a_pictur
     assert len(source) == COUNT and source.captions()[2] == "" and reasons(source)[2] == "caption is missing"
     assert source.where(2).endswith(name(NUMBERS[2]))
     assert {(fault.id, fault.reason, Path(fault.where).name, fault.times) for fault in source.faults} == {
-        (-1, "kind of picture is not read", "scan.heic", 1),
-        *((-1, "no picture", f"lonely{number:02d}.txt", 1) for number in range(9)),
-        (-1, "no picture", "lonely09.txt and 4 more", 5),
+        (-1, "kind of image is not read", "scan.heic", 1),
+        *((-1, "no image", f"lonely{number:02d}.txt", 1) for number in range(9)),
+        (-1, "no image", "lonely09.txt and 4 more", 5),
     }
 
 
-def test_a_text_beside_a_picture_is_one_caption_whatever_its_lines(tmp_path):
+def test_a_text_beside_a_image_is_one_caption_whatever_its_lines(tmp_path):
     (tmp_path / "a.png").write_bytes(photo(0))
     (tmp_path / "a.txt").write_text("first line\nsecond line\n")
     assert open_source(str(tmp_path))[0].captions == ("first line\nsecond line",)
@@ -328,10 +328,10 @@ def test_one_captions_file_serves_a_folder(tmp_path, file, text, names):
     source = open_source(str(tmp_path))
     assert [source.where(id).removeprefix(f"{tmp_path}/") for id in range(3)] == ["b.jpg", "c.jpg", "deep/er/a.jpg"]
     assert reasons(source) == ["three", "caption is missing", "one"] and source[2].captions == ("one", "two")
-    assert [(fault.id, fault.reason) for fault in source.faults] == [(-1, "no picture")]
+    assert [(fault.id, fault.reason) for fault in source.faults] == [(-1, "no image")]
 
 
-def test_a_file_name_that_two_pictures_share_is_not_guessed(tmp_path):
+def test_a_file_name_that_two_images_share_is_not_guessed(tmp_path):
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "x.jpg").write_bytes(photo(0))
@@ -340,12 +340,12 @@ def test_a_file_name_that_two_pictures_share_is_not_guessed(tmp_path):
     assert reasons(source) == ["this", "caption is missing"] and "row 1: x.jpg" in source.faults[0].where
 
 
-def write_coco(folder: Path, *, pictures: str = "train2017", annotations: str = "annotations") -> Path:
-    """COCO's layout: pictures in a folder, captions in a file of another one, two per picture."""
-    (folder / pictures).mkdir(parents=True, exist_ok=True)
+def write_coco(folder: Path, *, images: str = "train2017", annotations: str = "annotations") -> Path:
+    """COCO's layout: images in a folder, captions in a file of another one, two per image."""
+    (folder / images).mkdir(parents=True, exist_ok=True)
     (folder / annotations).mkdir(parents=True, exist_ok=True)
     for number in range(4):
-        (folder / pictures / f"{number}.jpg").write_bytes(photo(number))
+        (folder / images / f"{number}.jpg").write_bytes(photo(number))
     listed = {
         "info": {"year": 2017},
         "images": [{"id": 100 - number, "file_name": f"{number}.jpg", "height": 1} for number in (2, 0, 3, 1)],
@@ -360,14 +360,14 @@ def write_coco(folder: Path, *, pictures: str = "train2017", annotations: str = 
 
 
 @pytest.mark.parametrize(
-    "places", [{}, {"annotations": "."}, {"pictures": "images/train2017"}, {"pictures": ".", "annotations": "."}]
+    "places", [{}, {"annotations": "."}, {"images": "images/train2017"}, {"images": ".", "annotations": "."}]
 )
-def test_coco_captions_are_read_with_all_captions_of_a_picture(tmp_path, places):
+def test_coco_captions_are_read_with_all_captions_of_a_image(tmp_path, places):
     source = open_source(str(write_coco(tmp_path, **places)))
     assert len(source) == 4 and source.captions() == ["a 2", "a 0", "", "a 1"]
     assert source[0].captions == ("a 2", "b 2") and source[1].image == photo(0)
     assert reasons(source)[2] == "caption is missing" and source.where(2).endswith("captions_train2017.json: 3.jpg")
-    assert [(fault.id, fault.reason, fault.times) for fault in source.faults] == [(-1, "no picture", 1)] * 2
+    assert [(fault.id, fault.reason, fault.times) for fault in source.faults] == [(-1, "no image", 1)] * 2
     copy = pickle.loads(pickle.dumps(source))
     assert (copy[3].image, copy[3].captions) == (photo(1), ("a 1", "b 1"))
 
@@ -377,7 +377,7 @@ def test_messages_of_coco_files_say_what_to_do(tmp_path):
     whole = path.read_text()
     assert f"did you mean {path}" in refusal(path.parent)
     (tmp_path / "train2017").rename(tmp_path / "elsewhere")
-    assert f"put the pictures into {tmp_path / 'train2017'}" in refusal(path)
+    assert f"put the images into {tmp_path / 'train2017'}" in refusal(path)
     path.write_text(whole.replace('"caption"', '"bbox"'))
     assert "no captions in its annotations" in refusal(path)
     for content in ('[{"image": "a.jpg", "caption": "x"}]', "{}", '{"images": 1, "annotations": []}'):
@@ -404,9 +404,9 @@ def test_messages_of_tables_and_folders_say_what_to_do(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     assert "a.txt beside a.jpg" in refusal(tmp_path / "bare")
     assert "keep one of them" in refusal(tmp_path / "two")
-    assert "names none of the 1 pictures" in refusal(tmp_path / "strange")
+    assert "names none of the 1 images" in refusal(tmp_path / "strange")
     assert "did you mean" in refusal(tmp_path / "table") and "pairs.csv" in refusal(tmp_path / "table")
-    assert "no tar shards" in refusal(tmp_path / "empty") and "no pictures" in refusal(tmp_path / "empty")
+    assert "no tar shards" in refusal(tmp_path / "empty") and "no images" in refusal(tmp_path / "empty")
     assert "one object per line" in refusal(tmp_path / "a.jsonl")
     assert "url, words" in refusal(tmp_path / "b.jsonl")
     assert "holds no samples" in refusal(tmp_path / "empty.jsonl")

@@ -7,28 +7,28 @@ import json
 from pathlib import Path
 
 import pytest
+from neuclip.data.shards import remote
 
 from neuclip.cli import doctor
 from neuclip.data.sample import BadSample
-from neuclip.data.shards import remote
 from neuclip.data.source import open_source, open_training_data
 from neuclip.doctor.diagnosis import examine
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import DataSettings
-from tests.pictures import photo, write_shards
+from tests.images import photo, write_shards
 
 
 def table(folder: Path, text: str | bytes, name: str = "pairs.csv") -> Path:
-    """A table beside the pictures a.jpg and b.jpg."""
-    for picture in ("a.jpg", "b.jpg"):
-        (folder / picture).write_bytes(photo(0))
+    """A table beside the images a.jpg and b.jpg."""
+    for image in ("a.jpg", "b.jpg"):
+        (folder / image).write_bytes(photo(0))
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder / name
 
 
 def refusal(address: Path) -> str:
-    with pytest.raises(AskedWrongly) as caught:
+    with pytest.raises(UserError) as caught:
         open_source(str(address))
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -52,7 +52,7 @@ def test_a_row_longer_than_its_header_is_listed_where_one_file_serves_a_folder(t
     assert source.captions() == ["", "whole"]
 
 
-def test_pictures_beside_shards_are_said_to_be_left_out(tmp_path, capsys):
+def test_images_beside_shards_are_said_to_be_left_out(tmp_path, capsys):
     folder = write_shards(tmp_path / "photos", 4, shards=1)
     open_source(str(folder))
     assert capsys.readouterr().err == ""
@@ -61,7 +61,7 @@ def test_pictures_beside_shards_are_said_to_be_left_out(tmp_path, capsys):
     for _ in range(2):
         open_source(str(folder))
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "photos: read as tar shards; 3 pictures beside them are left out" in said[0]
+    assert len(said) == 1 and "photos: read as tar shards; 3 images beside them are left out" in said[0]
 
 
 @pytest.mark.parametrize("separator", ["\t", ";", ","])
@@ -80,9 +80,7 @@ def test_a_tsv_is_split_at_what_its_header_holds(tmp_path, separator):
     ],
 )
 def test_a_table_of_addresses_is_to_be_fetched_first(tmp_path, text):
-    assert "its pictures are URLs" in refusal(table(tmp_path, text)) and "img2dataset" in refusal(
-        tmp_path / "pairs.csv"
-    )
+    assert "its images are URLs" in refusal(table(tmp_path, text)) and "img2dataset" in refusal(tmp_path / "pairs.csv")
 
 
 def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
@@ -113,14 +111,14 @@ def test_a_column_without_a_name_harms_nobody(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pairs.csv", "pairs.jsonl"])
-def test_a_table_that_leads_to_no_picture_is_refused_with_the_folders_that_were_tried(tmp_path, monkeypatch, name):
+def test_a_table_that_leads_to_no_image_is_refused_with_the_folders_that_were_tried(tmp_path, monkeypatch, name):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     names = [f"images/{number}.jpg" for number in range(30)]
     rows = [json.dumps({"image": one, "caption": "x"}) if name.endswith("l") else f"{one},x" for one in names]
     header = [] if name.endswith("l") else ["image,caption"]
     path = table(tmp_path, "\n".join([*header, *rows]), name)
-    with pytest.raises(AskedWrongly) as caught:
+    with pytest.raises(UserError) as caught:
         open_training_data(DataSettings(train=str(path)))
     told = str(caught.value)
     assert "images/0.jpg" in told and f"neither in {tmp_path} nor in {tmp_path / 'work'}" in told
@@ -128,13 +126,11 @@ def test_a_table_that_leads_to_no_picture_is_refused_with_the_folders_that_were_
 
 def test_a_table_whose_rows_are_all_longer_than_its_header_is_refused(tmp_path):
     path = table(tmp_path, "image,caption\n1,a.jpg,x\n2,b.jpg,y\n")  # as R writes row names
-    with pytest.raises(
-        AskedWrongly, match="none of its 2 rows can be used; of the first: row has more than the 2 fields"
-    ):
+    with pytest.raises(UserError, match="none of its 2 rows can be used; of the first: row has more than the 2 fields"):
         open_training_data(DataSettings(train=str(path)))
 
 
-def test_one_picture_that_is_there_is_enough_to_open_a_table(tmp_path):
+def test_one_image_that_is_there_is_enough_to_open_a_table(tmp_path):
     path = table(tmp_path, "image,caption\n" + "missing.jpg,x\n" * 19 + "a.jpg,y\n")
     assert len(open_training_data(DataSettings(train=str(path)))) == 20
 
@@ -167,5 +163,5 @@ def test_a_server_that_is_down_and_a_set_that_is_not_prepared_are_findings(monke
     assert doctor.run(["tuxpaint", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert not printed["ready"] and "neuclip data prepare" in printed["problems"][0]["remedy"]
-    with pytest.raises(AskedWrongly, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         doctor.run(["nowhere.tar", "--json"])

@@ -21,9 +21,9 @@ from neuclip.data.loader import Batches
 from neuclip.data.mixture_order import MixtureOrder, order_of
 from neuclip.data.order import Order
 from neuclip.data.source import open_source
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from tests.data.small_transforms import noisy
-from tests.pictures import write_csv, write_shards
+from tests.images import write_csv, write_shards
 
 WEIGHTS = st.fractions(min_value=Fraction(1, 10), max_value=3, max_denominator=10)
 PARTS = st.lists(st.tuples(st.integers(1, 40), WEIGHTS), min_size=1, max_size=4)
@@ -153,7 +153,7 @@ def test_the_fingerprint_is_that_of_all_captions_at_once_however_many_are_held(t
 def test_the_fingerprint_of_shards_makes_no_list_of_all_captions(tmp_path, monkeypatch):
     shards, table = write_shards(tmp_path / "shards", 5), write_shards(tmp_path / "more", 3)
     source = open_source(f"{shards}:2,{table}")
-    monkeypatch.setattr("neuclip.data.sources.tar.TarSource.captions", None)
+    monkeypatch.setattr("neuclip.data.tar.source.TarSource.captions", None)
     assert fingerprint(source)["count"] == 8
 
 
@@ -165,7 +165,7 @@ def test_without_weights_the_order_is_the_plain_one(tmp_path):
 
 
 def test_a_weight_too_small_for_a_single_sample_is_refused(tmp_path):
-    with pytest.raises(AskedWrongly, match="larger weights"):
+    with pytest.raises(UserError, match="larger weights"):
         order_of(open_source(f"{write_csv(tmp_path, 7)}:0.01"), 0)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.data.source import open_source
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 
 ROWS = 1000
 
@@ -25,7 +25,7 @@ def with_captions(special: dict[int, str]) -> list[tuple[str, ...]]:
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(AskedWrongly) as caught:
+    with pytest.raises(UserError) as caught:
         open_source(str(path))
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -52,7 +52,7 @@ def test_a_quote_that_is_not_closed_in_the_last_row_or_the_header_stops_a_csv(tm
     assert "line 1:" in refusal(written(tmp_path / "header.csv", [("image", '"caption'), ("a.jpg", "x")]))
 
 
-def test_pictures_without_an_ending_are_no_way_around_it(tmp_path):
+def test_images_without_an_ending_are_no_way_around_it(tmp_path):
     rows = [(row[0].removesuffix(".jpg"), row[1]) for row in with_captions({3: '"never closed', 2: "plain"})]
     more = [(f"{number}", "plain") for number in range(200)]
     assert "line 5:" in refusal(written(tmp_path / "pairs.csv", [*rows, *more, ("last", '5"')]))

@@ -14,13 +14,13 @@ from neuclip.data.captions import stripped, texts_in
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.sample import BadSample
 from neuclip.data.source import open_source, open_training_data
-from neuclip.data.sources.columns import Asked
-from neuclip.data.sources.folder import open_folder
-from neuclip.data.sources.inline import is_inline
-from neuclip.data.sources.parquet import holds_pictures
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.data.tables.columns import Asked
+from neuclip.data.tables.folder import open_folder
+from neuclip.data.tables.inline import is_inline
+from neuclip.data.tables.parquet import holds_images
+from neuclip.errors import RunFailed, UserError
 from neuclip.settings.sections import DataSettings
-from tests.data.small_shards import contents, picture, write_tar
+from tests.data.small_shards import contents, image_bytes, write_tar
 
 MARK = b"\xef\xbb\xbf"
 
@@ -30,11 +30,11 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
 
 
-def write_pictures(folder: Path, count: int, **partners: bytes) -> Path:
+def write_images(folder: Path, count: int, **partners: bytes) -> Path:
     """0.png and so on, each with files of these endings beside it; `{}` in one becomes the number."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        (folder / f"{number}.png").write_bytes(picture(number))
+        (folder / f"{number}.png").write_bytes(image_bytes(number))
         for ending, content in partners.items():
             name = f"{number}.{ending.replace('_', '.')}"
             (folder / name).write_bytes(content.replace(b"{}", str(number).encode()))
@@ -48,7 +48,7 @@ def reason_of(source, id: int) -> BadSample:
 
 
 def test_a_mark_in_front_of_utf_8_is_no_part_of_a_caption_in_any_kind_of_file(tmp_path):
-    folder = write_pictures(tmp_path / "folder", 2, txt=MARK + b"cap {}\r\n")
+    folder = write_images(tmp_path / "folder", 2, txt=MARK + b"cap {}\r\n")
     rows = [[f"folder/{number}.png", f"\ufeffcap {number}"] for number in range(2)]
     with (tmp_path / "pairs.csv").open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows([["image", "caption"], *rows])
@@ -56,7 +56,7 @@ def test_a_mark_in_front_of_utf_8_is_no_part_of_a_caption_in_any_kind_of_file(tm
         "".join(json.dumps(dict(zip(("image", "caption"), row, strict=True))) + "\n" for row in rows), "utf-8-sig"
     )
     texts = [(f"{number}.{ending}", content) for number in range(2) for ending, content in (
-        ("png", picture(number)), ("txt", MARK + f"cap {number}".encode()))]  # fmt: skip
+        ("png", image_bytes(number)), ("txt", MARK + f"cap {number}".encode()))]  # fmt: skip
     write_tar(tmp_path / "txt.tar", texts)
     objects = [(name.replace("txt", "json"), MARK + json.dumps({"caption": content[3:].decode()}).encode())
                if name.endswith("txt") else (name, content) for name, content in texts]  # fmt: skip
@@ -75,7 +75,7 @@ def test_captions_lie_in_files_named_in_any_of_the_usual_ways(tmp_path):
     for number, ways in enumerate(
         [{"txt": b"cap {}"}, {"png_txt": b"cap {}"}, {"caption": b"cap {}"}, only_json, json_too]
     ):
-        folder = write_pictures(tmp_path / str(number), 2, **ways)
+        folder = write_images(tmp_path / str(number), 2, **ways)
         (folder / "stats.json").write_text("{}")
         source = pickle.loads(pickle.dumps(open_source(str(folder))))
         assert source.captions() == ["cap 0", "cap 1"] == [source[id].captions[0] for id in range(2)]
@@ -85,17 +85,17 @@ def test_captions_lie_in_files_named_in_any_of_the_usual_ways(tmp_path):
 
 
 def test_several_captions_in_a_json_file_count_in_the_fingerprint_as_in_a_table(tmp_path):
-    folder = write_pictures(tmp_path / "folder", 1, json=b'{"caption": ["one", "two"]}')
+    folder = write_images(tmp_path / "folder", 1, json=b'{"caption": ["one", "two"]}')
     (tmp_path / "pairs.jsonl").write_text('{"image": "folder/0.png", "caption": ["one", "two"]}')
     inside = open_source(str(folder))
     assert inside[0].captions == ("one", "two")
     assert fingerprint(inside) == fingerprint(open_source(str(tmp_path / "pairs.jsonl")))
 
 
-def test_pictures_none_of_which_has_a_text_are_refused_whatever_else_lies_there(tmp_path):
-    folder = write_pictures(tmp_path / "folder", 2)
+def test_images_none_of_which_has_a_text_are_refused_whatever_else_lies_there(tmp_path):
+    folder = write_images(tmp_path / "folder", 2)
     (folder / "00000_stats.json").write_text("{}")
-    with pytest.raises(AskedWrongly, match="2 pictures but no captions"):
+    with pytest.raises(UserError, match="2 images but no captions"):
         open_source(str(folder))
 
 
@@ -104,28 +104,28 @@ def img2dataset_files(folder: Path) -> Path:
     parquet = pytest.importorskip("pyarrow.parquet")
     pyarrow = pytest.importorskip("pyarrow")
     for shard in ("00000", "00001"):
-        write_pictures(folder / shard, 2, txt=b"cap {}", json=b'{"caption": "cap {}", "status": "success"}')
+        write_images(folder / shard, 2, txt=b"cap {}", json=b'{"caption": "cap {}", "status": "success"}')
         table = {"url": ["http://x/1", "http://x/2"], "caption": ["a", "b"], "key": ["0", "1"], "width": [3, 4]}
         parquet.write_table(pyarrow.table(table), folder / f"{shard}.parquet")
         (folder / f"{shard}_stats.json").write_text('{"count": 2}')
     return folder
 
 
-def test_the_folder_that_img2dataset_writes_is_one_of_pictures_and_its_table_of_addresses_is_none(tmp_path):
+def test_the_folder_that_img2dataset_writes_is_one_of_images_and_its_table_of_addresses_is_none(tmp_path):
     folder = img2dataset_files(tmp_path / "fetched")
-    assert not holds_pictures(folder / "00000.parquet", Asked())
+    assert not holds_images(folder / "00000.parquet", Asked())
     source = open_folder("fetched", folder, Asked())
     assert source.captions() == ["cap 0", "cap 1"] * 2 and source.faults == ()
     assert [source.where(id).removeprefix(f"{folder}/") for id in (0, 3)] == ["00000/0.png", "00001/1.png"]
 
 
-def test_a_table_holds_pictures_if_a_column_has_their_bytes_or_paths(tmp_path):
+def test_a_table_holds_images_if_a_column_has_their_bytes_or_paths(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
 
     def holds(columns: dict, image_column: str = "") -> bool:
         parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
-        return holds_pictures(tmp_path / "x.parquet", Asked(image_column))
+        return holds_images(tmp_path / "x.parquet", Asked(image_column))
 
     assert (
         holds({"image": [b"bytes"]}) and holds({"path": ["a.jpg"]}) and holds({"image": [{"bytes": b"", "path": ""}]})
@@ -135,7 +135,7 @@ def test_a_table_holds_pictures_if_a_column_has_their_bytes_or_paths(tmp_path):
 
 
 def encoded(number: int, form: str) -> str:
-    text = base64.b64encode(picture(number, form)).decode()
+    text = base64.b64encode(image_bytes(number, form)).decode()
     return text if number % 2 else f"data:image/{form};base64,{text}"
 
 
@@ -153,20 +153,20 @@ def write_base64(folder: Path) -> dict[str, Path]:
 
 def check_base64(source) -> None:
     assert [source[id].image for id in range(4)] == [
-        picture(number, form) for number, form in enumerate(["png", "jpg", "webp", "gif"])
+        image_bytes(number, form) for number, form in enumerate(["png", "jpg", "webp", "gif"])
     ]
     bad = reason_of(source, 4)
-    assert bad.reason == "picture is not whole base64" and len(bad.where) < 300
+    assert bad.reason == "image is not whole base64" and len(bad.where) < 300
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_pictures_in_base64_are_read_and_said(tmp_path, capsys, kind):
+def test_images_in_base64_are_read_and_said(tmp_path, capsys, kind):
     path = write_base64(tmp_path)[kind]
     check_base64(open_training_data(DataSettings(train=str(path))))
-    assert f"{path}: its pictures are base64 text" in capsys.readouterr().err
+    assert f"{path}: its images are base64 text" in capsys.readouterr().err
 
 
-def test_pictures_in_base64_of_parquet_are_read_row_group_by_row_group(tmp_path, capsys):
+def test_images_in_base64_of_parquet_are_read_row_group_by_row_group(tmp_path, capsys):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [json.loads(line) for line in write_base64(tmp_path)["jsonl"].read_text().splitlines()]
@@ -191,13 +191,13 @@ def test_a_name_as_long_as_a_page_is_shortened_wherever_it_is_said(tmp_path):
         lambda: open_source(str(tmp_path / "odd.csv")),
     ):
         (tmp_path / "odd.csv").write_text(f"{page},{page}y\n")
-        with pytest.raises(AskedWrongly) as caught:
+        with pytest.raises(UserError) as caught:
             attempt()
         assert len(str(caught.value)) < 900
 
 
 def types_of_columns(pyarrow):
-    images, captions = [picture(0), picture(1), None], ["one", "two", "two"]
+    images, captions = [image_bytes(0), image_bytes(1), None], ["one", "two", "two"]
     views = hasattr(pyarrow, "binary_view")
     for bytes_ in (pyarrow.large_binary(), *([pyarrow.binary_view()] if views else [])):
         yield pyarrow.array(images, bytes_), pyarrow.array(captions, pyarrow.large_string())
@@ -211,55 +211,60 @@ def types_of_columns(pyarrow):
 def test_parquet_columns_of_all_types_that_programs_write_are_read(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    write_pictures(tmp_path, 2)
+    write_images(tmp_path, 2)
     for images, captions in types_of_columns(pyarrow):
         parquet.write_table(pyarrow.table({"image": images, "caption": captions}), tmp_path / "pairs.parquet")
         source = open_source(str(tmp_path / "pairs.parquet"))
         assert source.captions() == ["one", "two", "two"], images.type
-        assert [source[id].image for id in range(2)] == [picture(0), picture(1)], images.type
-        assert reason_of(source, 2).reason == "no picture"
+        assert [source[id].image for id in range(2)] == [image_bytes(0), image_bytes(1)], images.type
+        assert reason_of(source, 2).reason == "no image"
 
 
 def test_numbers_are_the_same_captions_in_every_kind_of_file(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    write_pictures(tmp_path, 2)
+    write_images(tmp_path, 2)
     rows = [{"image": "0.png", "caption": 1984}, {"image": "1.png", "caption": 7}]
     (tmp_path / "pairs.csv").write_text("image,caption\n0.png,1984\n1.png,7\n")
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
     members = [member for number, row in enumerate(rows) for member in (
-        (f"{number}.png", picture(number)), (f"{number}.json", json.dumps(row).encode()))]  # fmt: skip
+        (f"{number}.png", image_bytes(number)), (f"{number}.json", json.dumps(row).encode()))]  # fmt: skip
     write_tar(tmp_path / "pairs.tar", members)
     sources = [open_source(str(tmp_path / f"pairs.{kind}")) for kind in ("csv", "jsonl", "parquet", "tar")]
-    assert [contents(source) for source in sources] == [[(picture(0), ("1984",)), (picture(1), ("7",))]] * 4
+    assert [contents(source) for source in sources] == [[(image_bytes(0), ("1984",)), (image_bytes(1), ("7",))]] * 4
     assert len({json.dumps(fingerprint(source)) for source in sources}) == 1
     assert texts_in([float("nan"), float("inf"), None, True, 0.5, 10**400]) == ("0.5", str(10**400))
 
 
-def test_paths_with_backslashes_lead_to_pictures_unless_a_file_is_called_so(tmp_path):
-    write_pictures(tmp_path / "a", 1)
-    (tmp_path / "b\\0.png").write_bytes(picture(5))
+def test_paths_with_backslashes_lead_to_images_unless_a_file_is_called_so(tmp_path):
+    write_images(tmp_path / "a", 1)
+    (tmp_path / "b\\0.png").write_bytes(image_bytes(5))
     (tmp_path / "pairs.csv").write_text("image,caption\na\\0.png,one\nb\\0.png,two\n")
     (tmp_path / "pairs.jsonl").write_text('{"image": "a\\\\0.png", "caption": "one"}\n')
-    assert contents(open_source(str(tmp_path / "pairs.csv"))) == [(picture(0), ("one",)), (picture(5), ("two",))]
-    assert contents(open_training_data(DataSettings(train=str(tmp_path / "pairs.jsonl")))) == [(picture(0), ("one",))]
+    assert contents(open_source(str(tmp_path / "pairs.csv"))) == [
+        (image_bytes(0), ("one",)),
+        (image_bytes(5), ("two",)),
+    ]
+    assert contents(open_training_data(DataSettings(train=str(tmp_path / "pairs.jsonl")))) == [
+        (image_bytes(0), ("one",))
+    ]
 
 
 def test_a_table_that_is_empty_or_utf_16_is_called_so(tmp_path):
     (tmp_path / "pairs.csv").write_bytes(b"")
-    with pytest.raises(AskedWrongly, match=r"pairs\.csv: is empty; "):
+    with pytest.raises(UserError, match=r"pairs\.csv: is empty; "):
         open_source(str(tmp_path / "pairs.csv"))
     for encoding, told in {"utf-16": "is UTF-16; save it as UTF-8", "utf-16-le": "holds NUL bytes"}.items():
         (tmp_path / "pairs.jsonl").write_text('{"image": "0.png", "caption": "one"}\n', encoding)
-        with pytest.raises(AskedWrongly, match=told):
+        with pytest.raises(UserError, match=told):
             open_source(str(tmp_path / "pairs.jsonl"))
 
 
 def test_a_parquet_file_that_disappears_ends_the_run_and_is_not_bad_data(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"image": [picture(0)], "caption": ["one"]}), tmp_path / "pairs.parquet")
+    parquet.write_table(pyarrow.table({"image": [image_bytes(0)], "caption": ["one"]}), tmp_path / "pairs.parquet")
     source = open_source(str(tmp_path / "pairs.parquet"))
     (tmp_path / "pairs.parquet").unlink()
     with pytest.raises(RunFailed, match=r"pairs\.parquet row group 0: has gone; .*--resume"):

@@ -1,4 +1,4 @@
-"""Decoding: every mode that pictures come in, and every way in which they are broken."""
+"""Decoding: every mode that images come in, and every way in which they are broken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image, ImageFile
 
 from neuclip.data.sample import BadSample
 from neuclip.data.transforms import MOST_PIXELS, decode
-from tests.data.small_shards import picture
+from tests.data.small_shards import image_bytes
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -40,17 +40,17 @@ def colour(image: Image.Image) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "LAB", "YCbCr"])
-def test_a_picture_is_handed_on_in_its_own_mode(mode):
-    image = Image.open(io.BytesIO(picture(0))).convert(mode)
+def test_a_image_is_handed_on_in_its_own_mode(mode):
+    image = Image.open(io.BytesIO(image_bytes(0))).convert(mode)
     content = encoded(image, "TIFF" if mode in ("LAB", "YCbCr") else "PNG")
     assert decode(content).mode == mode
     assert np.array_equal(np.asarray(decode(content).convert("RGB")), np.asarray(image.convert("RGB")))
 
 
-def test_a_picture_that_says_it_is_turned_stays_as_its_pixels_lie():
+def test_a_image_that_says_it_is_turned_stays_as_its_pixels_lie():
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to show it. open_clip does not either
-    image = Image.open(io.BytesIO(picture(0, size=(40, 20))))
+    image = Image.open(io.BytesIO(image_bytes(0, size=(40, 20))))
     assert decode(encoded(image, "JPEG", exif=exif)).size == (40, 20)
 
 
@@ -84,7 +84,7 @@ def test_of_an_animation_the_first_frame_is_shown(form):
     assert colour(decode(stream.getvalue())) == pytest.approx((250, 0, 0), abs=6)
 
 
-def test_what_a_picture_is_its_bytes_say_but_postscript_is_never_run():
+def test_what_a_image_is_its_bytes_say_but_postscript_is_never_run():
     for form in ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF"):
         assert colour(decode(encoded(Image.new("RGB", (16, 16), (0, 0, 0)), form))) == pytest.approx((0, 0, 0), abs=3)
     for form in ("EPS", "TGA"):
@@ -108,29 +108,29 @@ def test_sixteen_bit_colours_are_scaled(kind, channels):
 
 
 def test_float_pixels_are_refused_since_nothing_says_which_of_them_is_white():
-    with pytest.raises(BadSample, match="picture does not decode"):
+    with pytest.raises(BadSample, match="image does not decode"):
         decode(encoded(Image.fromarray(np.full((2, 2), 0.5, dtype=np.float32)), "TIFF"))
 
 
 @pytest.mark.parametrize("extension", ["png", "jpg", "webp"])
-def test_every_cut_of_a_picture_is_a_bad_sample_or_a_picture(extension):
-    whole = picture(1, extension, size=(40, 40))
+def test_every_cut_of_a_image_is_a_bad_sample_or_a_image(extension):
+    whole = image_bytes(1, extension, size=(40, 40))
     for cut in range(0, len(whole) - 20, max(1, len(whole) // 60)):
         try:
             decode(whole[:cut])
         except BadSample as bad:
-            assert bad.reason in {"picture is empty", "picture is cut off", "picture does not decode"}
+            assert bad.reason in {"image is empty", "image is cut off", "image does not decode"}
         else:
             assert cut > len(whole) // 2  # only a missing end mark may pass
 
 
 def test_reasons_are_the_same_phrase_for_the_same_fault():
     found = {}
-    for content in (b"", b"GIF is not this", picture(0, "jpg", (64, 64))[:-200]):
+    for content in (b"", b"GIF is not this", image_bytes(0, "jpg", (64, 64))[:-200]):
         with pytest.raises(BadSample) as caught:
             decode(content, "here")
         found[caught.value.reason] = caught.value.where
-    assert found == {"picture is empty": "here", "picture does not decode": "here", "picture is cut off": "here"}
+    assert found == {"image is empty": "here", "image does not decode": "here", "image is cut off": "here"}
 
 
 @pytest.mark.parametrize("side", [9_460, 30_000])
@@ -140,16 +140,16 @@ def test_a_decompression_bomb_is_a_bad_sample_and_no_warning(side):
     with warnings.catch_warnings(record=True) as warned, pytest.raises(BadSample) as caught:
         warnings.simplefilter("always")
         decode(bomb, "here")
-    assert (caught.value.reason, caught.value.where) == ("picture is too large", "here") and not warned
+    assert (caught.value.reason, caught.value.where) == ("image is too large", "here") and not warned
 
 
 def test_the_limit_on_pixels_is_ours_even_where_another_library_lifted_pillows(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with pytest.raises(BadSample, match="picture is too large"):
+    with pytest.raises(BadSample, match="image is too large"):
         decode(png(10_000, 10_000, 1, 0, bytes(1000)))
 
 
-def test_a_picture_with_damaged_exif_data_is_decoded_and_warns_of_nothing():
+def test_a_image_with_damaged_exif_data_is_decoded_and_warns_of_nothing():
     exif = Image.Exif()
     exif[0x010E] = "a description that is longer than four bytes"
     whole = encoded(Image.new("RGB", (8, 8), (10, 20, 30)), "JPEG", exif=exif)
@@ -162,5 +162,5 @@ def test_a_picture_with_damaged_exif_data_is_decoded_and_warns_of_nothing():
     assert not warned
 
 
-def test_pillow_is_not_told_to_invent_what_a_cut_picture_lacks():
+def test_pillow_is_not_told_to_invent_what_a_cut_image_lacks():
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False

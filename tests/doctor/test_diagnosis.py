@@ -15,19 +15,19 @@ from neuclip.data.sample import Batch, Fault
 from neuclip.data.source import open_source
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.look import Look, look_at
 from neuclip.doctor.pairs import estimated_meeting, note_bad, share_meeting_an_equal
 from neuclip.doctor.plan import note_temperature, note_warmup
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.doctor.probe import Look, look_at
+from neuclip.errors import RunFailed, UserError
 from neuclip.settings.reading import read_settings
 from neuclip.training.schedule import warmup_steps
 from tests.data.small_shards import write_tar
-from tests.pictures import caption, picture, write_csv, write_shard, write_shards
+from tests.images import caption, image_bytes, write_csv, write_shard, write_shards
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """120 pairs, two of them without a picture that decodes."""
+    """120 pairs, two of them without an image that decodes."""
     return write_shards(tmp_path_factory.mktemp("doctor") / "shapes", 120, shards=3, spoilt=(7, 80))
 
 
@@ -46,9 +46,9 @@ def test_what_the_data_is_and_what_a_run_on_it_does(shards):
     assert findings["data.file_bytes"] == sum(file.stat().st_size for file in shards.glob("*.tar"))
     assert (findings["plan.steps"], findings["plan.epochs"], findings["plan.batches_per_epoch"]) == (30, 4, 7.5)
     assert (findings["plan.batch_per_rank"], findings["plan.samples_per_rank"]) == (8, 240)
-    assert findings["bad.reasons"] == {"picture does not decode": 2}
-    assert (findings["pictures.median_width"], findings["pictures.modes"]) == (32, {"RGB": 118})
-    assert (findings["pictures.small_share"], findings["captions.median_tokens"]) == (1.0, 5)
+    assert findings["bad.reasons"] == {"image does not decode": 2}
+    assert (findings["images.median_width"], findings["images.modes"]) == (32, {"RGB": 118})
+    assert (findings["images.small_share"], findings["captions.median_tokens"]) == (1.0, 5)
     assert findings.ready
 
 
@@ -64,7 +64,7 @@ def test_a_look_meets_what_the_run_reads_first(shards):
     assert seeds[0] == seeds[1] != seeds[2]
 
 
-def test_a_table_of_pictures_is_examined_too(tmp_path):
+def test_a_table_of_images_is_examined_too(tmp_path):
     findings = examined(write_csv(tmp_path, 40))
     assert (findings["data.pairs"], findings["data.files"], findings["bad.pairs"]) == (40, 1, 0)
 
@@ -100,17 +100,17 @@ def test_data_that_is_there_and_unreadable_is_a_problem_and_an_address_of_nothin
     (tmp_path / "empty.tar").write_bytes(b"")
     findings = examined(tmp_path / "empty.tar")
     assert not findings.ready and "empty.tar" in findings.problems[0].what
-    with pytest.raises(AskedWrongly, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         examined(tmp_path / "nothing.tar")
 
 
-def test_pictures_that_all_fail_stop_the_run_however_few(tmp_path):
+def test_images_that_all_fail_stop_the_run_however_few(tmp_path):
     findings = examined(write_shard(tmp_path / "x.tar", range(20), spoilt=range(20)))
-    assert findings["bad.stops_run"] and "pictures.modes" not in findings.figures
+    assert findings["bad.stops_run"] and "images.modes" not in findings.figures
 
 
 def test_captions_under_another_key_are_found_and_named_in_the_remedy(tmp_path):
-    members = [("0.png", picture(0)), ("0.json", b'{"url": "http://x", "text": "a cat"}')]
+    members = [("0.png", image_bytes(0)), ("0.json", b'{"url": "http://x", "text": "a cat"}')]
     shard = write_tar(tmp_path / "x.tar", [(f"{k}{name}", content) for k in range(9) for name, content in members])
     [problem] = [problem for problem in examined(shard).problems if "are bad" in problem.what]
     assert "name one with --data.caption_key text" in problem.remedy and "max_bad_share" not in problem.remedy
@@ -123,10 +123,10 @@ def test_captions_under_another_key_are_found_and_named_in_the_remedy(tmp_path):
 def test_the_share_of_bad_pairs_is_judged_as_a_run_judges(tmp_path, limit, read, bad):
     settings = read_settings(None, ["--data.max_bad_share", str(limit)])
     look, findings = Look(read=read), Findings()
-    look.faults["picture does not decode"] = bad
+    look.faults["image does not decode"] = bad
     note_bad(findings, look, settings, pairs=10_000)
     log = FaultLog(tmp_path / "skipped.jsonl", limit)
-    faults = tuple(Fault(number, "picture does not decode", "x") for number in range(bad))
+    faults = tuple(Fault(number, "image does not decode", "x") for number in range(bad))
     try:
         log.note(Batch(torch.zeros(0), torch.zeros(0), torch.arange(read), faults))
         stopped = bad == read  # nothing is left to stand in
@@ -198,9 +198,9 @@ def test_a_mixture_is_examined_by_its_weights(shards, tmp_path):
     assert 0 < findings["sample.pairs"] <= 140
 
 
-def test_a_folder_of_pictures_is_examined(tmp_path):
+def test_a_folder_of_images_is_examined(tmp_path):
     for number in range(30):
-        (tmp_path / f"{number}.png").write_bytes(picture(number))
+        (tmp_path / f"{number}.png").write_bytes(image_bytes(number))
         (tmp_path / f"{number}.txt").write_text(caption(number))
     findings = examined(tmp_path, "--train.batch_size", "8")
     assert (findings["data.kind"], findings["data.files"], findings["data.file_bytes"]) == ("folder", 30, None)
@@ -281,7 +281,7 @@ def test_a_cache_that_is_too_small_is_a_problem_and_no_error(shards, tmp_path, m
 
 
 @pytest.mark.parametrize(("size", "warned"), [("48", True), ("32", False)])
-def test_pictures_that_would_be_enlarged_are_warned_of(shards, size, warned):
+def test_images_that_would_be_enlarged_are_warned_of(shards, size, warned):
     told = remedies(examined(shards, "--model.image_size", size, sample=20))
     assert ("give --model.image_size 32" in told) == warned
 

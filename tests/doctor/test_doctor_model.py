@@ -15,7 +15,7 @@ from neuclip.models.hub import NotHere
 from neuclip.models.towers import SHIPPED, build_model
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
-from tests.pictures import write_shard
+from tests.images import write_shard
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from neuclip import api
 from neuclip.doctor import plan, room
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Advice, Findings
-from neuclip.doctor.room import Room
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.doctor.resources import Room
+from neuclip.errors import RunFailed, UserError
 from neuclip.settings.reading import read_settings
 from tests.data.small_shards import pair, write_tar
-from tests.pictures import write_shard, write_shards
+from tests.images import write_shard, write_shards
 
 SHORT = ["--train.batch_size", "8", "--train.samples", "16", "--data.workers", "0", "--evaluation.error_anchors", "0"]
 FAILING = [
@@ -43,7 +43,7 @@ FAILING = [
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """40 good pairs; 40 with three bad ones; 200 of which the last 150 are bad; 120 captions, half of them
-    without a picture."""
+    without an image."""
     place = tmp_path_factory.mktemp("truth")
     write_shards(place / "shapes", 40, shards=2)
     write_shards(place / "spoilt", 40, shards=2, spoilt=range(5, 8))
@@ -72,7 +72,7 @@ def test_where_training_fails_doctor_is_not_ready(here, flags):
         pytest.skip("wandb is installed")
     findings, _ = examine(asked(flags))
     assert not findings.ready
-    with pytest.raises((AskedWrongly, RunFailed, OSError)):
+    with pytest.raises((UserError, RunFailed, OSError)):
         api.train(asked(flags))
 
 

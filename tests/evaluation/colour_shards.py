@@ -1,4 +1,4 @@
-"""Tar shards of one-colour pictures, with a caption or a label each."""
+"""Tar shards of one-colour images, with a caption or a label each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 
-def colour_picture(colour: str, size: tuple[int, int] = (16, 16)) -> bytes:
+def colour_image(colour: str, size: tuple[int, int] = (16, 16)) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", size, colour).save(file, "PNG")
     return file.getvalue()

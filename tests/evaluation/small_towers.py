@@ -1,4 +1,4 @@
-"""Towers small enough to write down: a picture is its mean colour, a text the colours it names."""
+"""Towers small enough to write down: an image is its mean colour, a text the colours it names."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import Embedded, embed_pairs
 from neuclip.evaluation.retrieval import recall
-from tests.evaluation.colour_shards import colour_picture, write_samples
+from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
 
 PAIRS = ["red", "blue", "red", "lime", "blue", "red", "red"]  # lime is full green
@@ -16,7 +16,7 @@ CAPTIONS = ["red thing", "blue thing", "red thing", "green thing", "blue thing",
 
 def source_of(folder, **changed):
     samples = [
-        {"png": colour_picture(colour), "txt": text.encode()} for colour, text in zip(PAIRS, CAPTIONS, strict=True)
+        {"png": colour_image(colour), "txt": text.encode()} for colour, text in zip(PAIRS, CAPTIONS, strict=True)
     ]
     for number, members in changed.items():
         samples[int(number.removeprefix("sample_"))] |= members
@@ -51,11 +51,11 @@ def test_worker_processes_change_nothing(tmp_path):
     assert torch.equal(alone.image_features, helped.image_features) and torch.equal(alone.ids, helped.ids)
 
 
-def test_bad_pictures_are_left_out_and_named(tmp_path):
-    embedded = embed(ColourTowers(), source_of(tmp_path, sample_3={"png": b"no picture"}))
+def test_bad_images_are_left_out_and_named(tmp_path):
+    embedded = embed(ColourTowers(), source_of(tmp_path, sample_3={"png": b"no image"}))
     assert embedded.ids.tolist() == [0, 1, 2, 4, 5, 6]
     assert [fault.id for fault in embedded.faults] == [3]
-    assert "green thing" not in embedded.captions  # a caption whose picture is bad is no query
+    assert "green thing" not in embedded.captions  # a caption whose image is bad is no query
 
 
 def test_towers_embed_in_eval_mode_and_every_part_gets_its_mode_back(tmp_path):

@@ -10,14 +10,14 @@ from PIL import Image
 
 from neuclip.data.source import open_source
 from neuclip.evaluation.gallery import gallery, thumbnail
-from tests.evaluation.colour_shards import colour_picture, write_samples
+from tests.evaluation.colour_shards import colour_image, write_samples
 
 CAPTION_OF = torch.tensor([0, 0, 1, 2, 3, 4, 4, 5])
 CAPTIONS = [f"caption {c}" for c in range(6)]
 
 
 def make_gallery(folder, *, ids=None, **changes):
-    samples = [{"png": colour_picture("red", (16, 16 + i)), "txt": b"x"} for i in range(9)]
+    samples = [{"png": colour_image("red", (16, 16 + i)), "txt": b"x"} for i in range(9)]
     source = open_source(str(write_samples(folder / "held-out.tar", samples)))
     generator = torch.Generator().manual_seed(2)
     image, text = (F.normalize(torch.randn(n, 4, generator=generator), dim=1) for n in (8, 6))
@@ -25,7 +25,7 @@ def make_gallery(folder, *, ids=None, **changes):
     return gallery(image, text, CAPTIONS, CAPTION_OF, source, ids=ids, **asked), image, text
 
 
-def picture_height(uri: str) -> int:
+def image_height(uri: str) -> int:
     return opened(uri).height
 
 
@@ -36,7 +36,7 @@ def opened(uri: str) -> Image.Image:
 def test_matches_are_the_highest_scores_and_right_where_the_caption_is_the_own(tmp_path):
     shown, image, text = make_gallery(tmp_path)
     for query in shown["image_to_text"]:
-        row = picture_height(query["image"]) - 16
+        row = image_height(query["image"]) - 16
         scores = image[row] @ text.T
         order = scores.argsort(descending=True).tolist()
         assert query["caption"] == CAPTIONS[CAPTION_OF[row]]
@@ -45,12 +45,12 @@ def test_matches_are_the_highest_scores_and_right_where_the_caption_is_the_own(t
         assert [match["right"] for match in query["matches"]] == [query["rank"] == place for place in (1, 2, 3)]
 
 
-def test_a_caption_is_right_with_any_of_its_pictures(tmp_path):
+def test_a_caption_is_right_with_any_of_its_images(tmp_path):
     shown, image, text = make_gallery(tmp_path, count=6, top=8)
     for query in shown["text_to_image"]:
         caption = CAPTIONS.index(query["caption"])
         order = (text[caption] @ image.T).argsort(descending=True).tolist()
-        assert [picture_height(match["image"]) - 16 for match in query["matches"]] == order
+        assert [image_height(match["image"]) - 16 for match in query["matches"]] == order
         right = [int(CAPTION_OF[row]) == caption for row in order]
         assert [match["right"] for match in query["matches"]] == right
         assert query["rank"] == right.index(True) + 1
@@ -62,9 +62,9 @@ def test_queries_are_the_same_for_the_same_seed_and_differ_within(tmp_path):
     assert len({query["caption"] for query in first["text_to_image"]}) == 5
 
 
-def test_pictures_are_looked_up_by_the_ids_of_the_source(tmp_path):
+def test_images_are_looked_up_by_the_ids_of_the_source(tmp_path):
     shown, _, _ = make_gallery(tmp_path, ids=torch.arange(8) + 1, count=8)
-    assert {picture_height(query["image"]) - 16 for query in shown["image_to_text"]} == set(range(1, 9))
+    assert {image_height(query["image"]) - 16 for query in shown["image_to_text"]} == set(range(1, 9))
 
 
 def test_asking_for_more_queries_than_there_are_shows_all(tmp_path):
@@ -79,7 +79,7 @@ def test_it_is_plain_json(tmp_path):
 
 
 def test_thumbnails_are_small_and_keep_their_proportions():
-    assert opened(thumbnail(colour_picture("red", (400, 200)))).size == (96, 48)
+    assert opened(thumbnail(colour_image("red", (400, 200)))).size == (96, 48)
 
 
 def test_a_transparent_ground_becomes_white():

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.evaluation.normalizer_error import (
     both_log_normalizers,
     exact_log_normalizers,
@@ -206,5 +206,5 @@ def test_the_share_at_the_floor_grows_with_eps():
 
 
 def test_one_pair_has_no_normalizer():
-    with pytest.raises(AskedWrongly, match="two or more pairs"):
+    with pytest.raises(UserError, match="two or more pairs"):
         measure(unit(1, 6), unit(1, 6), CannotSay())

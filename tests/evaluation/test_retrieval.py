@@ -33,11 +33,11 @@ def reference_share(queries, candidates, right, k):
 @pytest.mark.parametrize("k", [1, 5, 10])
 def test_recall_matches_the_double_loop_with_repeated_captions(k):
     image, text, caption_of = unit(40, 6, 1), unit(25, 6, 2), captions_with_repeats(40, 25)
-    pictures = [{i for i in range(40) if caption_of[i] == c} for c in range(25)]
+    images = [{i for i in range(40) if caption_of[i] == c} for c in range(25)]
     got = recall(image, text, caption_of)
     want = reference_share(image, text, [{int(c)} for c in caption_of], k)
     assert got[f"image_to_text_recall_at_{k}"] == pytest.approx(want)
-    assert got[f"text_to_image_recall_at_{k}"] == pytest.approx(reference_share(text, image, pictures, k))
+    assert got[f"text_to_image_recall_at_{k}"] == pytest.approx(reference_share(text, image, images, k))
 
 
 def test_recall_does_not_depend_on_the_chunk():
@@ -49,16 +49,16 @@ def test_recall_does_not_depend_on_the_chunk():
 def test_ties_go_to_the_lowest_index():
     image, text = torch.ones(4, 1), torch.ones(4, 1)
     figures = recall(image, text, torch.arange(4), ks=(1, 3))
-    assert figures["image_to_text_recall_at_1"] == 1 / 4  # only picture 0 has the caption that stands first
+    assert figures["image_to_text_recall_at_1"] == 1 / 4  # only image 0 has the caption that stands first
     assert figures["text_to_image_recall_at_3"] == 3 / 4
     everything = torch.arange(4)
     assert best_ranks(image, text, everything, everything).tolist() == [1, 2, 3, 4]
 
 
-def test_a_caption_is_ranked_by_the_best_of_its_pictures():
-    pictures = torch.tensor([[0.1], [0.9], [0.5], [0.9]])
-    rank = best_ranks(torch.ones(1, 1), pictures, torch.tensor([0, 0]), torch.tensor([2, 3]))
-    assert rank.tolist() == [2]  # picture 3 ties with picture 1, which comes first
+def test_a_caption_is_ranked_by_the_best_of_its_images():
+    images = torch.tensor([[0.1], [0.9], [0.5], [0.9]])
+    rank = best_ranks(torch.ones(1, 1), images, torch.tensor([0, 0]), torch.tensor([2, 3]))
+    assert rank.tolist() == [2]  # image 3 ties with image 1, which comes first
 
 
 def test_a_query_without_a_right_answer_comes_last():
@@ -82,7 +82,7 @@ def test_random_features_score_near_chance():
     for direction, queries in (("image_to_text", 3000), ("text_to_image", 1000)):
         chance = figures[f"{direction}_chance_at_10"]
         spread = math.sqrt(chance * (1 - chance) / queries)
-        # Pictures of one caption share their query direction, so the hits are not quite independent: 5 deviations.
+        # Images of one caption share their query direction, so the hits are not quite independent: 5 deviations.
         assert abs(figures[f"{direction}_recall_at_10"] - chance) < 5 * spread
 
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.data.held_out_sets import HeldOutSets
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.data.held_out import HeldOutSets
+from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.runner import Evaluation, evaluate_towers
 from neuclip.models.towers import BuiltModel
-from tests.evaluation.colour_shards import colour_picture, write_samples
+from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
 
-RED, BAD = {"png": colour_picture("red"), "txt": b"red", "cls": b"0"}, {"png": b"bad", "txt": b"red", "cls": b"0"}
+RED, BAD = {"png": colour_image("red"), "txt": b"red", "cls": b"0"}, {"png": b"bad", "txt": b"red", "cls": b"0"}
 
 
 def pairs(folder, samples) -> str:
@@ -42,7 +42,7 @@ def test_every_set_tells_how_many_samples_were_left_out(tmp_path):
         "spoilt.skipped": 1,
         "spoilt/classes.skipped": 1,
     }
-    assert measured.skipped == {name: {"picture does not decode": 1} for name in ("spoilt", "spoilt/classes")}
+    assert measured.skipped == {name: {"image does not decode": 1} for name in ("spoilt", "spoilt/classes")}
     assert [fault.id for fault in measured.faults["spoilt"]] == [3] and not measured.refused
 
 
@@ -73,7 +73,7 @@ def test_more_bad_samples_in_a_row_than_training_would_pass_over_are_only_bad_sa
 def test_what_never_became_a_sample_is_counted_as_bad(tmp_path):
     pairs(tmp_path / "some", [RED] * 3 + [{"txt": b"red"}] * 2)
     measured = evaluate(tmp_path / "some", limit=0.4)
-    assert measured.figures["some.skipped"] == 2 and measured.skipped["some"] == {"no picture": 2}
+    assert measured.figures["some.skipped"] == 2 and measured.skipped["some"] == {"no image": 2}
     assert measured.figures["some.images"] == 3 and not measured.refused
 
 
@@ -82,12 +82,12 @@ def test_a_set_that_is_mostly_lost_is_not_measured(tmp_path):
     measured = evaluate(tmp_path / "lost", limit=0.5)
     assert measured.refused.keys() == {"lost", "lost/classes"} and not measured.embedded
     assert measured.refused["lost"].startswith("30 of 40 samples cannot be used (75.0%, ")
-    assert measured.refused["lost"].endswith("most often: no picture (29)")
+    assert measured.refused["lost"].endswith("most often: no image (29)")
     assert (measured.figures["lost.images"], measured.figures["lost.skipped"]) == (10, 30)
 
 
-def test_a_table_whose_pictures_do_not_exist_is_refused_before_training(tmp_path):
+def test_a_table_whose_images_do_not_exist_is_refused_before_training(tmp_path):
     table = tmp_path / "pairs.csv"
     table.write_text("filepath,title\nnowhere/a.png,a\nnowhere/b.png,b\n")
-    with pytest.raises(AskedWrongly, match=r"none of its first pictures exists"):
+    with pytest.raises(UserError, match=r"none of its first images exists"):
         HeldOutSets.open((str(table),), ())

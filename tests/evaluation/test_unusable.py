@@ -7,18 +7,18 @@ from neuclip.data.sample import Fault
 from neuclip.data.source import open_source
 from neuclip.evaluation.unusable import TooManyBad, list_faults, refuse_above
 from neuclip.records import append_line, read_lines
-from tests.evaluation.colour_shards import colour_picture, write_samples
+from tests.evaluation.colour_shards import colour_image, write_samples
 
-TWO = (Fault(3, "picture does not decode", "a.tar: 3.png"), Fault(-1, "no picture", "a.tar: 9.txt", 4))
+TWO = (Fault(3, "image does not decode", "a.tar: 3.png"), Fault(-1, "no image", "a.tar: 9.txt", 4))
 
 
 def faults(count):
-    return [Fault(id, "picture does not decode", f"a.tar: {id}.png") for id in range(count)]
+    return [Fault(id, "image does not decode", f"a.tar: {id}.png") for id in range(count)]
 
 
 @pytest.fixture
 def twenty(tmp_path):
-    return open_source(str(write_samples(tmp_path / "a.tar", [{"png": colour_picture("red"), "txt": b"red"}] * 20)))
+    return open_source(str(write_samples(tmp_path / "a.tar", [{"png": colour_image("red"), "txt": b"red"}] * 20)))
 
 
 def test_faults_of_later_evaluations_are_listed_once_and_sets_are_told_apart(tmp_path):
@@ -40,7 +40,7 @@ def test_held_out_faults_are_no_faults_of_the_training_data(tmp_path):
     list_faults(path, {"a": TWO})
     log = FaultLog(path, limit=0.05)
     assert log.counts == {"caption is empty": 1}
-    log.add([Fault(3, "picture is cut off", "t.tar: 3")])  # of the same number as one of the held-out set
+    log.add([Fault(3, "image is cut off", "t.tar: 3")])  # of the same number as one of the held-out set
     assert log.counts.total() == 2 and len(read_lines(path)) == 4
 
 

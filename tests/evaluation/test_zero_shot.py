@@ -5,16 +5,16 @@ import torch
 import torch.nn.functional as F
 
 from neuclip.data.zero_shot_task import ZeroShotTask
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.evaluation.zero_shot import accuracy, classifier, evaluate_task
-from tests.evaluation.colour_shards import colour_picture, write_samples
+from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
 
 
 def make_task(folder, *, labels=(0, 1, 2, 0, 0), classnames="red\ngreen\nblue\n", templates="a {c} thing\n{c} {c}\n"):
     colours = ["red", "lime", "blue", "red", "blue"]  # the last one's label says red: one wrong answer
     samples = [
-        {"png": colour_picture(c)} | ({} if label is None else {"cls": str(label).encode()})
+        {"png": colour_image(c)} | ({} if label is None else {"cls": str(label).encode()})
         for c, label in zip(colours, labels, strict=True)
     ]
     write_samples(folder / "test" / "0.tar", samples)
@@ -42,13 +42,13 @@ def test_a_folder_is_scored_by_its_labels(tmp_path):
     assert not faults and "top5" not in figures
 
 
-def test_pictures_that_cannot_be_read_are_not_scored(tmp_path):
+def test_images_that_cannot_be_read_are_not_scored(tmp_path):
     make_task(tmp_path)
-    samples = [{"png": colour_picture("red"), "cls": b"0"}, {"png": b"no picture", "cls": b"1"}]
+    samples = [{"png": colour_image("red"), "cls": b"0"}, {"png": b"no image", "cls": b"1"}]
     write_samples(tmp_path / "test" / "0.tar", samples)
     figures, faults = evaluate(tmp_path)
     assert (figures["images"], figures["top1"]) == (1, 1.0)
-    assert [(fault.id, fault.reason) for fault in faults] == [(1, "picture does not decode")]
+    assert [(fault.id, fault.reason) for fault in faults] == [(1, "image does not decode")]
 
 
 def test_class_rows_are_the_normalised_mean_of_unit_rows():
@@ -64,7 +64,7 @@ def test_accuracy_matches_the_double_loop():
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(60, 4, generator=generator, dtype=torch.float64)
     weights = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    labels = torch.randint(8, (60,), generator=generator)  # class 8 has no picture
+    labels = torch.randint(8, (60,), generator=generator)  # class 8 has no image
     figures = accuracy(images, weights, labels)
     orders = [sorted(range(9), key=lambda c: -float(image @ weights[c])) for image in images]
     right = [order[0] == label for order, label in zip(orders, labels.tolist(), strict=True)]
@@ -88,27 +88,27 @@ def test_a_blank_class_name_keeps_its_line(tmp_path):
 def test_a_missing_file_is_named(tmp_path, file):
     make_task(tmp_path)
     (tmp_path / file).rename(tmp_path / "elsewhere")
-    with pytest.raises(AskedWrongly, match=file):
+    with pytest.raises(UserError, match=file):
         ZeroShotTask.open(tmp_path)
 
 
 def test_a_label_without_a_class_name_is_named(tmp_path):
-    with pytest.raises(AskedWrongly, match="label 3"):
+    with pytest.raises(UserError, match="label 3"):
         ZeroShotTask.open(make_task(tmp_path, labels=(0, 1, 3, 0, 0)))
 
 
 def test_a_folder_without_labels_is_refused(tmp_path):
-    with pytest.raises(AskedWrongly, match=r"\.cls"):
+    with pytest.raises(UserError, match=r"\.cls"):
         ZeroShotTask.open(make_task(tmp_path, labels=(0, 1, None, 0, 0)))
 
 
 def test_a_template_without_the_placeholder_is_refused(tmp_path):
-    with pytest.raises(AskedWrongly, match="line 2"):
+    with pytest.raises(UserError, match="line 2"):
         ZeroShotTask.open(make_task(tmp_path, templates="a {c}\na thing\n"))
 
 
 def test_a_shard_that_the_folder_promises_must_be_there(tmp_path):
     make_task(tmp_path)
     (tmp_path / "test" / "nshards.txt").write_text("2\n")
-    with pytest.raises(AskedWrongly, match=r"1\.tar"):
+    with pytest.raises(UserError, match=r"1\.tar"):
         ZeroShotTask.open(tmp_path)

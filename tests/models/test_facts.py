@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.models.facts import model_facts, pretrained_is_known, token_counter
 from neuclip.models.towers import build_model
 
@@ -37,7 +37,7 @@ def test_activations_are_what_autograd_keeps_of_a_real_pass():
     assert len(outputs) == 2 and model_facts("tiny").activation_bytes == pytest.approx(found, rel=0.3)
 
 
-def test_larger_pictures_need_more_and_checkpointing_less(tmp_path):
+def test_larger_images_need_more_and_checkpointing_less(tmp_path):
     config = {
         "embed_dim": 32,
         "vision_cfg": {"image_size": 32, "layers": 4, "width": 64, "patch_size": 16},
@@ -65,5 +65,5 @@ def test_weights_are_a_file_or_a_known_tag(tmp_path):
 
 
 def test_an_unknown_model_is_named_with_the_nearest():
-    with pytest.raises(AskedWrongly, match="did you mean"):
+    with pytest.raises(UserError, match="did you mean"):
         model_facts("ViT-B-33")

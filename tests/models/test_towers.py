@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from neuclip import NeuCLIP
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
 from neuclip.models.pixels import normalised
@@ -44,11 +44,11 @@ def test_the_model_folder_loads_with_open_clip_and_gives_the_same_features(tmp_p
     built = build_model("tiny")
     export_model(built, tmp_path / "model")
     model, _, transform = open_clip_module().create_model_and_transforms(f"local-dir:{tmp_path / 'model'}")
-    picture = Image.effect_noise((60, 40), 80)
-    assert torch.equal(transform(picture), built.float_transform(picture))
+    original = Image.effect_noise((60, 40), 80)
+    assert torch.equal(transform(original), built.float_transform(original))
     with torch.no_grad():
-        want = built.towers.eval().encode_image(built.transform(picture)[None])
-        got = model.eval().encode_image(transform(picture)[None], normalize=True)
+        want = built.towers.eval().encode_image(built.transform(original)[None])
+        got = model.eval().encode_image(transform(original)[None], normalize=True)
     assert torch.allclose(got, want, atol=1e-6)
     again = build_model(f"local-dir:{tmp_path / 'model'}")
     assert again.embed_dim == built.embed_dim and again.image_size == built.image_size
@@ -59,13 +59,13 @@ def test_bytes_normalised_as_a_batch_are_open_clips_floats_to_the_bit(name):
     """Also for the training transform, whose crop is drawn from torch's generator."""
     open_clip = open_clip_module()
     built = build_model(name, crop_scale=(0.5, 1.0))
-    pictures = [Image.effect_noise(size, 90) for size in ((64, 64), (50, 90))]
+    originals = [Image.effect_noise(size, 90) for size in ((64, 64), (50, 90))]
     train_transform = open_clip.image_transform(built.image_size, is_train=True, aug_cfg={"scale": (0.5, 1.0)})
     for ours, theirs in ((built.transform, built.float_transform), (built.train_transform, train_transform)):
         torch.manual_seed(3)
-        want = torch.stack([theirs(picture) for picture in pictures])
+        want = torch.stack([theirs(original) for original in originals])
         torch.manual_seed(3)
-        images = torch.stack([ours(picture) for picture in pictures])
+        images = torch.stack([ours(original) for original in originals])
         assert torch.equal(normalised(images, built.towers.mean, built.towers.std), want)
 
 
@@ -93,7 +93,7 @@ def test_pretrained_weights_are_loaded_from_a_file(tmp_path):
     ],
 )
 def test_an_unknown_model_names_what_was_probably_meant(name, message):
-    with pytest.raises(AskedWrongly, match=message):
+    with pytest.raises(UserError, match=message):
         build_model(name)
 
 

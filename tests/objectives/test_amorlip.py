@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from neuclip import CLIP, AmorLIP
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.objectives.amorlip import blend_at, rho_at
 from neuclip.objectives.formulas.divergence import DIVERGENCES
@@ -433,5 +433,5 @@ def test_masked_duplicates_vanish_and_the_rest_stands_for_all():
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_a_remedy(settings, message):
-    with pytest.raises(AskedWrongly, match=message):
+    with pytest.raises(UserError, match=message):
         AmorLIPSettings(**settings)

@@ -11,7 +11,7 @@ from neuclip import NeuCLIP
 from neuclip.objectives.formulas.normalizer import log_normalizer
 from neuclip.objectives.normalizers.inner_loop import Anchors, Workspace, anchors_at, prototype_gradient
 from neuclip.objectives.normalizers.prototypes import Prototypes
-from neuclip.objectives.normalizers.refill import Refill
+from neuclip.objectives.normalizers.restart_schedule import RestartSchedule
 from tests.references import contrastive
 
 CASES = [(seed, tau, eps) for seed in (0, 1, 2) for tau in (0.07, 0.5) for eps in (1e-14, 1e-6, 1e-2)]
@@ -139,7 +139,7 @@ def test_more_prototypes_than_pairs_fill_over_several_steps_and_count_only_what_
 
 
 def test_a_restart_that_falls_due_during_a_fill_waits_for_its_end():
-    refill = Refill(num_prototypes=25, restart="periodic", restart_every=2)
+    refill = RestartSchedule(num_prototypes=25, restart="periodic", restart_every=2)
     written = [(None if (renewal := refill.advance(10)) is None else renewal[0].tolist()) for _ in range(6)]
     fill = [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert written == fill + fill

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from neuclip import SigLIP
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.objectives import siglip
 from neuclip.objectives.objective import NoEstimate
@@ -174,5 +174,5 @@ def test_the_initial_bias_is_a_number_or_follows_from_the_batch():
 
 @pytest.mark.parametrize("wrong", ["atuo", "nan", "", "1e999"])
 def test_another_initial_bias_is_refused(wrong):
-    with pytest.raises(AskedWrongly, match="give auto or a number"):
+    with pytest.raises(UserError, match="give auto or a number"):
         SigLIPSettings(bias_initial=wrong)

@@ -12,7 +12,7 @@ from torch import Tensor, multiprocessing
 from torch import distributed as dist
 
 from neuclip import AmorLIP
-from neuclip.distributed import counted_traffic
+from neuclip.distributed.collectives import counted_traffic
 
 B, D, STEPS = 8, 4, 5
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, multiprocessing
 from torch import distributed as dist
 
 from neuclip import FastCLIP
-from neuclip.distributed import alone, rank, world_size
+from neuclip.distributed.collectives import rank, single_process, world_size
 
 pytestmark = pytest.mark.slow
 
@@ -86,13 +86,13 @@ def one_process(process: int, processes: int, folder: str, saved: str | None) ->
     image, text, ids = Trial("v3", 13, Path(folder)).features(0)
     made_before(image, text, torch.tensor(10.0), sample_ids=ids)
     results["rows"] = len(made_before.table._rows)
-    with alone(), pytest.raises(RuntimeError, match="another number of processes"):
+    with single_process(), pytest.raises(RuntimeError, match="another number of processes"):
         made_before.log_normalizers(image, text, torch.tensor(10.0), sample_ids=ids)
     wrong = torch.full_like(ids, 13) if process == processes - 1 else ids  # of one process; all must hear of it
     with pytest.raises(ValueError, match=r"sample id 13 is outside 0\.\.12"):
         made_before(image, text, torch.tensor(10.0), sample_ids=wrong)
     state = made_before.state_dict()
-    with alone():
+    with single_process():
         made_before.load_state_dict(state)
         found = made_before.log_normalizers(image, text, torch.tensor(10.0), sample_ids=ids)
     assert not torch.stack(found).isnan().any()

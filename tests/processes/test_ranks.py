@@ -13,7 +13,7 @@ from torch import Tensor, multiprocessing
 from torch import distributed as dist
 
 from neuclip import CLIP, AmorLIP, FastCLIP, NeuCLIP, SigLIP
-from neuclip.distributed import counted_traffic
+from neuclip.distributed.collectives import counted_traffic
 from neuclip.objectives.objective import Objective
 
 B, INPUT, D, N = 8, 5, 4, 19
@@ -141,7 +141,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone():
+def single_process():
     found = {}
     for name, build in METHODS.items():
         objective = build()

@@ -14,9 +14,9 @@ import torch
 
 from neuclip import api
 from neuclip.records import RunFolder, read_lines
+from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.writing import settings_as_yaml
-from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
-from tests.pictures import write_shards
+from tests.images import write_shards
 from tests.processes.trainer import BATCH, STEPS, settings_for
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from neuclip import api
-from neuclip.distributed import join_processes, rank
+from neuclip.distributed.collectives import join_ranks, rank
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 
@@ -73,5 +73,5 @@ if __name__ == "__main__":
         api.evaluate_on_the_way = killed
         sys.argv = ["neuclip", "train", str(folder / "killed.yaml")]
         runpy.run_module("neuclip", run_name="__main__", alter_sys=True)
-    join_processes(torch.device("cpu"))
+    join_ranks(torch.device("cpu"))
     (folder / f"ended-{rank()}.json").write_text(json.dumps(scenarios(folder)))

@@ -72,8 +72,8 @@ def evaluation_figures(done: float) -> dict[str, float]:
 
 
 def thumbnail(shape: str, colour: str, turn: int) -> str:
-    picture = Image.new("RGB", (64, 64), "white")
-    pen, edge = ImageDraw.Draw(picture), 10 + turn % 7
+    image = Image.new("RGB", (64, 64), "white")
+    pen, edge = ImageDraw.Draw(image), 10 + turn % 7
     box = (edge, edge, 63 - edge, 63 - edge)
     if shape == "circle":
         pen.ellipse(box, fill=colour, outline="black")
@@ -82,7 +82,7 @@ def thumbnail(shape: str, colour: str, turn: int) -> str:
     else:
         pen.polygon([(32, edge), (63 - edge, 63 - edge), (edge, 63 - edge)], fill=colour, outline="black")
     stored = io.BytesIO()
-    picture.save(stored, "PNG")
+    image.save(stored, "PNG")
     return "data:image/png;base64," + base64.b64encode(stored.getvalue()).decode()
 
 
@@ -104,9 +104,9 @@ def gallery(queries: int = 12) -> dict[str, Any]:
         caption = f"{colour} {shape}, a flat icon with a thin outline"
         own = {"image": thumbnail(shape, colour, index), "caption": caption, "rank": rank}
         image_to_text.append(own | {"matches": matches})
-        pictures = [thumbnail(*kind, index + place) for place, kind in enumerate(chosen)]
-        with_pictures = [match | {"image": image} for match, image in zip(matches, pictures, strict=True)]
-        text_to_image.append({"caption": caption, "rank": rank, "matches": with_pictures})
+        images = [thumbnail(*kind, index + place) for place, kind in enumerate(chosen)]
+        with_images = [match | {"image": image} for match, image in zip(matches, images, strict=True)]
+        text_to_image.append({"caption": caption, "rank": rank, "matches": with_images})
     return {"dataset": HELD_OUT[0], "image_to_text": image_to_text, "text_to_image": text_to_image}
 
 

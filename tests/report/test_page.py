@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, read_lines, write_json
 from neuclip.report.page import write_report
 from tests.report.sample_run import SETTINGS, write_lines
@@ -114,18 +114,18 @@ def test_a_hostile_text_is_shown_and_not_obeyed_wherever_it_comes_from(run: RunF
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
-def test_a_picture_from_elsewhere_is_not_fetched(run: RunFolder) -> None:
+def test_a_image_from_elsewhere_is_not_fetched(run: RunFolder) -> None:
     gallery = json.loads(run.gallery.read_text())
     gallery["image_to_text"][0]["image"] = "https://example.org/spy.png"
     write_json(run.gallery, gallery)
     page = report(run)
     assert "example.org" not in page
-    assert "no picture" in page
+    assert "no image" in page
 
 
 def test_headlines_say_what_was_reached_against_chance_and_at_what_cost(run: RunFolder) -> None:
     text = visible_text(report(run))
-    assert "Image to text, recall at 1 39.9 % 383 times chance icons-30k/new-drawings 1,143 pictures" in text
+    assert "Image to text, recall at 1 39.9 % 383 times chance icons-30k/new-drawings 1,143 images" in text
     assert "Zero-shot, top 1 59.9 % 5.4 times chance" in text
     assert "Normalizer error 0.12 squared error of the log-normalizer a mini-batch of 128 gives 1.9" in text
     assert "Time 17 min 23 s for 512 k samples" in text
@@ -217,7 +217,7 @@ def test_the_objective_that_predicts_no_normalizer_has_that_said_in_words(run: R
 def test_a_folder_that_is_not_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a run")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "notes.txt"):
-        with pytest.raises(AskedWrongly) as refused:
+        with pytest.raises(UserError) as refused:
             write_report(RunFolder(path))
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
         assert not (path / "report.html").exists()

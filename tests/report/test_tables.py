@@ -95,7 +95,7 @@ def test_that_nothing_was_skipped_is_said_only_of_what_was_counted(run: RunFolde
     assert skipped(run, **{"a.skipped": 0}) == []
 
 
-def test_skipped_pictures_stand_beside_those_measured() -> None:
+def test_skipped_images_stand_beside_those_measured() -> None:
     figures = {"a.top1": 0.5, "a.images": 705, "a.skipped": 16}
     figures |= {"b.image_to_text_recall_at_1": 0.5, "b.images": 960, "b.skipped": 7}
     page = evaluation_tables(parse_evaluation(figures))
@@ -104,10 +104,10 @@ def test_skipped_pictures_stand_beside_those_measured() -> None:
 
 def test_captions_that_fill_the_context_are_told_of_the_summary_or_the_last_record(run: RunFolder) -> None:
     assert full_captions_sentence(read_contents(run)) == ""
-    write_json(run.summary, {"full_captions": 0.123})
+    write_json(run.summary, {"truncated_captions": 0.123})
     assert full_captions_sentence(read_contents(run)).startswith("12.3 % of the captions fill the model's context")
     run.summary.unlink()
-    append_line(run.records, {"full_captions": 0.25})
+    append_line(run.records, {"truncated_captions": 0.25})
     assert full_captions_sentence(read_contents(run)).startswith("25.0 % of")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.objectives import CLIPSettings, NeuCLIPSettings
 from neuclip.settings.reading import read_settings
 from neuclip.settings.recipe import shipped_recipes
@@ -27,7 +27,7 @@ def recipe(tmp_path, monkeypatch):
 
 
 def complaint(recipe: Path | None, *flags: str) -> str:
-    with pytest.raises(AskedWrongly) as caught:
+    with pytest.raises(UserError) as caught:
         read_settings(recipe, flags)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -211,12 +211,12 @@ TEXTS = strategies.lists(WORDS | strategies.sampled_from("{}[]&*!|>'\"%@,.#?~=")
 def test_no_recipe_whatever_its_text_ends_in_anything_but_settings_or_one_line(recipe, text):
     try:
         read_settings(recipe(text))
-    except AskedWrongly as error:
+    except UserError as error:
         assert str(error).startswith("r.yaml")
 
 
 @settings(max_examples=200, deadline=None)
 @given(strategies.lists(TEXTS.map("--{}".format) | TEXTS | strategies.sampled_from(["--train.samples", "--objective"])))
 def test_no_flags_whatever_their_text_end_in_anything_but_settings_or_an_answer(flags):
-    with suppress(AskedWrongly):
+    with suppress(UserError):
         read_settings(None, flags)

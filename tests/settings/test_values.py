@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 from hypothesis import given, strategies
 
-from neuclip.errors import AskedWrongly
-from neuclip.settings.values import Given, convert, parse
+from neuclip.errors import UserError
+from neuclip.settings.values import RawValue, convert, parse
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_nothing_else_is_a_boolean(value):
 
 
 def test_a_bare_flag_is_true_and_an_empty_yaml_field_is_an_error():
-    assert convert(Given("log.wandb", None), bool) is True
-    with pytest.raises(AskedWrongly, match=r"^a.yaml line 3: log.wandb is empty"):
-        convert(Given("log.wandb", None, "a.yaml line 3"), bool)
+    assert convert(RawValue("log.wandb", None), bool) is True
+    with pytest.raises(UserError, match=r"^a.yaml line 3: log.wandb is empty"):
+        convert(RawValue("log.wandb", None, "a.yaml line 3"), bool)
 
 
 @pytest.mark.parametrize("text", ["", "none"])

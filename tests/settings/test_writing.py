@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 from hypothesis import assume, given, settings, strategies
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.keys import SECTION_NAMES, section_fields, section_type
 from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.reading import read_settings
@@ -68,7 +68,7 @@ def all_settings(draw: Any) -> Settings:
         }
         try:
             sections[section] = section_type(section, objective)(**chosen)
-        except AskedWrongly:
+        except UserError:
             assume(False)
     return Settings(objective_name=objective, **sections)
 

@@ -6,7 +6,7 @@ import pytest
 
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
-from tests.pictures import write_shards
+from tests.images import write_shards
 
 STEPS, BATCH = 12, 8
 

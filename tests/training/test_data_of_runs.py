@@ -13,16 +13,16 @@ from neuclip import api
 from neuclip.cli.main import main
 from neuclip.data.loader import Batches
 from neuclip.data.shard_order import ShardOrder
-from neuclip.data.shards.remote import Limits
 from neuclip.data.source import open_source
+from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
+from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.training.run import build_run
 from tests.data.small_shards import pair, write_tar
-from tests.pictures import write_shards
+from tests.images import write_shards
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 
 from neuclip import api, load
-from neuclip.errors import AskedWrongly, RunFailed, Stopped
+from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.models import open_clip_module
 from neuclip.records import RunFolder, read_lines
+from neuclip.runs.checkpoint import checkpoint_name, checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from neuclip.training.checkpoint import checkpoint_name, checkpoints_in, load_checkpoint
-from tests.pictures import write_csv, write_shards
+from tests.images import write_csv, write_shards
 from tests.training.conftest import BATCH, STEPS
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_the_exported_model_is_the_trained_one(finished):
 
 
 def test_a_model_without_weights_is_not_evaluated(finished):
-    with pytest.raises(AskedWrongly, match="without weights"):
+    with pytest.raises(UserError, match="without weights"):
         api.evaluate("tiny", retrieval=(), zero_shot=())
 
 
@@ -145,7 +145,7 @@ def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_
 def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path, monkeypatch, number, code):
     settings = small_settings(tmp_path, "--run.name", "stopped", "--evaluation.every", str(4 * BATCH))
     monkeypatch.setattr(api, "evaluate_on_the_way", lambda run, sets: signal.raise_signal(number))
-    with pytest.raises(Stopped, match="--resume") as stopped:
+    with pytest.raises(RunInterrupted, match="--resume") as stopped:
         api.train(settings)
     monkeypatch.undo()
     assert stopped.value.exit_code == code
@@ -158,7 +158,7 @@ def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path
 
 
 def test_a_run_never_overwrites_another(finished, small_settings, tmp_path):
-    with pytest.raises(AskedWrongly, match=r"exists; give another --run\.name"):
+    with pytest.raises(UserError, match=r"exists; give another --run\.name"):
         api.new_folder(read_settings(finished.settings))
     unnamed = small_settings(tmp_path)
     first = api.new_folder(unnamed)
@@ -177,7 +177,7 @@ def test_a_run_never_overwrites_another(finished, small_settings, tmp_path):
     ],
 )
 def test_resuming_with_another_setting_that_matters_is_refused(finished, flags, field):
-    with pytest.raises(AskedWrongly, match=field):
+    with pytest.raises(UserError, match=field):
         api.train(read_settings(finished.settings, flags), resume=finished.path)
 
 
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_another_objective_is_refused(finished, small_settings, 
     folder.settings.write_text(settings_as_yaml(settings))
     newest = checkpoints_in(finished.checkpoints)[-1]
     (folder.checkpoints / newest.name).write_bytes(newest.read_bytes())
-    with pytest.raises(AskedWrongly, match="trained with objective neuclip, not clip"):
+    with pytest.raises(UserError, match="trained with objective neuclip, not clip"):
         api.train(settings, resume=folder.path)
 
 
@@ -209,19 +209,19 @@ def test_resuming_on_changed_data_is_refused(small_settings, tmp_path):
         ("--train.batch_size 3 --train.micro_batch_size 2", "--train.micro_batch_size 3"),  # cut into 2 and 1
     ],
 )
-def test_pictures_one_at_a_time_are_refused_where_batch_norm_wants_several(small_settings, tmp_path, flags, advice):
-    with pytest.raises(AskedWrongly, match=f"give {advice} or more"):
+def test_images_one_at_a_time_are_refused_where_batch_norm_wants_several(small_settings, tmp_path, flags, advice):
+    with pytest.raises(UserError, match=f"give {advice} or more"):
         api.train(small_settings(tmp_path, *flags.split()))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_larger_than_the_data_is_refused(small_settings, tmp_path):
-    with pytest.raises(AskedWrongly, match=r"larger than the data set \(40 samples"):
+    with pytest.raises(UserError, match=r"larger than the data set \(40 samples"):
         api.train(small_settings(tmp_path, "--train.batch_size", "64"))
     assert not any(tmp_path.iterdir())
 
 
-def test_undecodable_pictures_are_replaced_counted_and_listed(small_settings, tmp_path):
+def test_undecodable_images_are_replaced_counted_and_listed(small_settings, tmp_path):
     data = write_shards(tmp_path / "data", 120, spoilt=[7, 50])
     settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
     folder = RunFolder(api.train(settings))
@@ -229,7 +229,7 @@ def test_undecodable_pictures_are_replaced_counted_and_listed(small_settings, tm
     assert sum(json.loads(folder.summary.read_text())["skipped"].values()) == 2
 
 
-def test_too_many_bad_pictures_stop_the_run_with_the_list(small_settings, tmp_path):
+def test_too_many_bad_images_stop_the_run_with_the_list(small_settings, tmp_path):
     data = write_shards(tmp_path / "data", 120, spoilt=range(0, 120, 3))
     settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
     with pytest.raises(RunFailed, match=r"skipped\.jsonl"):

@@ -13,8 +13,8 @@ from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder, read_lines
+from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.objectives import SigLIPSettings
-from neuclip.training.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.training.run import build_towers
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from neuclip.cli.flags import JSON, Command, Flag, wants_help
 from neuclip.cli.tables import print_json
 from neuclip.doctor.wording import plural
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.progress import waiting
 from neuclip.settings.nearest import proposal
 
@@ -57,7 +57,7 @@ CONVERT = Command(
 listed there; nothing is overwritten. After a break the same call goes on where it was.""",
     flags=(
         Flag("shard-size", int, "samples per shard [default: 5000]"),
-        Flag("data.image_column", str, "column of a table that holds pictures or their paths"),
+        Flag("data.image_column", str, "column of a table that holds images or their paths"),
         Flag("data.caption_column", str, "column of captions; several between commas"),
         CAPTION_KEY,
         JSON,
@@ -87,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if action not in ACTIONS:
         what = f"no action {action!r} of data" if action else "data needs an action"
-        raise AskedWrongly(f"{what}; {proposal(action, [*ACTIONS])}")
+        raise UserError(f"{what}; {proposal(action, [*ACTIONS])}")
     command, does = ACTIONS[action]
     operands, flags = command.parse(arguments[1:])
     return does(*operands, flags)
@@ -95,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def help_of(action: str) -> str:
     """Of one action alone, or of them all."""
-    from neuclip.data.named.catalogue import catalogue
+    from neuclip.datasets.catalogue import catalogue
 
     sets = textwrap.fill(f"data sets: {', '.join(catalogue())}", HELP_WIDTH) + "\n"
     if action in ACTIONS:
@@ -105,8 +105,8 @@ def help_of(action: str) -> str:
 
 
 def list_data(flags: dict[str, Any]) -> int:
-    from neuclip.data.named.builtin import prepared_folder
-    from neuclip.data.named.catalogue import catalogue
+    from neuclip.datasets.catalogue import catalogue
+    from neuclip.datasets.prepared import prepared_folder
 
     folders = {name: prepared_folder(data_set) for name, data_set in catalogue().items()}
     if flags.get(JSON.name):
@@ -139,13 +139,13 @@ def wrapped_row(cells: Sequence[str]) -> str:
 
 
 def prepare(name: str, flags: dict[str, Any]) -> int:
-    from neuclip.data.named.build_notes import parts_with_counts
-    from neuclip.data.named.builtin import builtin_folder, builtin_names
-    from neuclip.data.named.catalogue import catalogue
+    from neuclip.datasets.build_notes import parts_with_counts
+    from neuclip.datasets.catalogue import catalogue
+    from neuclip.datasets.prepared import dataset_folder, dataset_names
 
-    if name not in builtin_names():
-        raise AskedWrongly(f"no data set {name!r}; {proposal(name, builtin_names())}")
-    folder = builtin_folder(name)
+    if name not in dataset_names():
+        raise UserError(f"no data set {name!r}; {proposal(name, dataset_names())}")
+    folder = dataset_folder(name)
     if flags.get(JSON.name):
         print_json({"name": name, "folder": str(folder), "parts": parts_with_counts(folder, catalogue()[name].parts)})
     else:

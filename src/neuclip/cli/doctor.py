@@ -12,7 +12,7 @@ from typing import Any
 
 from neuclip.cli.flags import JSON, Command, Flag, unknown_flag, wants_help
 from neuclip.cli.tables import print_json
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 from neuclip.progress import waiting
 from neuclip.settings.fields import check_at_least
 from neuclip.settings.reading import read_settings
@@ -47,8 +47,8 @@ def run(arguments: Sequence[str]) -> int:
     settings, values = asked_examination(arguments)
     with waiting("loading torch"):
         from neuclip.doctor.diagnosis import examine
+    from neuclip.doctor.contact_sheet import contact_sheet, draws_images, strip
     from neuclip.doctor.page import page_text
-    from neuclip.doctor.pictures import contact_sheet, draws_pictures, strip
 
     findings, look = examine(settings, ranks=values["ranks"], sample=values["sample"])
     if look.shown:
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         print_json(findings.as_plain())
     else:
         width = shutil.get_terminal_size((WIDTH, 40)).columns
-        if draws_pictures(sys.stdout):
+        if draws_images(sys.stdout):
             print(strip(look.shown, width), end="")
         print(page_text(findings, width), end="")
     return 0 if findings.ready else 1
@@ -73,9 +73,9 @@ def asked_examination(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any
         check_at_least("--sample", values["sample"], 1, "500 tell the most of it")
     for flag in flags:
         if flag.startswith("--data.train="):
-            raise AskedWrongly("the data is named twice; leave out --data.train")
+            raise UserError("the data is named twice; leave out --data.train")
         if "." not in flag.partition("=")[0] and not flag.startswith("--objective"):
-            raise AskedWrongly(unknown_flag(flag, [flag.name for flag in COMMAND.flags]))
+            raise UserError(unknown_flag(flag, [flag.name for flag in COMMAND.flags]))
     COMMAND.check_operands(operands)
     data, *recipe = operands
     return read_settings(Path(recipe[0]) if recipe else None, [*flags, f"--data.train={data}"]), values

@@ -9,11 +9,11 @@ from pathlib import Path
 from neuclip.cli.flags import JSON, Command, Flag, wants_help
 from neuclip.cli.runs import runs_beside
 from neuclip.cli.tables import figures_table, print_json
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.records import RunFolder
+from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.fields import check_at_least
 from neuclip.settings.sections import RunSettings
-from neuclip.summary import held_out_skipped
 
 COMMAND = Command(
     usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...]",
@@ -22,7 +22,7 @@ It takes the folder of a run, one of its checkpoints, or a saved open_clip model
     flags=(
         Flag("retrieval", tuple[str, ...], "held-out pairs, or none [default: those of the run's settings]"),
         Flag("zero-shot", tuple[str, ...], "classification sets, or none [default: those of the run's settings]"),
-        Flag("batch-size", int, "pictures per forward pass [default: that of the run's settings]"),
+        Flag("batch-size", int, "images per forward pass [default: that of the run's settings]"),
         Flag("max-bad-share", float, "a set with more bad samples is not measured [default: that of the run]"),
         JSON,
     ),
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     if "batch_size" in values:
         check_at_least("--batch-size", values["batch_size"], 1, "256 fits almost anywhere")
     if not 0 <= values.get("max_bad_share", 0) <= 1:
-        raise AskedWrongly(f"--max-bad-share is {values['max_bad_share']}; give a share from 0 to 1")
+        raise UserError(f"--max-bad-share is {values['max_bad_share']}; give a share from 0 to 1")
     as_json = values.pop(JSON.name, False)
     from neuclip import api
 
@@ -62,4 +62,4 @@ def check_target(target: str) -> None:
     is_path = os.sep in target and ":" not in target  # local-dir:/a/b is a model's name
     is_run_elsewhere = RunFolder(Path(RunSettings.folder) / target).settings.is_file()
     if (is_path or is_run_elsewhere) and not Path(target).exists():
-        raise AskedWrongly(f"no run or checkpoint at {target}; {runs_beside(Path(target))}")
+        raise UserError(f"no run or checkpoint at {target}; {runs_beside(Path(target))}")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.flags import split_flags
 from neuclip.settings.help import flag_lines, takes
 from neuclip.settings.nearest import nearest
-from neuclip.settings.values import Given, convert
+from neuclip.settings.values import RawValue, convert
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Command:
         """Arguments that are not flags, and the flags that were given: (['runs/x'], {'batch_size': 64})."""
         operands, values, others = self.take_apart(arguments)
         if others:  # first: an unknown switch has taken the argument behind it, which would then be missing
-            raise AskedWrongly(unknown_flag(others[0], [flag.name for flag in self.flags]))
+            raise UserError(unknown_flag(others[0], [flag.name for flag in self.flags]))
         self.check_operands(operands)
         return operands, values
 
@@ -58,7 +58,7 @@ class Command:
             if name is None:
                 operands.append(value or "")
             elif name in own:
-                values[name] = convert(Given(own[name].name, value), own[name].declared)
+                values[name] = convert(RawValue(own[name].name, value), own[name].declared)
             else:
                 others.append(f"--{name}" if value is None else f"--{name}={value}")
         return operands, values, others
@@ -66,11 +66,11 @@ class Command:
     def check_operands(self, operands: list[str]) -> None:
         for operand in operands:
             if operand.startswith("-"):
-                raise AskedWrongly(f"no flag {operand!r}; flags begin with two dashes: neuclip {self.usage}")
+                raise UserError(f"no flag {operand!r}; flags begin with two dashes: neuclip {self.usage}")
         if len(operands) < self.fewest:
-            raise AskedWrongly(f"something is missing; give neuclip {self.usage}")
+            raise UserError(f"something is missing; give neuclip {self.usage}")
         if len(operands) > self.most:
-            raise AskedWrongly(f"unexpected {operands[self.most]!r}; give neuclip {self.usage}")
+            raise UserError(f"unexpected {operands[self.most]!r}; give neuclip {self.usage}")
 
     def help(self, more: str = "") -> str:
         examples = "".join(f"  {example}\n" for example in self.examples)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from neuclip import __version__
-from neuclip.errors import AskedWrongly, RunFailed, Stopped
+from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.settings.nearest import proposal
 
 COMMANDS = {
@@ -35,7 +35,7 @@ examples:
   neuclip train --help
 """
 
-DONE, FAILED, ASKED_WRONGLY, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def dispatch(arguments: list[str]) -> int:
         return DONE
     if command not in COMMANDS:
         kind = "flag" if command.startswith("-") else "command"
-        raise AskedWrongly(f"no {kind} {command!r}; {proposal(command, [*COMMANDS])}")
+        raise UserError(f"no {kind} {command!r}; {proposal(command, [*COMMANDS])}")
     return import_module(f"neuclip.cli.{command}").run(arguments[1:])
 
 
@@ -64,11 +64,11 @@ def guarded(action: Callable[[], int]) -> int:
         code = action()
         sys.stdout.flush()
         return code
-    except AskedWrongly as error:
-        return complain(str(error), ASKED_WRONGLY)
+    except UserError as error:
+        return complain(str(error), USER_ERROR)
     except RunFailed as error:
         return complain(str(error), FAILED)
-    except Stopped as stopped:
+    except RunInterrupted as stopped:
         return complain(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return complain("interrupted", INTERRUPTED)

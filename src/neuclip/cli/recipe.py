@@ -8,7 +8,7 @@ from typing import Any
 
 from neuclip.cli.flags import JSON, Command, wants_help
 from neuclip.cli.tables import aligned, print_json
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.help import first_line
 from neuclip.settings.keys import SECTION_NAMES
 from neuclip.settings.nearest import proposal
@@ -48,11 +48,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def asked_recipe(setting: str, objective: str = Settings.objective_name) -> PaperRecipe:
     if setting in paper_objectives():
-        raise AskedWrongly(f"{setting} is an objective; name the setting first: neuclip {COMMAND.usage}")
+        raise UserError(f"{setting} is an objective; name the setting first: neuclip {COMMAND.usage}")
     if setting not in paper_settings():
-        raise AskedWrongly(f"no setting {setting!r} in the paper; {proposal(setting, paper_settings())}")
+        raise UserError(f"no setting {setting!r} in the paper; {proposal(setting, paper_settings())}")
     if objective not in paper_objectives():
-        raise AskedWrongly(f"no objective {objective!r} in the paper; {proposal(objective, paper_objectives())}")
+        raise UserError(f"no objective {objective!r} in the paper; {proposal(objective, paper_objectives())}")
     return paper_recipe(setting, objective)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.records import RunFolder
 from neuclip.settings.nearest import nearest
 from neuclip.settings.sections import RunSettings
@@ -16,8 +16,8 @@ def find_run(name: str) -> RunFolder:
     if RunFolder(path).settings.is_file():
         return RunFolder(path)
     if path.exists():
-        raise AskedWrongly(f"{path} is not a run: it has no settings.yaml; {runs_beside(path)}")
-    raise AskedWrongly(f"no run at {path}; {runs_beside(path)}")
+        raise UserError(f"{path} is not a run: it has no settings.yaml; {runs_beside(path)}")
+    raise UserError(f"no run at {path}; {runs_beside(path)}")
 
 
 def runs_beside(path: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from neuclip.cli.flags import JSON, Command, Flag, wants_help
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import print_json
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.records import RunFolder
 from neuclip.settings.help import help_text
 from neuclip.settings.keys import SECTION_NAMES
@@ -61,10 +61,10 @@ def asked_run(arguments: Sequence[str]) -> tuple[Settings, Path | None, bool]:
     for name in (flag.removeprefix("--").partition("=")[0] for flag in flags):
         near = "" if "." in name else nearest(name, [flag.name for flag in COMMAND.flags])
         if near:
-            raise AskedWrongly(f"no flag --{name}; did you mean --{near}?")
+            raise UserError(f"no flag --{name}; did you mean --{near}?")
     if "resume" not in values:
         return read_settings(Path(operands[0]) if operands else None, flags), None, as_json
     if operands:
-        raise AskedWrongly(f"--resume continues a run with its own settings; leave out the recipe {operands[0]!r}")
+        raise UserError(f"--resume continues a run with its own settings; leave out the recipe {operands[0]!r}")
     folder = find_run(values["resume"])
     return read_settings(folder.settings, flags), folder.path, as_json

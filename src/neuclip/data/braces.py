@@ -8,7 +8,7 @@ from itertools import islice
 from braceexpand import braceexpand
 
 from neuclip.data.sample import shortened
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.secrets import without_query
 
 MOST_NAMES = 1_000_000  # of one pattern: LAION-5B has 600,000 shards
@@ -27,12 +27,12 @@ def expand_braces(pattern: str) -> list[str]:
     except ValueError:
         return [pattern]
     except RecursionError:
-        raise AskedWrongly(
+        raise UserError(
             f"{shortened(without_query(pattern))}: too many braces inside each other; write the names into a list "
             "(shards.txt), one per line"
         ) from None
     if not 0 < len(found) <= MOST_NAMES:
-        raise AskedWrongly(
+        raise UserError(
             f"{without_query(pattern)}: means more than {MOST_NAMES:,} files; correct the numbers in its braces"
         )
     return found

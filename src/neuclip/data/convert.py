@@ -11,14 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.addresses import parts_of
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.picture_kinds import ending_by_content
+from neuclip.data.image_kinds import ending_by_content
+from neuclip.data.locations import parts_of
 from neuclip.data.sample import BadSample, Fault, Sample
-from neuclip.data.shards.index import index_of
-from neuclip.data.shards.writing import CONVERSION, Entry, write_tar
 from neuclip.data.source import Source
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.data.tar.index import index_of
+from neuclip.data.tar.writing import CONVERSION, Entry, write_tar
+from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
 from neuclip.records import append_line, read_lines, write_json, write_text_safely
 
@@ -28,7 +28,7 @@ SKIPPED = "skipped.jsonl"
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written. Samples that could not be read are left out; the others keep their order. Pictures are copied
+    """What was written. Samples that could not be read are left out; the others keep their order. Images are copied
     and not decoded: those that will not decode are found when they are read."""
 
     folder: Path
@@ -43,7 +43,7 @@ def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Conve
     Nothing that lies in the folder is overwritten: it must be new, empty, or left by a conversion of the same data.
     """
     if shard_size < 1:
-        raise AskedWrongly(f"--shard-size {shard_size}: a shard holds at least one sample; {SHARD_SIZE} is usual")
+        raise UserError(f"--shard-size {shard_size}: a shard holds at least one sample; {SHARD_SIZE} is usual")
     _claim(folder, {**fingerprint(source), "shard_size": shard_size})
     shards = -(-len(source) // shard_size)
     width = max(5, len(str(shards - 1)))
@@ -63,7 +63,7 @@ def refuse_inside(address: str, folder: Path) -> None:
     target = folder.resolve()
     for part, _ in parts_of(address):
         if Path(part).is_dir() and target.is_relative_to(Path(part).resolve()):
-            raise AskedWrongly(f"{folder}: lies inside of {part}, which is to be converted; give a folder elsewhere")
+            raise UserError(f"{folder}: lies inside of {part}, which is to be converted; give a folder elsewhere")
 
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
@@ -75,12 +75,12 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
         except ValueError:
             stored = None
         if stored != about:
-            raise AskedWrongly(
+            raise UserError(
                 f"{folder}: holds shards of other data or another --shard-size ({state}); give a new folder"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise AskedWrongly(f"{folder}: exists and is not an empty folder; give a new one, nothing is overwritten")
+        raise UserError(f"{folder}: exists and is not an empty folder; give a new one, nothing is overwritten")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(state, about)
 
@@ -105,14 +105,14 @@ def _samples(
         try:
             sample = source[id]
             if not sample.image:
-                raise BadSample("picture is empty", source.where(id))
+                raise BadSample("image is empty", source.where(id))
             yield id, _members(sample, None if labels is None else labels[id])
         except BadSample as bad:
             faults.append(Fault(id, bad.reason, bad.where))
 
 
 def _members(sample: Sample, label: int | None) -> list[tuple[str, bytes]]:
-    """Picture, caption and class as members of a shard: one caption as `txt`, several as a list in `json`."""
+    """Image, caption and class as members of a shard: one caption as `txt`, several as a list in `json`."""
     # What is none of the usual kinds is kept as it is, for readers look at the content.
     members = [(ending_by_content(sample.image) or "jpg", sample.image)]
     if len(sample.captions) == 1:

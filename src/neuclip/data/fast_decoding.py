@@ -1,6 +1,6 @@
 """The faster, inexact way from bytes to pixels, for training: `data.pixels: fast`.
 
-Pictures much larger than the smallest crop needs are decoded at a half, a quarter or an eighth of their size, which
+Images much larger than the smallest crop needs are decoded at a half, a quarter or an eighth of their size, which
 JPEG allows for a fraction of the work. With simplejpeg (extra `fast`) JPEG files of other sizes go straight into an
 array; it gives the same pixels as Pillow, which keeps four bytes per pixel and has to copy.
 """
@@ -18,12 +18,12 @@ try:
 except ImportError:
     simplejpeg = None
 
-REDUCTION = 2  # the smallest crop of what is decoded stays at least so many times as large as the model's picture
+REDUCTION = 2  # the smallest crop of what is decoded stays at least so many times as large as the model's image
 
 
 class FastDecode:
-    """Bytes -> uint8 (H, W, 3), so large that of a square picture the crop that keeps `smallest_crop` of the area has
-    sides of at least twice `size`, unless the picture itself is too small for that. Picklable.
+    """Bytes -> uint8 (H, W, 3), so large that of a square image the crop that keeps `smallest_crop` of the area has
+    sides of at least twice `size`, unless the image itself is too small for that. Picklable.
 
     >>> FastDecode(224, smallest_crop=0.9)(photo_of_2000_by_1500).shape
     (750, 1000, 3)

@@ -21,7 +21,7 @@ MERGED_FROM = 10_000  # ids; fewer stay a set
 FIRST_CHECK = 100  # samples; before that a share says little
 
 
-def stand_ins(id: int, size: int) -> list[int]:
+def replacements(id: int, size: int) -> list[int]:
     """Who may take a bad sample's place: the samples after it in source order, from the start again after the last."""
     return [(id + step) % size for step in range(1, min(TRIES, size - 1) + 1)]
 
@@ -32,7 +32,7 @@ def too_many(bad: float, read: int, limit: float) -> bool:
     return (read >= FIRST_CHECK or limit == 0) and bad > limit * read + chance
 
 
-def forget_lost(path: Path) -> None:
+def forget_unindexed(path: Path) -> None:
     """Before a run goes on. What never became a sample is listed anew: the files may be mended, or lie elsewhere."""
     kept = [record for record in read_lines(path) if record["id"] >= 0 or HELD_OUT in record]
     write_text_safely(path, "".join(json.dumps(record) + "\n" for record in kept))
@@ -45,26 +45,27 @@ def by_reason(faults: Iterable[Fault]) -> Counter[str]:
     return counts
 
 
-def lost_pairs(source: Source) -> int:
+def count_unindexed(source: Source) -> int:
     """How many pairs never became samples, at least: of a shard that is cut off nobody can say what it held."""
     return sum(fault.times for fault in source.faults)
 
 
-def lost_text(source: Source) -> str:
+def describe_unindexed(source: Source) -> str:
     """Which they are, in a few words."""
     told = ", ".join(f"{count:,} x {reason}" for reason, count in by_reason(source.faults).most_common())
     return f"{told}; first: {source.faults[0].where}"
 
 
-def too_many_lost(source: Source, limit: float) -> str:
+def too_many_unindexed(source: Source, limit: float) -> str:
     """Why no run on this source is started; "" if one may be."""
-    lost = lost_pairs(source)
+    lost = count_unindexed(source)
     there = len(source) + lost
     if not too_many(lost, there, limit):
         return ""
     return (
         f"at least {lost:,} of {there:,} pairs never became samples ({lost / there:.1%}, data.max_bad_share is "
-        f"{limit:.1%}): {lost_text(source)}; repair those files or fetch them again, or raise --data.max_bad_share"
+        f"{limit:.1%}): {describe_unindexed(source)}; repair those files or fetch them again, or "
+        "raise --data.max_bad_share"
     )
 
 
@@ -105,7 +106,7 @@ class FaultLog:
 
     >>> log = FaultLog(RunFolder("runs/x").skipped, limit=0.05)
     >>> log.note(batch)
-    >>> log.counts  # Counter({'picture does not decode': 3, 'caption is empty': 1})
+    >>> log.counts  # Counter({'image does not decode': 3, 'caption is empty': 1})
     """
 
     def __init__(self, path: Path, limit: float):

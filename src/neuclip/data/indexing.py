@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from neuclip.data.addresses import COCO_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, parts_of
 from neuclip.data.faults import by_reason
+from neuclip.data.locations import COCO_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, parts_of
 from neuclip.data.sample import BadSample
-from neuclip.data.shards.cache import digest_of
-from neuclip.data.shards.index import BLOCK, ROW, ShardIndex, cached_place, places_of
 from neuclip.data.source import open_source
-from neuclip.data.sources.remote_tar import RemoteTarSource
-from neuclip.data.sources.tar import TarSource
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.data.tar.cache import digest_of
+from neuclip.data.tar.index import BLOCK, ROW, ShardIndex, cached_place, places_of
+from neuclip.data.tar.remote_source import RemoteTarSource
+from neuclip.data.tar.source import TarSource
+from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
 
 TABLES = (*TABLE_SUFFIXES, *LINES_SUFFIXES, *PARQUET_SUFFIXES, *COCO_SUFFIXES)
@@ -25,7 +25,7 @@ TABLES = (*TABLE_SUFFIXES, *LINES_SUFFIXES, *PARQUET_SUFFIXES, *COCO_SUFFIXES)
 def opened_shards(address: str, caption_key: str = "") -> list[tuple[str, TarSource]]:
     """The tar sources of an address, each with its part of it; opening makes what is missing of their indexes."""
     names = [part for part, _ in parts_of(address)]
-    nothing = AskedWrongly(f"{address}: holds no tar shards, and other data need no index; nothing to do")
+    nothing = UserError(f"{address}: holds no tar shards, and other data need no index; nothing to do")
     if all(name.lower().endswith(TABLES) for name in names):
         raise nothing
     source = open_source(address, caption_key=caption_key)
@@ -85,7 +85,7 @@ def _without_caption(source: TarSource) -> np.ndarray:
 
 
 def _why_without(source: TarSource, id: int) -> str:
-    """As reading it says; "" of a picture with a label, which needs no caption."""
+    """As reading it says; "" of an image with a label, which needs no caption."""
     try:
         source[id]
     except (BadSample, RunFailed) as bad:
@@ -134,7 +134,7 @@ def difference(stored: ShardIndex, found: ShardIndex) -> str:
         was, size_was = int(before["image_block"]) * BLOCK, int(before["image_size"])
         place, size = int(now["image_block"]) * BLOCK, int(now["image_size"])
         if (was, size_was) != (place, size):
-            return f"picture {number} has {size:,} bytes at byte {place:,}, in its index {size_was:,} at byte {was:,}"
+            return f"image {number} has {size:,} bytes at byte {place:,}, in its index {size_was:,} at byte {was:,}"
         return f"caption or label {number} does not lie where its index says, or is of another kind"
     captions = zip(stored.captions.strings(), found.captions.strings(), strict=True)
     for number, (before, now) in enumerate(captions):

@@ -15,13 +15,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from neuclip.data.faults import ReadingFailed, stand_ins
+from neuclip.data.faults import ReadingFailed, replacements
 from neuclip.data.order import SourceOrder, augmentation_seeds
 from neuclip.data.sample import BadSample, Batch, Fault, Sample
 from neuclip.data.source import Source
-from neuclip.data.sources.remote_tar import fetches
+from neuclip.data.tar.remote_source import fetches
 from neuclip.data.transforms import decode
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 
 Decode = Callable[[bytes], Any]
 Transform = Callable[[Any], Tensor]  # takes what the decoder gives: a Pillow image, or an array
@@ -71,7 +71,7 @@ class Batches:
         if batch_size % ranks:
             below = batch_size // ranks * ranks
             choices = f"{below} or {below + ranks}" if below else f"{ranks}"
-            raise AskedWrongly(
+            raise UserError(
                 f"train.batch_size {batch_size} does not divide over {ranks} processes; "
                 f"give --train.batch_size {choices}"
             )
@@ -156,10 +156,10 @@ class Windows(Dataset):
         except BadSample as bad:
             faults.append(Fault(id, bad.reason, bad.where))
             first = bad
-        if self.seed is None:  # evaluation leaves it out again, so any picture will do, and none need be readable
+        if self.seed is None:  # evaluation leaves it out again, so any image will do, and none need be readable
             return self.transform(Image.new("RGB", BLANK)), ""
         tried = []
-        for other in stand_ins(id, len(self.source)):
+        for other in replacements(id, len(self.source)):
             try:
                 return self._pair(other, seed)
             except BadSample as bad:
@@ -171,7 +171,7 @@ class Windows(Dataset):
         )
 
     def _pair(self, id: int, seed: int) -> tuple[Tensor, str]:
-        """Picture and caption; every draw in it depends on (seed, epoch, id) alone."""
+        """Image and caption; every draw in it depends on (seed, epoch, id) alone."""
         if self.seed is not None:
             torch.default_generator.manual_seed(seed)
             random.seed(seed)
@@ -183,8 +183,8 @@ class Windows(Dataset):
             raise BadSample(bad.reason, self.source.where(id)) from bad
         try:
             return self.transform(image), caption
-        except (ValueError, OSError, ZeroDivisionError) as error:  # a picture one pixel wide, for example
-            raise BadSample("picture cannot be transformed", f"{self.source.where(id)} ({error})") from error
+        except (ValueError, OSError, ZeroDivisionError) as error:  # an image one pixel wide, for example
+            raise BadSample("image cannot be transformed", f"{self.source.where(id)} ({error})") from error
 
     def _caption(self, id: int, sample: Sample) -> str:
         if self.seed is None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from neuclip.data.mixture import Mixture
 from neuclip.data.order import GOLDEN, MASK, Order, key_of, mix
 from neuclip.data.shard_order import SHARDS_TOGETHER, FetchingOrder, check_cache
-from neuclip.data.sources.mixture import Mixture
-from neuclip.data.sources.remote_tar import RemoteTarSource, fetches
-from neuclip.errors import AskedWrongly
+from neuclip.data.tar.remote_source import RemoteTarSource, fetches
+from neuclip.errors import UserError
 
 if TYPE_CHECKING:
     from neuclip.data.source import Source
@@ -65,7 +65,7 @@ class MixtureOrder:
         ]
         self.size = sum(self.appearances)
         if self.size == 0:
-            raise AskedWrongly("the weights of data.train leave no sample in an epoch; give larger weights")
+            raise UserError("the weights of data.train leave no sample in an epoch; give larger weights")
         self.seed = seed
         self.first_ids = np.cumsum([0, *(order.size for order in orders)])
         stretch = max(STRETCH, 2 * len(orders) ** 2)  # so long that rounding never asks too much of the largest source

@@ -22,18 +22,18 @@ class Sample:
 class Fault(NamedTuple):
     """A sample that could not be used: it keeps its id and its place, a stand-in takes its place in the batch."""
 
-    id: int  # -1: never became a sample (no picture, cut-off shard), so it has no id
+    id: int  # -1: never became a sample (no image, cut-off shard), so it has no id
     reason: str  # a short phrase, the same for the same kind of fault, so that it can be counted
     where: str  # shard and member, or file and row
     times: int = 1  # how many are lost there
 
 
-class Lost:
+class UnindexedFaults:
     """What never became a sample, so that it has no id: counted by reason, the first places of each reason listed.
 
-    >>> lost = Lost()
-    >>> for name in names_without_a_picture: lost.note("no picture", name)
-    >>> lost.faults()  # (Fault(-1, "no picture", "a.txt", 1), Fault(-1, "no picture", "b.txt and 6 more", 7))
+    >>> lost = UnindexedFaults()
+    >>> for name in names_without_a_image: lost.note("no image", name)
+    >>> lost.faults()  # (Fault(-1, "no image", "a.txt", 1), Fault(-1, "no image", "b.txt and 6 more", 7))
     """
 
     def __init__(self, listed: int = LISTED) -> None:
@@ -60,7 +60,7 @@ class Lost:
 
 
 def shortened(name: str, most: int = 200) -> str:
-    """A name for messages. What takes the place of a name may be a whole picture in base64, or a page of text."""
+    """A name for messages. What takes the place of a name may be a whole image in base64, or a page of text."""
     return name if len(name) <= most else f"{name[: most - 33]}... ({len(name):,} letters)"
 
 

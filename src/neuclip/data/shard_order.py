@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from neuclip.data.order import GOLDEN, MASK, Order, key_of, mix
-from neuclip.data.shards.index import BLOCK
-from neuclip.data.shards.packed import is_packed
-from neuclip.data.shards.remote import RemoteShard
-from neuclip.data.sources.remote_tar import SHARDS_TOGETHER, RemoteTarSource
-from neuclip.errors import AskedWrongly
+from neuclip.data.tar.gzip import is_packed
+from neuclip.data.tar.index import BLOCK
+from neuclip.data.tar.remote import RemoteShard
+from neuclip.data.tar.remote_source import SHARDS_TOGETHER, RemoteTarSource
+from neuclip.errors import UserError
 
 if TYPE_CHECKING:
     from neuclip.data.source import Source
@@ -124,7 +124,7 @@ def check_cache(sources: Sequence[Source], together: int) -> None:
     sizes = [sorted((room_for(part, shard) for shard in range(len(part.remote))), reverse=True) for part in remote]
     largest = [size for part_sizes in sizes for size in part_sizes[: 2 * together]]
     if remote and sum(largest) > (allowed := remote[0].cache.limits.cache_size):
-        raise AskedWrongly(
+        raise UserError(
             f"data.cache_size {allowed:,} is too small: {len(largest)} shards of "
             f"{' and '.join(part.name for part in remote)} must be on the disk at a time; "
             f"give --data.cache_size {sum(largest)} or more"

@@ -1,4 +1,4 @@
-"""From the bytes of a picture to what a transform takes. The transform itself is handed in: it belongs to the model."""
+"""From the bytes of an image to what a transform takes. The transform itself is handed in: it belongs to the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000"
 
 
 def decode(content: bytes, where: str = "", *, reduce_to: int = 0) -> Image.Image:
-    """The whole picture in its own mode (palette, CMYK, alpha): open_clip's transforms convert to RGB themselves,
+    """The whole image in its own mode (palette, CMYK, alpha): open_clip's transforms convert to RGB themselves,
     and only so do pixels equal open_clip's. Of an animation the first frame; 16-bit grey scaled to 8. Raises BadSample.
 
     With `reduce_to` a JPEG may come at 1/2, 1/4 or 1/8 of its size, its sides no shorter than that.
@@ -25,10 +25,10 @@ def decode(content: bytes, where: str = "", *, reduce_to: int = 0) -> Image.Imag
     >>> decode(source[0].image).convert("RGB")
     """
     if not content:
-        raise BadSample("picture is empty", where)
+        raise BadSample("image is empty", where)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one per picture with damaged EXIF data would bury everything else
+            warnings.simplefilter("ignore")  # one per image with damaged EXIF data would bury everything else
             image: Image.Image = Image.open(BytesIO(content), formats=FORMATS)
             if image.width * image.height > MOST_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
@@ -39,9 +39,9 @@ def decode(content: bytes, where: str = "", *, reduce_to: int = 0) -> Image.Imag
     except MemoryError:
         raise
     except Image.DecompressionBombError as error:
-        raise BadSample("picture is too large", where) from error
+        raise BadSample("image is too large", where) from error
     except Exception as error:  # Pillow's readers raise nearly every type on broken bytes
-        reason = "picture is cut off" if "truncated" in str(error) else "picture does not decode"
+        reason = "image is cut off" if "truncated" in str(error) else "image does not decode"
         raise BadSample(reason, where) from error
 
 
@@ -53,7 +53,7 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow's conversion of 16-bit grey to RGB clips at 255, which turns nearly every such picture white."""
+    """Pillow's conversion of 16-bit grey to RGB clips at 255, which turns nearly every such image white."""
     if image.mode == "F":
         raise ValueError("pixels are floats, and no file says which of them is white")
     if not image.mode.startswith("I"):

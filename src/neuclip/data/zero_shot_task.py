@@ -1,13 +1,13 @@
-"""A zero-shot task as it lies on the disk: class names, sentences for them, labelled pictures."""
+"""A zero-shot task as it lies on the disk: class names, sentences for them, labelled images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuclip.data.named.builtin import resolve
 from neuclip.data.source import Source, open_source
-from neuclip.errors import AskedWrongly
+from neuclip.datasets.prepared import resolve
+from neuclip.errors import UserError
 
 CLASSNAMES = "classnames.txt"
 TEMPLATES = "zeroshot_classification_templates.txt"
@@ -35,7 +35,7 @@ class ZeroShotTask:
         classnames, templates = _lines(folder / CLASSNAMES), _lines(folder / TEMPLATES)
         for number, template in enumerate(templates, 1):
             if PLACEHOLDER not in template:
-                raise AskedWrongly(
+                raise UserError(
                     f"{folder / TEMPLATES} line {number}: no {PLACEHOLDER} in {template!r}; "
                     f"write {PLACEHOLDER} where the class name goes"
                 )
@@ -47,42 +47,38 @@ class ZeroShotTask:
 def _lines(path: Path) -> list[str]:
     """Stripped lines. Blank ones stay: a class may have an empty name, and dropping it would shift all labels."""
     if not path.is_file():
-        raise AskedWrongly(
+        raise UserError(
             f"{path}: no such file; a zero-shot folder has {CLASSNAMES}, {TEMPLATES} and test/*.tar with .cls labels"
         )
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     if not lines:
-        raise AskedWrongly(f"{path}: the file is empty; write one entry per line")
+        raise UserError(f"{path}: the file is empty; write one entry per line")
     return lines
 
 
 def _check_shards(folder: Path) -> None:
     """Where the folder says how many shards it has, a missing one must not become a score."""
     if not folder.is_dir():
-        raise AskedWrongly(
-            f"{folder}: no such folder; a zero-shot folder keeps its pictures in test/0.tar, test/1.tar ..."
-        )
+        raise UserError(f"{folder}: no such folder; a zero-shot folder keeps its images in test/0.tar, test/1.tar ...")
     stated = folder / SHARD_COUNT
     if not stated.is_file():
         return
     text = stated.read_text(encoding="utf-8").strip()
     if not text.isdecimal():
-        raise AskedWrongly(f"{stated}: {text!r} is not a number of shards; write how many tar files there are")
+        raise UserError(f"{stated}: {text!r} is not a number of shards; write how many tar files there are")
     for number in range(int(text)):
         if not (folder / f"{number}.tar").is_file():
-            raise AskedWrongly(
-                f"{folder / f'{number}.tar'}: missing, though {stated} says {text} shards; copy it again"
-            )
+            raise UserError(f"{folder / f'{number}.tar'}: missing, though {stated} says {text} shards; copy it again")
 
 
 def _labels(source: Source, folder: Path, classes: int) -> list[int]:
     read = getattr(source, "labels", None)
     labels = read() if read is not None else None
     if labels is None:
-        raise AskedWrongly(f"{folder / 'test'}: not every sample has a label; each picture needs a .cls member")
+        raise UserError(f"{folder / 'test'}: not every sample has a label; each image needs a .cls member")
     for id, label in enumerate(labels):
         if not 0 <= label < classes:
-            raise AskedWrongly(
+            raise UserError(
                 f"{source.where(id)}: label {label}, but {folder / CLASSNAMES} has {classes} lines "
                 f"(labels 0 to {classes - 1}); correct one of them"
             )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from neuclip.data.addresses import is_there, parts_of
+from neuclip.data.locations import is_there, parts_of
 from neuclip.data.mixture_order import order_of
-from neuclip.data.named.builtin import unprepared
 from neuclip.data.source import Source, open_training_data
+from neuclip.datasets.prepared import unprepared
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.held_out import note_held_out
-from neuclip.doctor.look import Look, look_at
 from neuclip.doctor.model import facts_of
 from neuclip.doctor.objective import note_objective
 from neuclip.doctor.pairs import (
@@ -19,14 +18,15 @@ from neuclip.doctor.pairs import (
     note_bad,
     note_caption_lengths,
     note_equal_captions,
+    note_images,
     note_look,
-    note_pictures,
     note_source,
 )
 from neuclip.doctor.plan import note_loading, note_plan, note_small_batch, note_temperature, note_warmup
-from neuclip.doctor.room import note_device, note_disk, note_folder, note_memory
+from neuclip.doctor.probe import Look, look_at
+from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
 from neuclip.doctor.shards import note_shards
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 from neuclip.models.facts import ModelFacts, pretrained_is_known, token_counter
 from neuclip.models.hub import NotHere
 from neuclip.settings.sections import Settings
@@ -50,7 +50,7 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     try:
         epoch = order_of(source, settings.run.seed).size
         look = look_at(source, seed=settings.run.seed, count=sample)
-    except AskedWrongly as error:  # a cache that is too small, weights that leave nothing
+    except UserError as error:  # a cache that is too small, weights that leave nothing
         note_failure(findings, error, "the data cannot be read in the order of a run")
         return findings, Look()
     except RunFailed as error:  # a server that answers when asked what there is and then no more, a disk that fails
@@ -68,8 +68,8 @@ def opened(findings: Findings, settings: Settings) -> Source | None:
     data = settings.data
     try:
         return open_training_data(data)
-    except (AskedWrongly, RunFailed) as error:
-        asked_for_nothing = isinstance(error, AskedWrongly) and not is_there(Path(data.train))
+    except (UserError, RunFailed) as error:
+        asked_for_nothing = isinstance(error, UserError) and not is_there(Path(data.train))
         if asked_for_nothing and not any(unprepared(part) for part, _ in parts_of(data.train)):
             raise
         note_failure(findings, error, "there is nothing to train on")
@@ -86,7 +86,7 @@ def examine_data(findings: Findings, settings: Settings, source: Source, look: L
     note_shards(findings, source)
     note_look(findings, look, source)
     note_bad(findings, look, settings, len(source))
-    note_pictures(findings, look, model)
+    note_images(findings, look, model)
     note_caption_lengths(findings, look, model, counter(findings, settings, model))
     note_equal_captions(findings, source, look, settings)
     note_held_out(findings, settings, source)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from neuclip.data.mixture import Mixture
 from neuclip.data.source import Source
-from neuclip.data.sources.arrow import ArrowPairs
-from neuclip.data.sources.folder import ListedInFolder, PictureFolder
-from neuclip.data.sources.hugging_face import SavedDataset
-from neuclip.data.sources.listed import ListedPairs
-from neuclip.data.sources.mixture import Mixture
-from neuclip.data.sources.remote_tar import RemoteTarSource
-from neuclip.data.sources.tar import TarSource
+from neuclip.data.tables.arrow import ArrowPairs
+from neuclip.data.tables.folder import ImageFolder, ListedInFolder
+from neuclip.data.tables.hugging_face import SavedDataset
+from neuclip.data.tables.listed import ListedPairs
+from neuclip.data.tar.remote_source import RemoteTarSource
+from neuclip.data.tar.source import TarSource
 
 
 class Files(NamedTuple):
@@ -21,7 +21,7 @@ class Files(NamedTuple):
     joined by a plus."""
 
     kind: str
-    number: int  # shards or tables; pictures in files of their own are not counted, except in a folder
+    number: int  # shards or tables; images in files of their own are not counted, except in a folder
     size: int | None  # bytes; None: not known without asking each file
 
 
@@ -33,7 +33,7 @@ def files_of(source: Source) -> Files:
         return Files("remote tar", len(sizes), sum(sizes) if min(sizes) >= 0 else None)
     if isinstance(source, TarSource):
         return _on_disk("tar", source.paths)
-    if isinstance(source, PictureFolder | ListedInFolder):
+    if isinstance(source, ImageFolder | ListedInFolder):
         return Files("folder", len(source), None)
     if isinstance(source, ListedPairs):
         return _on_disk(source.path.suffix.lower().removeprefix("."), [source.path])
@@ -55,7 +55,7 @@ def places_of(source: Source) -> set[str]:
 def captions_are_in_files(source: Source) -> bool:
     """Whether each caption is a file of its own, so that having them all takes long."""
     parts = source.sources if isinstance(source, Mixture) else (source,)
-    return any(isinstance(part, PictureFolder) for part in parts)
+    return any(isinstance(part, ImageFolder) for part in parts)
 
 
 def _on_disk(kind: str, files: Sequence[Path]) -> Files:

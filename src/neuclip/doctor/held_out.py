@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from neuclip.data.held_out_sets import HeldOutSets, asked_sets
+from neuclip.data.held_out import HeldOutSets, asked_sets
 from neuclip.data.source import Source
 from neuclip.doctor.files import places_of
 from neuclip.doctor.findings import Findings
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 
@@ -24,7 +24,7 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
         if sets and any(places_of(source) & places_of(held) for held in sets.retrieval.values()):
             findings.warn(
                 f"{without_queries(address)} is trained on, and evaluation.retrieval too",
-                "recall on it does not tell how the model does on other pictures",
+                "recall on it does not tell how the model does on other images",
                 "keep some files apart, and give those as --evaluation.retrieval DATA",
             )
     if not (retrieval or zero_shot):
@@ -36,7 +36,7 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
 def _opened(findings: Findings, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets | None:
     try:
         return HeldOutSets.open(retrieval, zero_shot)
-    except (AskedWrongly, RunFailed) as error:
+    except (UserError, RunFailed) as error:
         what, _, remedy = str(error).partition("; ")
         flag = "--evaluation.retrieval" if retrieval else "--evaluation.zero_shot"
         findings.fail(what, "held-out data is opened first", remedy or f"correct {flag}")

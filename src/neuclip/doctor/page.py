@@ -74,14 +74,13 @@ def _shard_lines(f: Findings) -> Iterator[Line]:
 
 
 def _quality_lines(f: Findings) -> Iterator[Line]:
-    if "pictures.modes" in f.figures:
-        sides = [f"{_span(f, 'pictures', side)} {word}" for side, word in (("width", "wide"), ("height", "high"))]
+    if "images.modes" in f.figures:
+        sides = [f"{_span(f, 'images', side)} {word}" for side, word in (("width", "wide"), ("height", "high"))]
         modes = ", ".join(
-            f"{mode} {percent(count / sum(f['pictures.modes'].values()))}"
-            for mode, count in f["pictures.modes"].items()
+            f"{mode} {percent(count / sum(f['images.modes'].values()))}" for mode, count in f["images.modes"].items()
         )
-        yield "pictures", f"{sides[0]}, {sides[1]}; {modes}; {byte_size(f['pictures.mean_bytes'])} each"
-        yield "", f"{percent(f['pictures.small_share'])} smaller than the model's {_image(f)}"
+        yield "images", f"{sides[0]}, {sides[1]}; {modes}; {byte_size(f['images.mean_bytes'])} each"
+        yield "", f"{percent(f['images.small_share'])} smaller than the model's {_image(f)}"
     heading = "captions"
     if "captions.median_tokens" in f.figures:
         cut = percent(f["captions.cut_off_share"])

@@ -1,4 +1,4 @@
-"""What the data is: files, pictures, captions, and what cannot be read."""
+"""What the data is: files, images, captions, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from statistics import median
 
-from neuclip.data.faults import lost_pairs, lost_text, too_many, too_many_lost
+from neuclip.data.faults import count_unindexed, describe_unindexed, too_many, too_many_unindexed
 from neuclip.data.source import Source
-from neuclip.data.sources.remote_tar import RemoteTarSource
+from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.doctor.files import captions_are_in_files, files_of
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.look import Look
+from neuclip.doctor.probe import Look
 from neuclip.doctor.wording import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.secrets import without_queries
@@ -27,7 +27,7 @@ PATCH = 32
 
 
 def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
-    files, lost = files_of(source), lost_pairs(source)
+    files, lost = files_of(source), count_unindexed(source)
     findings.note(
         "data",
         address=without_queries(data.train),
@@ -38,13 +38,13 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
         file_bytes=files.size,
         index_faults=lost,
     )
-    if message := too_many_lost(source, data.max_bad_share):
+    if message := too_many_unindexed(source, data.max_bad_share):
         what, _, remedy = message.rpartition("; ")
         findings.fail(what, "no run is started on them", remedy)
     elif source.faults:
         findings.warn(
             f"{plural(lost, 'pair')} at least never became samples",
-            lost_text(source),
+            describe_unindexed(source),
             "repair those files or fetch them again",
         )
 
@@ -86,14 +86,14 @@ def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> 
         )
 
 
-def note_pictures(findings: Findings, look: Look, model: ModelFacts) -> None:
+def note_images(findings: Findings, look: Look, model: ModelFacts) -> None:
     if not look.sizes:
         return
     widths, heights = ([size[side] for size in look.sizes] for side in (0, 1))
     needed = min(model.image_size)
     small = sum(min(size) < needed for size in look.sizes) / len(look.sizes)
     findings.note(
-        "pictures",
+        "images",
         **{
             f"{name}_{side}": found(sides)
             for side, sides in (("width", widths), ("height", heights))
@@ -101,13 +101,13 @@ def note_pictures(findings: Findings, look: Look, model: ModelFacts) -> None:
         },
         small_share=small,
         modes=dict(look.modes.most_common()),
-        mean_bytes=look.picture_bytes / len(look.sizes),
+        mean_bytes=look.image_bytes / len(look.sizes),
     )
     # Rounded up to what most vision transformers cut into whole patches.
     fitting = -(-round(median(min(size) for size in look.sizes)) // PATCH) * PATCH
     if small > MANY_SMALL and fitting < needed:
         findings.warn(
-            f"{percent(small)} of the pictures are smaller than the model's {needed} pixels",
+            f"{percent(small)} of the images are smaller than the model's {needed} pixels",
             "they are enlarged, which costs time and brings no detail",
             f"give --model.image_size {fitting}, or a smaller model",
         )

@@ -6,7 +6,7 @@ import math
 
 from neuclip.data.cores import available_cores
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.look import Look
+from neuclip.doctor.probe import Look
 from neuclip.doctor.wording import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.sections import Settings
@@ -62,13 +62,13 @@ def note_small_batch(findings: Findings, settings: Settings, model: ModelFacts, 
     if model.batch_norm and local == 1:
         findings.fail(
             f"train.batch_size {train.batch_size:,} leaves each process one pair a step",
-            f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time",
+            f"{settings.model.name} has BatchNorm, which cannot train on one image at a time",
             f"give --train.batch_size {max(enough // ranks, 2) * ranks}",
         )
     elif model.batch_norm and smallest_chunk(local, findings["plan.micro_batch"]) == 1:
         findings.fail(
             f"train.micro_batch_size {train.micro_batch_size} leaves a forward pass of one pair",
-            f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time",
+            f"{settings.model.name} has BatchNorm, which cannot train on one image at a time",
             f"give --train.micro_batch_size {4 if local > 4 else 0}",
         )
     elif train.batch_size == 1:

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from neuclip.data.mixture import Mixture
 from neuclip.data.shard_order import room_for
-from neuclip.data.shards.remote import INDEX_SUFFIX, Watch, file_system, patiently
 from neuclip.data.source import Source
-from neuclip.data.sources.mixture import Mixture
-from neuclip.data.sources.remote_tar import SHARDS_TOGETHER, RemoteTarSource
-from neuclip.data.sources.tar import TarSource
+from neuclip.data.tar.remote import INDEX_SUFFIX, Watch, file_system, retry
+from neuclip.data.tar.remote_source import SHARDS_TOGETHER, RemoteTarSource
+from neuclip.data.tar.source import TarSource
 from neuclip.doctor.findings import Findings
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 
 
 def note_shards(findings: Findings, source: Source) -> None:
@@ -55,6 +55,6 @@ def _indexes_beside(source: RemoteTarSource) -> bool:
         return system.exists(path)
 
     try:
-        return "?" not in url and bool(patiently(url, ask, source.cache.limits))
-    except (AskedWrongly, RunFailed):
+        return "?" not in url and bool(retry(url, ask, source.cache.limits))
+    except (UserError, RunFailed):
         return False

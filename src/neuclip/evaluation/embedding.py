@@ -1,4 +1,4 @@
-"""From a source to features: every picture once, every different caption once."""
+"""From a source to features: every image once, every different caption once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tokenize = Callable[[list[str]], Tensor]
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """The pictures of a source that could be read, in the order of their ids. On the CPU, float32."""
+    """The images of a source that could be read, in the order of their ids. On the CPU, float32."""
 
     features: Tensor  # (n, d) unit rows
     ids: Tensor  # (n,) int64, the source's
@@ -53,7 +53,7 @@ def embed_pairs(
     what: str,
     max_bad_share: float = 1.0,
 ) -> Embedded:
-    """Features of every usable pair; each picture counts with its first caption. `what` names the work in progress.
+    """Features of every usable pair; each image counts with its first caption. `what` names the work in progress.
     Raises TooManyBad when a larger share of the pairs cannot be used, or none can.
 
     >>> embedded = embed_pairs(towers, source, transform=transform, tokenize=tokenize, batch_size=256, workers=4,
@@ -91,7 +91,7 @@ def embed_images(
     workers: int,
     what: str,
 ) -> EmbeddedImages:
-    """Features of every picture that can be read. Bad samples are left out: a stand-in must not be scored."""
+    """Features of every image that can be read. Bad samples are left out: a stand-in must not be scored."""
     features: list[Tensor] = []
     ids: list[Tensor] = []
     faults: list[Fault] = []

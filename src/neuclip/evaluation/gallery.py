@@ -29,10 +29,10 @@ def gallery(
     seed: int,
     ids: Tensor | None = None,
 ) -> dict[str, Any]:  # (n, d), (c, d), c, (n,)
-    """`count` random pictures with their `top` captions, and `count` random captions with their `top` pictures.
+    """`count` random images with their `top` captions, and `count` random captions with their `top` images.
 
     `rank`, from 1, is that of the best right answer; `ids` are the source's ids of the rows (default: the rows).
-    Plain JSON, pictures as data URIs.
+    Plain JSON, images as data URIs.
 
     >>> shown = gallery(e.image_features, e.text_features, e.captions, e.caption_of, source, count=12, top=5, seed=0,
     ...                 ids=e.ids)                                                              # doctest: +SKIP
@@ -44,15 +44,15 @@ def gallery(
     images = torch.randperm(len(image_features), generator=generator)[:count]
     texts = torch.randperm(len(text_features), generator=generator)[:count]
     own_captions = torch.arange(len(images)), caption_of[images]
-    own_pictures = (texts[:, None] == caption_of[None, :]).nonzero(as_tuple=True)
-    caption = [captions[row] for row in caption_of.tolist()]  # by picture
+    own_images = (texts[:, None] == caption_of[None, :]).nonzero(as_tuple=True)
+    caption = [captions[row] for row in caption_of.tolist()]  # by image
 
-    def picture(row: int) -> str:
+    def image(row: int) -> str:
         return thumbnail(source[int(ids[row])].image)
 
     image_to_text = [
         {
-            "image": picture(query),
+            "image": image(query),
             "caption": caption[query],
             "rank": rank,
             "matches": [{"caption": captions[c], "score": s, "right": captions[c] == caption[query]} for c, s in found],
@@ -66,19 +66,19 @@ def gallery(
             "caption": captions[query],
             "rank": rank,
             "matches": [
-                {"image": picture(i), "caption": caption[i], "score": s, "right": caption[i] == captions[query]}
+                {"image": image(i), "caption": caption[i], "score": s, "right": caption[i] == captions[query]}
                 for i, s in found
             ],
         }
         for query, (rank, found) in zip(
-            texts.tolist(), _first_matches(text_features[texts], image_features, own_pictures, top), strict=True
+            texts.tolist(), _first_matches(text_features[texts], image_features, own_images, top), strict=True
         )
     ]
     return {"dataset": source.name, "image_to_text": image_to_text, "text_to_image": text_to_image}
 
 
 def thumbnail(content: bytes) -> str:
-    """The picture at most 96 pixels long, on white, as a data URI."""
+    """The image at most 96 pixels long, on white, as a data URI."""
     image = decode(content).convert("RGBA")
     image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
     # Line drawings on a transparent ground would vanish on a dark page.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import check_finite
 from neuclip.objectives.objective import NoEstimate
 
@@ -219,11 +219,11 @@ def _method_log_normalizers(
 
 def _check(image_features: Tensor, text_features: Tensor, batch_size: int, eps: float) -> None:
     if len(image_features) < 2 or image_features.shape != text_features.shape:
-        raise AskedWrongly(
+        raise UserError(
             f"normalizer error: features {tuple(image_features.shape)} and {tuple(text_features.shape)}; "
             "give two or more pairs, one row of each per pair"
         )
     if batch_size < 2 and not eps:
-        raise AskedWrongly("normalizer error: a batch of 1 with eps 0 has no normalizer; give an eps above 0")
+        raise UserError("normalizer error: a batch of 1 with eps 0 has no normalizer; give an eps above 0")
     check_finite(image_features, "image features")
     check_finite(text_features, "text features")

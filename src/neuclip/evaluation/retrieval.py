@@ -20,8 +20,8 @@ def recall(
     ks: Sequence[int] = (1, 5, 10),
     chunk: int = 1024,
 ) -> dict[str, float]:  # (n, d), (c, d), (n,)
-    """Queries are every picture and every different caption. A picture is right if its own caption is among the first
-    k different captions, a caption if any of its pictures is among the first k. Ties go to the lowest index.
+    """Queries are every image and every different caption. An image is right if its own caption is among the first
+    k different captions, a caption if any of its images is among the first k. Ties go to the lowest index.
 
     `chance` is what a random order of the candidates would reach on average.
 
@@ -74,7 +74,7 @@ def _ranks_in_block(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:  #
 
 
 def _chance_of_any(caption_of: Tensor, images: int, captions: int, k: int) -> float:
-    """Mean over captions of the probability that k different random pictures contain one of the caption's own."""
+    """Mean over captions of the probability that k different random images contain one of the caption's own."""
     own_counts = Counter(torch.bincount(caption_of, minlength=captions).tolist())
     draw = min(k, images)
     missed = sum(times * math.comb(images - own, draw) for own, times in own_counts.items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neuclip.data.faults import by_reason
-from neuclip.data.held_out_sets import HeldOutSets
+from neuclip.data.held_out import HeldOutSets
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed

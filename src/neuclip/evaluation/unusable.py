@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from neuclip.data.faults import by_reason, lost_pairs
+from neuclip.data.faults import by_reason, count_unindexed
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
@@ -19,7 +19,7 @@ class TooManyBad(RunFailed):
     def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
         counts = by_reason((*source.faults, *faults))
         reason, count = counts.most_common(1)[0]
-        bad, there = counts.total(), len(source) + lost_pairs(source)
+        bad, there = counts.total(), len(source) + count_unindexed(source)
         self.faults = tuple(faults)
         self.why = (
             f"{bad:,} of {there:,} samples cannot be used ({bad / there:.1%}, "
@@ -31,7 +31,7 @@ class TooManyBad(RunFailed):
 def refuse_above(limit: float, source: Source, faults: Sequence[Fault]) -> None:
     """Raises TooManyBad. Each sample was read once, so the share is exact and nothing is left to chance. Pairs that
     never became samples count as bad ones: of a set that is mostly lost no figure may stand for it either."""
-    lost = lost_pairs(source)
+    lost = count_unindexed(source)
     if len(faults) + lost > limit * (len(source) + lost) or len(faults) == len(source):
         raise TooManyBad(source, faults, limit)
 

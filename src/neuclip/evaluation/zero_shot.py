@@ -1,4 +1,4 @@
-"""Zero-shot classification: class names in sentences make a classifier, pictures are scored by it."""
+"""Zero-shot classification: class names in sentences make a classifier, images are scored by it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluate_task(
     workers: int,
     max_bad_share: float = 1.0,
 ) -> tuple[dict[str, float], tuple[Fault, ...]]:
-    """The figures of `accuracy`, and the pictures that could not be read and are left out.
+    """The figures of `accuracy`, and the images that could not be read and are left out.
 
     Raises TooManyBad when these are a larger share of all than `max_bad_share`, or all.
     """
@@ -54,7 +54,7 @@ def classifier(
 def accuracy(
     image_features: Tensor, classifier: Tensor, labels: Tensor
 ) -> dict[str, float]:  # (n, d), (classes, d), (n,)
-    """Shares of right answers; ties go to the lowest label. `mean_per_class` is over the classes that have pictures;
+    """Shares of right answers; ties go to the lowest label. `mean_per_class` is over the classes that have images;
     `top5` is there with more than five classes."""
     check_finite(image_features, "image features")
     images, classes = len(labels), len(classifier)

@@ -31,7 +31,7 @@ class ModelFacts:
     state_bytes: int  # parameters and buffers, as a checkpoint holds them
     activation_bytes: int  # float32, per pair: what backward needs
     usual_tokenizer: bool = False  # open_clip's own, as it is
-    batch_norm: bool = False  # which cannot train on one picture at a time
+    batch_norm: bool = False  # which cannot train on one image at a time
 
 
 def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool = False) -> ModelFacts:

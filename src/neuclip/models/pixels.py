@@ -1,6 +1,6 @@
-"""open_clip's transforms, cut where the picture becomes numbers: pixels travel as bytes and are normalised as a batch.
+"""open_clip's transforms, cut where the image becomes numbers: pixels travel as bytes and are normalised as a batch.
 
-The last two stages of open_clip's transforms turn one picture into floats and normalise it. Done for a whole batch at
+The last two stages of open_clip's transforms turn one image into floats and normalise it. Done for a whole batch at
 once, on the device, they give the same floats to the bit, for a quarter of the memory traffic and, at 64 pixels, less
 than half of the time.
 """
@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 
 
 class PixelTransform:
-    """The stages that work on the picture, then its bytes: Image -> uint8 (3, H, W). Picklable."""
+    """The stages that work on the image, then its bytes: Image -> uint8 (3, H, W). Picklable."""
 
     def __init__(self, stages: Sequence[Callable[[Any], Any]]):
         self.stages = tuple(stages)
 
     def __call__(self, image: Image) -> Tensor:
-        picture: Any = image
+        pixels: Any = image
         for stage in self.stages:
-            picture = stage(picture)
+            pixels = stage(pixels)
         # (H, W, 3) in memory: a batch of these, seen as (b, 3, H, W), is in the layout that convolutions like.
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
 class FastCrop:
@@ -38,15 +38,15 @@ class FastCrop:
 
     The crop is that of the same seed; torch's filter for bytes uses vector instructions and rounds differently from
     Pillow's, and always begins with the rows, where Pillow (from 13 on) begins with the columns of some upright crops.
-    In pictures like photos fewer than 1 colour value in 20 differs, of such an upright crop up to 1 in 4: nearly all
+    In images like photos fewer than 1 colour value in 20 differs, of such an upright crop up to 1 in 4: nearly all
     by 1 of 255, none by more than 3. In black and white noise single values of upright crops are off by 30.
     """
 
     def __init__(self, crop: Any):
         self.crop = crop  # torchvision's RandomResizedCrop
 
-    def __call__(self, picture: np.ndarray) -> Tensor:
-        pixels = torch.from_numpy(picture).permute(2, 0, 1)
+    def __call__(self, image: np.ndarray) -> Tensor:
+        pixels = torch.from_numpy(image).permute(2, 0, 1)
         top, left, height, width = self.crop.get_params(pixels, self.crop.scale, self.crop.ratio)
         part = pixels[None, :, top : top + height, left : left + width]
         return F.interpolate(part, self.crop.size, mode="bicubic", antialias=True)[0]
@@ -77,9 +77,9 @@ def fast_crop(transform: object) -> FastCrop:
     stages = transform.stages if isinstance(transform, PixelTransform) else ()
     crop = stages[0] if len(stages) == 2 else None
     if not isinstance(crop, RandomResizedCrop):
-        raise AskedWrongly("data.pixels fast knows open_clip's random crop alone; give --data.pixels exact")
+        raise UserError("data.pixels fast knows open_clip's random crop alone; give --data.pixels exact")
     if crop.interpolation != InterpolationMode.BICUBIC:
-        raise AskedWrongly(
+        raise UserError(
             f"data.pixels fast scales bicubically, and this model asks for {crop.interpolation.value}; "
             "give --data.pixels exact"
         )
@@ -87,9 +87,9 @@ def fast_crop(transform: object) -> FastCrop:
 
 
 def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:  # uint8 (b, 3, H, W) -> float32
-    """What torchvision's ToTensor and Normalize do to one picture, in the same order of operations, to a batch."""
+    """What torchvision's ToTensor and Normalize do to one image, in the same order of operations, to a batch."""
     # As the bytes lie in memory, colour after colour along a row of pixels: broadcasting three values at a time would
-    # keep a processor from its vector instructions (66 ms for 64 pictures of 224 pixels, so 42).
+    # keep a processor from its vector instructions (66 ms for 64 images of 224 pixels, so 42).
     rows = images.permute(0, 2, 3, 1).flatten(2)  # (b, H, W * 3)
     width = images.shape[3]
     rows = rows.to(torch.float32).div_(255).sub_(mean.repeat(width)).div_(std.repeat(width))

@@ -16,7 +16,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.models.hub import without_hub
 from neuclip.models.pixels import cut_transform, normalised
@@ -148,19 +148,19 @@ def find_config(name: str) -> tuple[str, dict[str, Any]]:
     if name.startswith("local-dir:"):
         file = Path(name.removeprefix("local-dir:")) / "open_clip_config.json"
         if not file.is_file():
-            raise AskedWrongly(f"model.name {name}: there is no {file}; give the folder of a saved open_clip model")
+            raise UserError(f"model.name {name}: there is no {file}; give the folder of a saved open_clip model")
         return name, _read_config(file)["model_cfg"]
     shipped = SHIPPED / f"{name}.json"
     file = shipped if shipped.is_file() else Path(name)
     if file.suffix == ".json":
         if not file.is_file():
-            raise AskedWrongly(f"model.name {name}: no such file; give the path of an open_clip model config")
+            raise UserError(f"model.name {name}: no such file; give the path of an open_clip model config")
         config = _read_config(file)
         open_clip.add_model_config(file)
         return file.stem, config
     config = open_clip.get_model_config(name)
     if config is None:
-        raise AskedWrongly(f"model.name {name} is not known; {_nearest_model(name, open_clip.list_models())}")
+        raise UserError(f"model.name {name} is not known; {_nearest_model(name, open_clip.list_models())}")
     return name, config
 
 
@@ -168,11 +168,11 @@ def _read_config(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise AskedWrongly(f"{file} is not JSON ({error}); give an open_clip model config") from error
+        raise UserError(f"{file} is not JSON ({error}); give an open_clip model config") from error
     inner = config.get("model_cfg", config)
     missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in inner]
     if missing:
-        raise AskedWrongly(f"{file} has no {', '.join(missing)}; give an open_clip model config")
+        raise UserError(f"{file} has no {', '.join(missing)}; give an open_clip model config")
     return config
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from neuclip.distributed import gather_values, world_size
+from neuclip.distributed.collectives import gather_values, world_size
 from neuclip.objectives.contrast import candidate_sum
 from neuclip.objectives.formulas.conjugate import calibration_ratio
 from neuclip.objectives.formulas.divergence import DIVERGENCES, squared_difference
@@ -176,7 +176,7 @@ class AmorLIP(Objective):
         divergence, everywhere = DIVERGENCES[self.divergence], gather_values(target)
 
         def loss(predicted: Tensor) -> Tensor:
-            over_batch = over_processes(predicted, lambda values: divergence(values, everywhere), pairs.mine)
+            over_batch = over_ranks(predicted, lambda values: divergence(values, everywhere), pairs.mine)
             return over_batch + SQUARED_SHARE * squared_difference(predicted, target)
 
         return loss
@@ -265,7 +265,7 @@ def batch_log_sums(pairs: Pairs, tau: Tensor, positive_coefficient: float) -> Bo
     return image + relative, text + relative
 
 
-def over_processes(local: Tensor, function: Callable[[Tensor], Tensor], mine: slice) -> Tensor:  # (b,) -> scalar
+def over_ranks(local: Tensor, function: Callable[[Tensor], Tensor], mine: slice) -> Tensor:  # (b,) -> scalar
     """`function` of the values of all processes, with such a gradient that its mean over processes is the true one."""
     everywhere = gather_values(local).requires_grad_()
     value = function(everywhere)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from neuclip.objectives.contrast import normalizer_over
+from neuclip.objectives.contrast import mean_normalizer_ratio
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.pairs import Pairs, batch_log_normalizers
 from neuclip.settings.objectives import CLIPSettings
@@ -43,7 +43,7 @@ class CLIP(Objective):
         self._metrics.note(calibration=None)  # the batch cannot tell how far it is from the data set
         if self.form == "minibatch":
             image, text = batch_log_normalizers(pairs, tau, self.eps)
-            ratio = normalizer_over(pairs, tau, (image, text))
+            ratio = mean_normalizer_ratio(pairs, tau, (image, text))
             return tau * (image.mean() + text.mean() + 2 * self.rho) + tau.detach() * (ratio - ratio.detach())
         # Cross-entropy with the positive in the denominator is log(1 + N g), N the number of others: the mini-batch
         # form at eps = 1 / N, without the factor tau.
@@ -51,7 +51,7 @@ class CLIP(Objective):
         others_only = batch_log_normalizers(pairs, tau, 0.0)
         image, text = (torch.logaddexp(side, -others) for side in others_only)
         self._note_weights(others_only, (image, text))
-        ratio = normalizer_over(pairs, tau, (image, text))
+        ratio = mean_normalizer_ratio(pairs, tau, (image, text))
         return (image + text).mean() / 2 + others.mean() + (ratio - ratio.detach()) / 2
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:

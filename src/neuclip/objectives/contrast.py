@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from neuclip.distributed import gather_values
+from neuclip.distributed.collectives import gather_values
 from neuclip.objectives.pairs import Both, Pairs
 
 
-def normalizer_over(pairs: Pairs, tau: Tensor | Both, log_normalizer: Both) -> Tensor:
+def mean_normalizer_ratio(pairs: Pairs, tau: Tensor | Both, log_normalizer: Both) -> Tensor:
     """Both sides' mean of g_i / nu_i, nu = exp(log_normalizer) (b,) held constant; g as in Eq. 9.
 
     tau times its gradient is that of Eq. 1 where nu = eps + g: the mini-batch form.

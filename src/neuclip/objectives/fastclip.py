@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from neuclip.distributed import gather_values
-from neuclip.objectives.contrast import normalizer_over
+from neuclip.distributed.collectives import gather_values
+from neuclip.objectives.contrast import mean_normalizer_ratio
 from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio
 from neuclip.objectives.normalizers.table import SampleTable
 from neuclip.objectives.objective import NoEstimate, Objective
@@ -134,7 +134,7 @@ class FastCLIP(Objective):
     def set_extra_state(self, state: Any) -> None:
         self.samples_seen = int(state["samples_seen"])
 
-    def _state_follows(self, features: Tensor) -> torch.dtype:
+    def match_state_to(self, features: Tensor) -> torch.dtype:
         """The table follows in type only: it stays on the host."""
         self.table.change_type(torch.promote_types(features.dtype, self.table.dtype))
         return self.table.dtype
@@ -181,15 +181,17 @@ class FastCLIP(Objective):
         if isinstance(temperature, tuple):
             image, text = temperature
             value = ((log_u[0] + self.rho) * image).mean() + ((log_u[1] + self.rho) * text).mean()
-            ratio = normalizer_over(pairs, temperature, (floor[0] - image.log(), floor[1] - text.log()))
+            ratio = mean_normalizer_ratio(pairs, temperature, (floor[0] - image.log(), floor[1] - text.log()))
             return value + (ratio - ratio.detach()) + 0 * tau  # DDP wants every parameter in the graph
         mean = log_u[0].mean() + log_u[1].mean()
         if self.variant in ("v1", "sogclr"):
             fixed = tau.detach()
-            ratio = normalizer_over(pairs, fixed, floor)
+            ratio = mean_normalizer_ratio(pairs, fixed, floor)
             return fixed * (mean + ratio - ratio.detach()) + 0 * tau
         # The same number with twice the gradient: 2 tau - tau.
-        ratio = normalizer_over(pairs, tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach(), floor)
+        ratio = mean_normalizer_ratio(
+            pairs, tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach(), floor
+        )
         if self.variant == "v0":
             return mean + (ratio - ratio.detach())
         return tau * (mean + 2 * self.rho) + tau.detach() * (ratio - ratio.detach())

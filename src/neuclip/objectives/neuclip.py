@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from neuclip.objectives.contrast import normalizer_over
+from neuclip.objectives.contrast import mean_normalizer_ratio
 from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio
 from neuclip.objectives.normalizers.mlp_network import MLPNetwork
 from neuclip.objectives.normalizers.prototype_network import PrototypeNetwork
@@ -101,7 +101,7 @@ class NeuCLIP(Objective):
             )
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        self.network.follow_processes()
+        self.network.reshard()
         log_normalizer = batch_log_normalizers(pairs, tau, self.eps)
         self._note_accuracy(pairs)
         self._note_calibration(pairs, log_normalizer, tau)
@@ -127,14 +127,14 @@ class NeuCLIP(Objective):
         largest = LARGEST_EXPONENT[tau.dtype]
         believed = [torch.maximum(a.detach(), l - largest) for l, a in zip(log_normalizer, alpha, strict=True)]
         self._note_weights(log_normalizer, (believed[0], believed[1]))
-        through_ratio = normalizer_over(pairs, inside, (believed[0], believed[1]))
+        through_ratio = mean_normalizer_ratio(pairs, inside, (believed[0], believed[1]))
         through_alpha = sum(((1 - r) * a).mean() for r, a in zip(ratio, alpha, strict=True))
         through = through_ratio + through_alpha
         self._note_normalizers(log_normalizer, alpha)
         return tau * value + tau.detach() * (through - through.detach())
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
-        self.network.follow_processes()
+        self.network.reshard()
         if not self.network.ready:
             raise NoEstimate("NeuCLIP has no prototypes yet: call it once in train mode, or load its state")
         return self.network.alpha(pairs, tau, written=False, gradient=False)

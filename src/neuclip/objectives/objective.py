@@ -117,7 +117,7 @@ class Objective(nn.Module, ABC):
         pairs = gather_pairs(
             image,
             text,
-            dtype=self._state_follows(image),
+            dtype=self.match_state_to(image),
             sample_ids=sample_ids,
             caption_ids=caption_ids if self.mask_duplicates else None,
             logit_bias=logit_bias,
@@ -126,7 +126,7 @@ class Objective(nn.Module, ABC):
             self._metrics.note(masked_duplicates=pairs.excluded.sum() - len(image))
         return pairs
 
-    def _state_follows(self, features: Tensor) -> torch.dtype:
+    def match_state_to(self, features: Tensor) -> torch.dtype:
         """Move the state to the features' device, and to float64 when they are, so that nobody has to remember to.
         Answers the type to compute in: float32, or float64 when features or state are."""
         dtype = torch.promote_types(features.dtype, torch.float32)

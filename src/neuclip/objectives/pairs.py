@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from neuclip.distributed import gather_values, rank, values_everywhere
+from neuclip.distributed.collectives import all_gather_int, gather_values, rank
 from neuclip.objectives.formulas.normalizer import log_normalizer
 
 Both = tuple[Tensor, Tensor]  # image side, text side
@@ -118,7 +118,7 @@ def _gathered(keys: Tensor | None, device: torch.device) -> Tensor | None:
 
 
 def _check_equal_batches(size: int) -> None:
-    sizes = values_everywhere(size)
+    sizes = all_gather_int(size)
     if len(set(sizes)) > 1:
         raise ValueError(
             f"processes came with different batch sizes ({', '.join(map(str, sizes))}); "

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.records import HELD_OUT, RunFolder, read_lines
 
 OBJECTIVE_TITLES = {"clip": "CLIP", "fastclip": "FastCLIP", "amorlip": "AmorLIP", "neuclip": "NeuCLIP"}
@@ -82,9 +82,9 @@ class RunContents:
 def read_contents(folder: RunFolder) -> RunContents:
     """Read what there is. A folder in which no run ever wrote is a mistake of the person who asks."""
     if not folder.path.is_dir():
-        raise AskedWrongly(f"{folder.path} is not a folder; give the folder of a run, such as runs/NAME")
+        raise UserError(f"{folder.path} is not a folder; give the folder of a run, such as runs/NAME")
     if not any(path.is_file() for path in (folder.settings, folder.records, folder.summary)):
-        raise AskedWrongly(
+        raise UserError(
             f"{folder.path} is not a run: it has no settings.yaml, records.jsonl or summary.json; "
             "give the folder that `neuclip train` made"
         )

@@ -214,7 +214,7 @@ def legend_entry(line: NamedLine) -> str:
 
 
 def drawing(sentence: str, parts: list[str]) -> str:
-    """An SVG that a screen reader announces as one picture with one sentence."""
+    """An SVG that a screen reader announces as one image with one sentence."""
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(sentence)}">{"".join(parts)}</svg>'
 
 

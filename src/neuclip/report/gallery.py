@@ -10,7 +10,7 @@ from typing import Any
 from neuclip.report.contents import RunContents, number, only_objects
 from neuclip.report.wording import format_count
 
-# Only pictures that carry themselves: anything else in the file must not make the page reach out.
+# Only images that carry themselves: anything else in the file must not make the page reach out.
 OWN_PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 NOT_CHOSEN = "The queries are drawn at random with the run's seed, not chosen."
 
@@ -26,7 +26,7 @@ def gallery_section(run: RunContents) -> str:
         parts.append(f"<h3>Image to text</h3><p>{how_many_right(images, 'captions')}</p>")
         parts.append(f'<ul class="gallery">{"".join(image_query(query) for query in images)}</ul>')
     if texts:
-        parts.append(f"<h3>Text to image</h3><p>{how_many_right(texts, 'pictures')}</p>")
+        parts.append(f"<h3>Text to image</h3><p>{how_many_right(texts, 'images')}</p>")
         parts.append(f'<ul class="gallery">{"".join(text_query(query) for query in texts)}</ul>')
     return "".join(parts)
 
@@ -47,30 +47,30 @@ def how_many_right(shown: list[dict[str, Any]], answers: str) -> str:
 
 
 def image_query(query: Mapping[str, Any]) -> str:
-    """A picture, its own caption, and the captions found for it."""
+    """An image, its own caption, and the captions found for it."""
     found = "".join(
         f"<li{look(match)}><span>{escape(text(match.get('caption')))}{mark(match)}</span>"
         f'<span class="score">{score(match)}</span></li>'
         for match in matches(query)
     )
     return (
-        f'<li class="query"><div class="asked">{picture(query.get("image"), "the query")}'
+        f'<li class="query"><div class="asked">{image(query.get("image"), "the query")}'
         f'<p><span class="quiet">its own caption</span>{escape(text(query.get("caption")))}</p></div>'
         f'<ol class="captions">{found}</ol>{rank_line(query)}</li>'
     )
 
 
 def text_query(query: Mapping[str, Any]) -> str:
-    """A caption and the pictures found for it."""
+    """A caption and the images found for it."""
     found = "".join(
-        f"<li{look(match)}>{picture(match.get('image'), text(match.get('caption')))}"
+        f"<li{look(match)}>{image(match.get('image'), text(match.get('caption')))}"
         f'<span class="below">{mark(match)} {score(match)}</span></li>'
         for match in matches(query)
     )
     asked = escape(text(query.get("caption")))
     return (
         f'<li class="query"><p class="asked-text"><span class="quiet">caption</span>{asked}</p>'
-        f'<ol class="pictures">{found}</ol>{rank_line(query)}</li>'
+        f'<ol class="images">{found}</ol>{rank_line(query)}</li>'
     )
 
 
@@ -99,9 +99,9 @@ def rank_line(query: Mapping[str, Any]) -> str:
     return f'<p class="rank">Right answer at rank <strong>{format_count(rank)}</strong></p>'
 
 
-def picture(source: Any, description: str) -> str:
+def image(source: Any, description: str) -> str:
     if not isinstance(source, str) or not OWN_PICTURE.fullmatch(source):
-        return '<span class="thumbnail none">no picture</span>'
+        return '<span class="thumbnail none">no image</span>'
     words = escape(description)
     return f'<img class="thumbnail" src="{source}" alt="{words}" title="{words}">'
 

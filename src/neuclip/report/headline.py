@@ -58,8 +58,8 @@ def recall_headline(last: Evaluation | None, direction: str, label: str) -> Head
         return Headline(label, UNKNOWN, ("no held-out retrieval evaluated",))
     first = last.retrieval[0]
     recall, chance = first.recall.get((direction, 1)), first.chance.get((direction, 1))
-    pictures = plural(first.images, "picture") if first.images is not None else ""
-    return Headline(label, format_percent(recall), (times_chance(recall, chance), first.dataset, pictures))
+    images = plural(first.images, "image") if first.images is not None else ""
+    return Headline(label, format_percent(recall), (times_chance(recall, chance), first.dataset, images))
 
 
 def zero_shot_headline(last: Evaluation | None) -> Headline:

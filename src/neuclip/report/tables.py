@@ -66,7 +66,7 @@ def evaluation_tables(last: Evaluation | None) -> str:
             ]
             for task in last.zero_shot
         ]
-        head = ["task", "top 1", "over chance", "top 5", "mean per class", "chance", "classes", "pictures", "skipped"]
+        head = ["task", "top 1", "over chance", "top 5", "mean per class", "chance", "classes", "images", "skipped"]
         parts.append(table("Zero-shot classification", head, rows))
     if last.others:
         rows = [[key, format_number(value)] for key, value in last.others.items()]
@@ -79,7 +79,7 @@ def retrieval_table(found: list[Retrieval]) -> str:
     """One row per held-out set and direction; each recall is followed by what guessing gives."""
     depths = sorted({k for retrieval in found for _, k in (*retrieval.recall, *retrieval.chance)})
     head = ["held-out set", "direction", "over chance"]
-    head += [name for k in depths for name in (f"recall at {k}", "chance")] + ["pictures", "skipped"]
+    head += [name for k in depths for name in (f"recall at {k}", "chance")] + ["images", "skipped"]
     rows = []
     for retrieval in found:
         for direction, words in DIRECTIONS.items():
@@ -163,7 +163,7 @@ def skipped_sentences(run: RunContents, last: Evaluation | None) -> list[str]:
 def full_captions_sentence(run: RunContents) -> str:
     """Of the summary, or while the run goes on of its last record."""
     last = run.records[-1] if run.records else {}
-    share = number((run.summary or last).get("full_captions"))
+    share = number((run.summary or last).get("truncated_captions"))
     if share is None:
         return ""
     return f"{format_percent(share)} of the captions fill the model's context; what is longer was cut off there."

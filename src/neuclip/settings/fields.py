@@ -6,7 +6,7 @@ import math
 from dataclasses import field
 from typing import Any
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 
 
 def described(default: Any, help: str) -> Any:
@@ -16,9 +16,9 @@ def described(default: Any, help: str) -> Any:
 
 def check_at_least(name: str, value: float, minimum: float, remedy: str) -> None:
     if not (math.isfinite(value) and value >= minimum):
-        raise AskedWrongly(f"{name} is {value}; give {minimum} or more ({remedy})")
+        raise UserError(f"{name} is {value}; give {minimum} or more ({remedy})")
 
 
 def check_positive(name: str, value: float, remedy: str) -> None:
     if not (math.isfinite(value) and value > 0):
-        raise AskedWrongly(f"{name} is {value}; give a number above 0 ({remedy})")
+        raise UserError(f"{name} is {value}; give a number above 0 ({remedy})")

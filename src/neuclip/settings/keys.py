@@ -6,11 +6,11 @@ from dataclasses import Field, fields
 from functools import cache
 from typing import Any, get_type_hints
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.nearest import any_of, nearest, proposal
 from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.sections import Settings
-from neuclip.settings.values import Given
+from neuclip.settings.values import RawValue
 
 OBJECTIVE_KEY = "objective.name"
 SECTION_NAMES = (
@@ -50,7 +50,7 @@ def declared_types(objective: str) -> dict[str, Any]:
     }
 
 
-def declared_type(given: Given, objective: str) -> Any:
+def declared_type(given: RawValue, objective: str) -> Any:
     """The type of a given key, or the error that names the nearest one."""
     types = declared_types(objective)
     if given.key in types:
@@ -64,7 +64,7 @@ def declared_type(given: Given, objective: str) -> Any:
     raise unknown(given, objective)
 
 
-def unknown(given: Given, objective: str) -> AskedWrongly:
+def unknown(given: RawValue, objective: str) -> UserError:
     dashes = "" if given.place else "--"
     section = given.key.partition(".")[0]
     siblings = [key for key in [OBJECTIVE_KEY, *declared_types(objective)] if key.startswith(f"{section}.")]

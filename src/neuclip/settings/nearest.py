@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-COMPARED = 10_000  # names of one folder; comparing those of a million pictures would take seconds
+COMPARED = 10_000  # names of one folder; comparing those of a million images would take seconds
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.fields import check_at_least, check_positive, described
 
 
@@ -48,7 +48,7 @@ class SigLIPSettings:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise AskedWrongly(f"objective.bias_initial is {self.bias_initial!r}; give auto or a number such as -10")
+            raise UserError(f"objective.bias_initial is {self.bias_initial!r}; give auto or a number such as -10")
         return value
 
 
@@ -79,13 +79,13 @@ class FastCLIPSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 1:
-            raise AskedWrongly(f"objective.gamma is {self.gamma}; give a number above 0, at most 1 (default 0.2)")
+            raise UserError(f"objective.gamma is {self.gamma}; give a number above 0, at most 1 (default 0.2)")
         check_at_least("objective.gamma_decay_samples", self.gamma_decay_samples, 0, "0: half of the run")
         check_at_least("objective.eps", self.eps, 0, "the default is 1e-6")
         check_at_least("objective.temperature_initial", self.temperature_initial, 0, "0: the variant's own")
         check_at_least("objective.temperature_lr", self.temperature_lr, 0, "0: the variant's own")
         if any(self.temperature_range) and min(self.temperature_range) <= 0:
-            raise AskedWrongly(
+            raise UserError(
                 f"objective.temperature_range is {self.temperature_range}; give two numbers above 0, such as 0.01,1"
             )
 
@@ -118,11 +118,11 @@ class AmorLIPSettings:
 
     def __post_init__(self) -> None:
         if not self.rho:
-            raise AskedWrongly("objective.rho is empty; give one number, or several such as 8.5,-8.5,-8.5")
+            raise UserError("objective.rho is empty; give one number, or several such as 8.5,-8.5,-8.5")
         if not 0 <= self.blend_maximum < 1:
-            raise AskedWrongly(f"objective.blend_maximum is {self.blend_maximum}; give 0 or more and less than 1")
+            raise UserError(f"objective.blend_maximum is {self.blend_maximum}; give 0 or more and less than 1")
         if not 0 <= self.average_decay < 1:
-            raise AskedWrongly(f"objective.average_decay is {self.average_decay}; give 0 or more and less than 1")
+            raise UserError(f"objective.average_decay is {self.average_decay}; give 0 or more and less than 1")
         check_positive("objective.positive_coefficient", self.positive_coefficient, "1 counts it like the others")
         check_at_least("objective.blend_samples", self.blend_samples, 0, "0 for half of the run")
         check_at_least("objective.epoch_samples", self.epoch_samples, 0, "0 for the size of the data set")

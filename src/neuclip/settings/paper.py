@@ -17,7 +17,7 @@ from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.reading import build, checked
 from neuclip.settings.recipe import SHIPPED, plain
 from neuclip.settings.sections import Settings
-from neuclip.settings.values import Given
+from neuclip.settings.values import RawValue
 from neuclip.settings.writing import scalar
 
 FOLDER = SHIPPED / "paper"
@@ -38,7 +38,7 @@ class PaperRecipe:
     def settings(self) -> Settings:
         """As `neuclip train` would read them."""
         given = [
-            Given(key, plain(yaml.compose(value, Loader=yaml.SafeLoader)), "recipes/paper")
+            RawValue(key, plain(yaml.compose(value, Loader=yaml.SafeLoader)), "recipes/paper")
             for key, (value, _) in self.lines.items()
             if key.partition(".")[0] in SECTION_NAMES
         ]

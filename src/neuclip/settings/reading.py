@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.flags import split_flags
 from neuclip.settings.keys import OBJECTIVE_KEY, SECTION_NAMES, declared_type, section_type
 from neuclip.settings.nearest import proposal
 from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.recipe import SHIPPED, find_recipe, read_recipe
 from neuclip.settings.sections import Settings
-from neuclip.settings.values import Given, convert, shown
+from neuclip.settings.values import RawValue, convert, shown
 
-Values = dict[str, tuple[Given, Any]]  # key -> where it was given, and its value in the declared type
+Values = dict[str, tuple[RawValue, Any]]  # key -> where it was given, and its value in the declared type
 
 
 def read_settings(recipe: Path | None = None, flags: Sequence[str] = ()) -> Settings:
@@ -38,16 +38,16 @@ def read_settings(recipe: Path | None = None, flags: Sequence[str] = ()) -> Sett
     return build(objective, values | checked(from_flags, objective))
 
 
-def given_flags(flags: Sequence[str]) -> list[Given]:
+def given_flags(flags: Sequence[str]) -> list[RawValue]:
     given = []
     for name, value in split_flags(flags):
         if name is None:
-            raise AskedWrongly(f"{value!r} is not a flag; flags look like --train.batch_size 128")
-        given.append(Given(OBJECTIVE_KEY if name == "objective" else name, value))
+            raise UserError(f"{value!r} is not a flag; flags look like --train.batch_size 128")
+        given.append(RawValue(OBJECTIVE_KEY if name == "objective" else name, value))
     return given
 
 
-def objective_name(source: Iterable[Given], default: str) -> str:
+def objective_name(source: Iterable[RawValue], default: str) -> str:
     name = default
     for given in source:
         if given.key == OBJECTIVE_KEY:
@@ -58,7 +58,7 @@ def objective_name(source: Iterable[Given], default: str) -> str:
     return name
 
 
-def checked(source: Iterable[Given], objective: str) -> Values:
+def checked(source: Iterable[RawValue], objective: str) -> Values:
     """The fields of one source in their declared types; the objective's name is not a field."""
     return {
         given.key: (given, convert(given, declared_type(given, objective)))
@@ -76,14 +76,14 @@ def build_section(section: str, kind: type, values: Values) -> Any:
     mine = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
     try:
         return kind(**{field: value for field, (_, value) in mine.items()})
-    except AskedWrongly as error:
-        given = to_blame(str(error), {field: given for field, (given, _) in mine.items()})
+    except UserError as error:
+        given = find_culprit(str(error), {field: given for field, (given, _) in mine.items()})
         if given is None:
             raise
         raise given.wrong(str(error)) from None
 
 
-def to_blame(message: str, given: Mapping[str, Given]) -> Given | None:
+def find_culprit(message: str, given: Mapping[str, RawValue]) -> RawValue | None:
     """The given value that a section's own check refused: of the fields its message names, a flag before the recipe."""
     finding = message.partition(";")[0]  # the remedy behind it may name other fields
     named = [given[word] for word in re.findall(r"\w+", finding) if word in given]

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.keys import OBJECTIVE_KEY, SECTION_NAMES
 from neuclip.settings.nearest import proposal
-from neuclip.settings.values import Given, shown
+from neuclip.settings.values import RawValue, shown
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".gz", ".tgz")
@@ -25,36 +25,34 @@ def shipped_recipes() -> list[str]:
 def find_recipe(asked: Path) -> Path:
     """A file, or the name of a shipped recipe ('tiny', 'tiny.yaml')."""
     if asked.is_file() and asked.suffix in DATA_SUFFIXES:
-        raise AskedWrongly(f"{asked} is no recipe; data is given with --data.train {asked}")
+        raise UserError(f"{asked} is no recipe; data is given with --data.train {asked}")
     if asked.is_file():
         return asked
     if str(asked).removesuffix(".yaml") in shipped_recipes():
         return SHIPPED / f"{asked.stem}.yaml"
     if (asked / "settings.yaml").is_file():
-        raise AskedWrongly(
+        raise UserError(
             f"{asked} is a run, not a recipe; continue it with --resume {asked}, "
             f"or repeat it with {asked / 'settings.yaml'}"
         )
     if asked.is_dir():
-        raise AskedWrongly(
+        raise UserError(
             f"{asked} is a folder, not a recipe; data is given with --data.train {asked}, "
             f"a recipe is a YAML file or one of {', '.join(shipped_recipes())}"
         )
-    raise AskedWrongly(
+    raise UserError(
         f"no recipe {asked}: neither a file nor a shipped recipe; {proposal(asked.stem, shipped_recipes())}"
     )
 
 
-def read_recipe(path: Path) -> list[Given]:
+def read_recipe(path: Path) -> list[RawValue]:
     """Every value of a recipe with its key and line. Whether a key exists, and its type, is not looked at here."""
     name = path.name if path.parent == SHIPPED else str(path)
     root = compose(path, name)
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise AskedWrongly(
-            f"{name} line {line_of(root)}: expected sections such as 'train:' with their fields below them"
-        )
+        raise UserError(f"{name} line {line_of(root)}: expected sections such as 'train:' with their fields below them")
     return [
         given
         for key, node, line in entries(root, name, "")
@@ -66,28 +64,28 @@ def compose(path: Path, name: str) -> yaml.Node | None:
     try:
         return yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
     except UnicodeDecodeError:
-        raise AskedWrongly(f"{name} is not a text file in UTF-8") from None
+        raise UserError(f"{name} is not a text file in UTF-8") from None
     except OSError as error:
-        raise AskedWrongly(f"{name} cannot be read: {error.strerror}") from None
+        raise UserError(f"{name} cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name} line {mark.line + 1}" if mark else name
-        raise AskedWrongly(f"{place}: not valid YAML: {error.problem or error.context}") from None
+        raise UserError(f"{place}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise AskedWrongly(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
 
 
-def section_values(section: str, node: yaml.Node, place: str, name: str) -> Iterator[Given]:
+def section_values(section: str, node: yaml.Node, place: str, name: str) -> Iterator[RawValue]:
     value = plain(node)
     if section not in SECTION_NAMES:
-        yield Given(section, value, place)  # the reader names the nearest key
+        yield RawValue(section, value, place)  # the reader names the nearest key
     elif isinstance(node, yaml.MappingNode):
         for field, field_node, line in entries(node, name, f"{section}."):
-            yield Given(f"{section}.{field}", plain(field_node), f"{name} line {line}")
+            yield RawValue(f"{section}.{field}", plain(field_node), f"{name} line {line}")
     elif section == "objective" and value is not None:
-        yield Given(OBJECTIVE_KEY, value, place)
+        yield RawValue(OBJECTIVE_KEY, value, place)
     elif value is not None:  # a section without fields says nothing
-        raise AskedWrongly(f"{place}: {section} is {shown(value)}; give its fields in the lines below, indented")
+        raise UserError(f"{place}: {section} is {shown(value)}; give its fields in the lines below, indented")
 
 
 def entries(mapping: yaml.MappingNode, name: str, prefix: str) -> Iterator[tuple[str, yaml.Node, int]]:
@@ -96,10 +94,10 @@ def entries(mapping: yaml.MappingNode, name: str, prefix: str) -> Iterator[tuple
     for key_node, value in mapping.value:
         line = line_of(key_node)
         if not isinstance(key_node, yaml.ScalarNode):
-            raise AskedWrongly(f"{name} line {line}: expected the name of a setting before the colon")
+            raise UserError(f"{name} line {line}: expected the name of a setting before the colon")
         key = key_node.value.replace("-", "_")
         if key in first_lines:
-            raise AskedWrongly(
+            raise UserError(
                 f"{name} line {line}: {prefix}{key} is given twice, first in line {first_lines[key]}; keep one"
             )
         first_lines[key] = line
@@ -111,7 +109,7 @@ def line_of(node: yaml.Node) -> int:
 
 
 def plain(node: yaml.Node) -> Any:
-    """What `Given.value` holds. Numbers stay text: the declared type, not YAML, says what 012 or 1e-3 is."""
+    """What `RawValue.value` holds. Numbers stay text: the declared type, not YAML, says what 012 or 1e-3 is."""
     if isinstance(node, yaml.SequenceNode):
         return [plain(item) if isinstance(item, yaml.ScalarNode) else {} for item in node.value]
     if isinstance(node, yaml.MappingNode):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.fields import check_at_least, check_positive, described
 from neuclip.settings.objectives import NeuCLIPSettings
 
@@ -35,10 +35,10 @@ class DataSettings:
     train: str = described(
         "",
         "tar shards (folder, file, URL or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or Parquet "
-        "file, COCO's captions, a folder of pictures, a saved Hugging Face set, a name (`neuclip data list`); several "
+        "file, COCO's captions, a folder of images, a saved Hugging Face set, a name (`neuclip data list`); several "
         "between commas, with weights: a.csv:2,shards:0.5",
     )
-    image_column: str = described("", "tables: column of pictures or their paths; default: found by its name")
+    image_column: str = described("", "tables: column of images or their paths; default: found by its name")
     caption_column: str = described(
         "", "tables: column of captions, several between commas; default: found by its name"
     )
@@ -46,10 +46,10 @@ class DataSettings:
         "", "shards: key of the json members that holds the captions; default: txt, or caption"
     )
     workers: int = described(4, "processes that decode and transform; 0: none")
-    crop_scale: tuple[float, float] = described((0.9, 1.0), "share of the picture that the random crop keeps")
+    crop_scale: tuple[float, float] = described((0.9, 1.0), "share of the image that the random crop keeps")
     pixels: Literal["exact", "fast"] = described(
         "exact",
-        "exact: open_clip's pixels to the bit; fast: twice the speed, some values of training pictures differ by 1 "
+        "exact: open_clip's pixels to the bit; fast: twice the speed, some values of training images differ by 1 "
         "of 255, rarely by 3, by more where a large JPEG is decoded at reduced size",
     )
     max_bad_share: float = described(0.05, "stop when more than this share of the samples read is bad")
@@ -61,10 +61,10 @@ class DataSettings:
         check_at_least("data.cache_size", self.cache_size, 1, "in bytes; 64G means 64 GB")
         check_positive("data.remote_timeout", self.remote_timeout, "in seconds")
         if not 0 <= self.max_bad_share <= 1:
-            raise AskedWrongly(f"data.max_bad_share is {self.max_bad_share}; give a share from 0 to 1")
+            raise UserError(f"data.max_bad_share is {self.max_bad_share}; give a share from 0 to 1")
         low, high = self.crop_scale
         if not 0 < low <= high <= 1:
-            raise AskedWrongly(f"data.crop_scale is {low}, {high}; give two shares with 0 < first <= second <= 1")
+            raise UserError(f"data.crop_scale is {low}, {high}; give two shares with 0 < first <= second <= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class OptimizerSettings:
         check_at_least("optimizer.clip_gradient_norm", self.clip_gradient_norm, 0, "0 for none")
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if not 0 <= beta < 1:
-                raise AskedWrongly(f"optimizer.{name} is {beta}; give a number from 0 up to but not including 1")
+                raise UserError(f"optimizer.{name} is {beta}; give a number from 0 up to but not including 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class TemperatureSettings:
     def __post_init__(self) -> None:
         check_at_least("temperature.learning_rate", self.learning_rate, 0, "0 keeps the temperature constant")
         if not 0.005 <= self.minimum <= self.initial <= self.maximum <= 1:
-            raise AskedWrongly(
+            raise UserError(
                 f"temperature.minimum, initial, maximum are {self.minimum}, {self.initial}, {self.maximum}; "
                 "give 0.005 <= minimum <= initial <= maximum <= 1"
             )
@@ -141,7 +141,7 @@ class TrainSettings:
         check_at_least("train.batch_size", self.batch_size, 1, "the paper uses 1024 to 5120")
         check_at_least("train.micro_batch_size", self.micro_batch_size, 0, "0 takes the process's whole share at once")
         if self.samples < self.batch_size:
-            raise AskedWrongly(
+            raise UserError(
                 f"train.samples {self.samples} is below train.batch_size {self.batch_size}; "
                 f"give --train.samples {self.batch_size} or more"
             )
@@ -160,7 +160,7 @@ class EvaluationSettings:
         "auto: those the data set brings, or none",
     )
     every: int = described(0, "samples between evaluations; 0: only at the end")
-    batch_size: int = described(256, "pictures per forward pass")
+    batch_size: int = described(256, "images per forward pass")
     error_anchors: int = described(0, "anchors for the normalizer error at the end; 0: leave it to `neuclip error`")
     error_every: int = described(0, "samples between such errors, taken at evaluations on the way; 0: only at the end")
     gallery: int = described(12, "held-out queries per direction shown in the report")
@@ -171,7 +171,7 @@ class EvaluationSettings:
         check_at_least("evaluation.error_anchors", self.error_anchors, 0, "0 for none, the paper uses 10000")
         check_at_least("evaluation.error_every", self.error_every, 0, "0 measures only at the end")
         if self.error_every and not (self.error_anchors and self.every):
-            raise AskedWrongly(
+            raise UserError(
                 "evaluation.error_every measures at evaluations on the way; "
                 f"give --evaluation.error_anchors 2000 --evaluation.every {self.every or self.error_every} with it"
             )

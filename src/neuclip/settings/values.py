@@ -9,7 +9,7 @@ from decimal import Decimal
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.settings.nearest import any_of, nearest
 
 NUMBER = re.compile(r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)(k|K|M|G|B|[kMG]B)?")
@@ -20,7 +20,7 @@ WHOLE_NUMBER_LIMIT = 2**63
 
 
 @dataclass(frozen=True)
-class Given:
+class RawValue:
     """A value and where it stands.
 
     `value` is what the source can tell apart: text (numbers too), true/false, None (nothing), a list, or a dict for a
@@ -31,19 +31,19 @@ class Given:
     value: Any
     place: str = ""
 
-    def wrong(self, message: str) -> AskedWrongly:
+    def wrong(self, message: str) -> UserError:
         """The error about this value: `message` begins with a key, the place comes in front of it."""
         if self.place:
-            return AskedWrongly(f"{self.place}: {message}")
-        return AskedWrongly(f"--{message}" if message.startswith(self.key) else f"--{self.key}: {message}")
+            return UserError(f"{self.place}: {message}")
+        return UserError(f"--{message}" if message.startswith(self.key) else f"--{self.key}: {message}")
 
 
-def convert(given: Given, declared: Any) -> Any:
+def convert(given: RawValue, declared: Any) -> Any:
     """The value as its declared type.
 
-    >>> convert(Given("train.samples", "3M"), int)
+    >>> convert(RawValue("train.samples", "3M"), int)
     3000000
-    >>> convert(Given("data.crop_scale", "0.8,1"), tuple[float, float])
+    >>> convert(RawValue("data.crop_scale", "0.8,1"), tuple[float, float])
     (0.8, 1.0)
     """
     if declared is bool and given.value is None and not given.place:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from neuclip.distributed import world_size
+from neuclip.distributed.collectives import world_size
 from neuclip.models.towers import Towers
 from neuclip.training.precision import autocast
 from neuclip.training.randomness import random_state, set_random_state
@@ -57,7 +57,7 @@ class Accumulation:
         # Zero where a method makes no use of the temperature: DDP waits for every parameter.
         image, text, *shared = (torch.zeros_like(x) if x.grad is None else x.grad for x in self.leaves)
         if self.outputs:
-            carry_on([*self.outputs, *self._shared()], [image, text, *shared])
+            backward_from_features([*self.outputs, *self._shared()], [image, text, *shared])
         else:
             self._backward_of_chunks(image, text, shared)
         self.chunks, self.outputs, self.leaves = [], (), []
@@ -86,9 +86,9 @@ class Accumulation:
             with nullcontext() if last else self._without_exchange():
                 outputs = self._run(self.parallel, number)
                 if last:  # temperature and bias once, in the backward that DDP waits for
-                    carry_on([*outputs, *self._shared()], [*gradients, *shared])
+                    backward_from_features([*outputs, *self._shared()], [*gradients, *shared])
                 else:
-                    carry_on(outputs, gradients)
+                    backward_from_features(outputs, gradients)
         set_random_state(now, self.towers.device)
 
     def _run(self, towers: nn.Module, number: int) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ class Accumulation:
         return self.parallel.no_sync() if isinstance(self.parallel, DistributedDataParallel) else nullcontext()
 
 
-def carry_on(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+def backward_from_features(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Backward from where the cut was; what is frozen is left out."""
     learned = [number for number, output in enumerate(outputs) if output.requires_grad]
     if learned:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from torch import Tensor
 
 from neuclip.data.sample import Batch
-from neuclip.distributed import any_process
-from neuclip.errors import RunFailed, Stopped
+from neuclip.distributed.collectives import any_rank
+from neuclip.distributed.error_sync import raise_together
+from neuclip.errors import RunFailed, RunInterrupted
 from neuclip.training.accumulation import Accumulation
+from neuclip.training.batches import read_batches
 from neuclip.training.caption_ids import caption_ids
-from neuclip.training.due import Due
+from neuclip.training.interval import Interval
 from neuclip.training.observer import Observer
 from neuclip.training.optimizer import NotFinite
-from neuclip.training.reading import read_batches
 from neuclip.training.run import Run
 from neuclip.training.stopping import StopRequest
-from neuclip.training.together import raise_together
 
 
 def train(run: Run, evaluate: Callable[[Run], object]) -> None:
@@ -28,7 +28,7 @@ def train(run: Run, evaluate: Callable[[Run], object]) -> None:
     observer = Observer(run)
     towers, objective = run.built.towers.train(), run.objective.train()
     accumulation = Accumulation(towers, micro_batch_size=run.settings.train.micro_batch_size, precision=run.precision)
-    save_due, evaluation_due = Due.for_checkpoints(run), Due(every_samples=run.settings.evaluation.every)
+    save_due, evaluation_due = Interval.for_checkpoints(run), Interval(every_samples=run.settings.evaluation.every)
     with StopRequest() as stop:
         for batch in observer.watched(read_batches(run, stop)):
             images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
@@ -44,7 +44,7 @@ def train(run: Run, evaluate: Callable[[Run], object]) -> None:
                 evaluate(run)
                 towers.train()
                 observer.restart_clock()
-            if any_process(stop.requested or save_due(run)):
+            if any_rank(stop.requested or save_due(run)):
                 if stop.anywhere():
                     break
                 run.save()
@@ -72,4 +72,4 @@ def stopped(run: Run, stop: StopRequest) -> None:
         f"stopped and saved at {run.samples:,} of {run.settings.train.samples:,} samples; "
         f"continue with: neuclip train --resume {run.folder.path}"
     )
-    raise_together(Stopped(message, stop.exit_code))
+    raise_together(RunInterrupted(message, stop.exit_code))

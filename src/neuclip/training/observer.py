@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from neuclip.data.sample import Batch
-from neuclip.distributed import is_main, sum_over_processes
+from neuclip.distributed.collectives import is_main, sum_over_ranks
 from neuclip.records import append_line
 from neuclip.training.phases import Phases
 from neuclip.training.progress import TrainingProgress
@@ -44,7 +44,7 @@ class Observer:
                 batch = next(batches, None)
             if batch is None:
                 return
-            self.run.full_captions.note(batch.tokens)
+            self.run.truncated_captions.note(batch.tokens)
             yield batch
 
     def _logs_at(self, step: int) -> bool:
@@ -54,8 +54,12 @@ class Observer:
         """Collective on logging steps."""
         if not self._logs_at(self.run.step):
             return
-        own = {"loss": loss.item(), **self.run.objective.metrics, "full_captions": self.run.full_captions.share}
-        measured = mean_over_processes(own, self.run.device)
+        own = {
+            "loss": loss.item(),
+            **self.run.objective.metrics,
+            "truncated_captions": self.run.truncated_captions.share,
+        }
+        measured = mean_over_ranks(own, self.run.device)
         if is_main():
             self._write(self._record(measured, gradient_norm.item()))
 
@@ -88,10 +92,10 @@ class Observer:
             sink.close()
 
 
-def mean_over_processes(values: dict[str, float | None], device: torch.device) -> dict[str, float | None]:
+def mean_over_ranks(values: dict[str, float | None], device: torch.device) -> dict[str, float | None]:
     """Collective. What no process has stays None; what some have is the mean over those."""
     host = torch.device("cpu") if device.type == "mps" else device  # which knows no float64
     known = [value is not None and not math.isnan(value) for value in values.values()]
     numbers = [value if here else 0.0 for value, here in zip(values.values(), known, strict=True)]
-    sums, counts = sum_over_processes(torch.tensor([numbers, known], dtype=torch.float64, device=host)).tolist()
+    sums, counts = sum_over_ranks(torch.tensor([numbers, known], dtype=torch.float64, device=host)).tolist()
     return {name: total / count if count else None for name, total, count in zip(values, sums, counts, strict=True)}

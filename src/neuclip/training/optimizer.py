@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuclip.distributed import any_process
+from neuclip.distributed.collectives import any_rank
 from neuclip.models.towers import Towers
 from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
 from neuclip.training.schedule import temperature_rate, warmup_steps, warmup_then_cosine
@@ -55,7 +55,7 @@ class TowerOptimizer:
         norm = nn.utils.clip_grad_norm_(self.towers.parameters(), limit)
         # With fp16 an overflowing gradient is normal: the scaler skips that step and lowers its scale.
         checked = loss if self.scaler.is_enabled() else loss + norm
-        if any_process(not torch.isfinite(checked.detach())):
+        if any_rank(not torch.isfinite(checked.detach())):
             self.adamw.zero_grad(set_to_none=True)
             raise NotFinite(f"loss {loss.item():.4g}, gradient norm {norm.item():.4g}")
         self._set_rates(step)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 
 
 def choose_device(asked: str) -> torch.device:
@@ -22,7 +22,7 @@ def choose_device(asked: str) -> torch.device:
         return torch.device(next(name for name, present in available.items() if present))
     if not available[asked]:
         present = ", ".join(name for name, here in available.items() if here)
-        raise AskedWrongly(f"run.device {asked} is not available here; give --run.device {present}, or auto")
+        raise UserError(f"run.device {asked} is not available here; give --run.device {present}, or auto")
     return torch.device(asked)
 
 
@@ -31,7 +31,7 @@ def choose_precision(asked: str, device: torch.device) -> torch.dtype:
     if asked == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     if asked == "fp16" and device.type == "cpu":
-        raise AskedWrongly("run.precision fp16 needs a GPU; on a CPU give --run.precision fp32 or bf16")
+        raise UserError("run.precision fp16 needs a GPU; on a CPU give --run.precision fp32 or bf16")
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[asked]
 
 

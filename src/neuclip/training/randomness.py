@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from neuclip.distributed import gather_values, rank
+from neuclip.distributed.collectives import gather_values, rank
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -22,7 +22,7 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
         getattr(torch, device.type).set_rng_state(state[device.type])
 
 
-def random_states_of_all(device: torch.device) -> dict[str, Tensor]:
+def all_gather_random_states(device: torch.device) -> dict[str, Tensor]:
     """Collective. One row per process."""
     return {name: gather_values(row[None].to(device)).cpu() for name, row in random_state(device).items()}
 

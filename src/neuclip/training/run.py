@@ -15,28 +15,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.cores import available_cores
 from neuclip.data.fast_decoding import FastDecode
-from neuclip.data.faults import too_many_lost
+from neuclip.data.faults import too_many_unindexed
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
 from neuclip.data.mixture_order import order_of
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source, open_training_data
 from neuclip.data.transforms import decode
-from neuclip.distributed import is_main, rank, world_size
-from neuclip.errors import AskedWrongly, RunFailed
+from neuclip.distributed.collectives import is_main, rank, world_size
+from neuclip.distributed.error_sync import all_gather_str, main_first, on_main, raise_together, sync_errors
+from neuclip.errors import RunFailed, UserError
 from neuclip.models.pixels import fast_crop
 from neuclip.models.towers import BuiltModel, build_model
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.registry import build_objective
 from neuclip.records import RunFolder
+from neuclip.runs.checkpoint import save_checkpoint
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
-from neuclip.training.checkpoint import save_checkpoint
-from neuclip.training.full_captions import FullCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.precision import choose_device, choose_precision
-from neuclip.training.randomness import continue_random_state, random_states_of_all
-from neuclip.training.together import failing_together, main_first, on_main, raise_together, texts_of_all
+from neuclip.training.randomness import all_gather_random_states, continue_random_state
+from neuclip.training.truncated_captions import TruncatedCaptions
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Run:
     built: BuiltModel
     objective: Objective
     optimizer: TowerOptimizer
-    full_captions: FullCaptions
+    truncated_captions: TruncatedCaptions
     total_steps: int
     step: int = 0
     seconds_before: float = 0.0  # of earlier sittings, for a resumed run
@@ -99,8 +99,8 @@ class Run:
             "model": self.built.towers.model.state_dict(),
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "random": random_states_of_all(self.device),
-            "full_captions": self.full_captions.counts_of_all(self.device),
+            "random": all_gather_random_states(self.device),
+            "truncated_captions": self.truncated_captions.all_gather_counts(self.device),
         }
         keep = self.settings.checkpoint.keep
         on_main(lambda: save_checkpoint(self.folder.checkpoints, state, samples=self.samples, keep=keep))
@@ -112,7 +112,7 @@ class Run:
         for key, value in mine.items():
             if state[key] != value:
                 what = key.removesuffix("_name")
-                raise AskedWrongly(
+                raise UserError(
                     f"{self.folder.path} was trained with {what} {state[key]}, not {value}; "
                     f"resume with --{what}.name {state[key]}, or start a new run"
                 )
@@ -122,7 +122,7 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         continue_random_state(state["random"], self.device)
         self.step, self.seconds_before = state["step"], state["seconds"]
-        self.full_captions.before = state["full_captions"]
+        self.truncated_captions.before = state["truncated_captions"]
 
     def _refuse_other_data(self, state: dict[str, Any]) -> None:
         """Wherever they lie: the pairs, and how they follow each other, must be what they were."""
@@ -144,7 +144,7 @@ class Run:
 def build_run(settings: Settings, folder: RunFolder) -> Run:
     """Collective. Fails here, in the first seconds, for whatever in the settings cannot work."""
     source = main_first(lambda: open_training_source(settings))
-    with failing_together():
+    with sync_errors():
         run = assembled(settings, folder, source)
     check_common_data(run)
     return run
@@ -156,7 +156,7 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
     set_threads(settings.run.threads, device)
     torch.manual_seed(settings.run.seed)
     built = build_towers(settings, device)
-    refuse_single_pictures(settings, built)
+    refuse_single_images(settings, built)
     total_steps = settings.train.samples // settings.train.batch_size
     data = batches_of(source, settings, built)
     objective = objective_for(settings, built, len(source), data.windows.order.size).to(device)
@@ -176,19 +176,19 @@ def assembled(settings: Settings, folder: RunFolder, source: Source) -> Run:
         built=built,
         objective=objective,
         optimizer=optimizer,
-        full_captions=FullCaptions(built.tokenize),
+        truncated_captions=TruncatedCaptions(built.tokenize),
         total_steps=total_steps,
     )
 
 
-def refuse_single_pictures(settings: Settings, built: BuiltModel) -> None:
-    """BatchNorm divides by the deviation over the pictures of a forward pass; one alone has none."""
+def refuse_single_images(settings: Settings, built: BuiltModel) -> None:
+    """BatchNorm divides by the deviation over the images of a forward pass; one alone has none."""
     share = settings.train.batch_size // world_size()
     smallest = share // math.ceil(share / (settings.train.micro_batch_size or share))  # chunk, as accumulation.py cuts
     if smallest == 1 and any(isinstance(module, _BatchNorm) for module in built.towers.modules()):
         field, least = ("batch_size", 2 * world_size()) if share == 1 else ("micro_batch_size", 2 + share % 2)
-        raise AskedWrongly(
-            f"{settings.model.name} has BatchNorm, which cannot train on one picture at a time; "
+        raise UserError(
+            f"{settings.model.name} has BatchNorm, which cannot train on one image at a time; "
             f"give --train.{field} {least} or more"
         )
 
@@ -240,20 +240,20 @@ def set_threads(asked: int, device: torch.device) -> None:
 
 def check_common_data(run: Run) -> None:
     """Collective. Processes on several machines must see the same data: an id means one sample everywhere."""
-    seen = texts_of_all(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})", run.device)
+    seen = all_gather_str(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})", run.device)
     if len(set(seen)) > 1:
-        raise_together(AskedWrongly(f"processes see different data: {', '.join(seen)}; give all the same files"))
+        raise_together(UserError(f"processes see different data: {', '.join(seen)}; give all the same files"))
 
 
 def open_training_source(settings: Settings) -> Source:
     data, batch_size = settings.data, settings.train.batch_size
     if not data.train:
-        raise AskedWrongly("data.train is not set; give --data.train icons-30k, shards, or a CSV file")
+        raise UserError("data.train is not set; give --data.train icons-30k, shards, or a CSV file")
     source = open_training_data(data)
-    if message := too_many_lost(source, data.max_bad_share):
+    if message := too_many_unindexed(source, data.max_bad_share):
         raise RunFailed(message)
     if len(source) < batch_size:
-        raise AskedWrongly(
+        raise UserError(
             f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "
             f"{without_queries(data.train)}); "
             f"give --train.batch_size {len(source)} or less"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from neuclip.errors import AskedWrongly
+from neuclip.errors import UserError
 from neuclip.records import RunFolder
 from neuclip.settings.sections import LogSettings
 
@@ -32,7 +32,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise AskedWrongly("log.tensorboard needs its extra: pip install 'neuclip[tensorboard]'") from error
+            raise UserError("log.tensorboard needs its extra: pip install 'neuclip[tensorboard]'") from error
         self.writer = SummaryWriter(folder.path / "tensorboard")  # type: ignore[no-untyped-call]
 
     def write(self, record: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class WandbSink:
         try:
             import wandb
         except ImportError as error:
-            raise AskedWrongly("log.wandb needs its extra: pip install 'neuclip[wandb]'") from error
+            raise UserError("log.wandb needs its extra: pip install 'neuclip[wandb]'") from error
         self.run = wandb.init(mode="offline", dir=folder.path, project="neuclip", name=folder.path.name)
 
     def write(self, record: dict[str, Any]) -> None:

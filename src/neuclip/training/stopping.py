@@ -6,7 +6,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from neuclip.distributed import values_everywhere
+from neuclip.distributed.collectives import all_gather_int
 
 
 class StopRequest:
@@ -33,7 +33,7 @@ class StopRequest:
 
     def anywhere(self) -> bool:
         """Collective. Whether any process was asked to stop; then all know by which signal."""
-        self.signal = max(values_everywhere(self.signal or 0)) or None
+        self.signal = max(all_gather_int(self.signal or 0)) or None
         return self.requested
 
     @property

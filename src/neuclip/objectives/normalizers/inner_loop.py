@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from neuclip.distributed import gather_values, world_size
+from neuclip.distributed.collectives import gather_values, world_size
 from neuclip.objectives.formulas.conjugate import capped_exponent
 from neuclip.objectives.formulas.normalizer import add_eps
 
@@ -62,7 +62,7 @@ def scores(unit: Tensor, anchors: Anchors, buffer: Tensor) -> Scores:  # (m, d),
         buffer.sub_(largest[:, None])
         shared = shared + largest
     total = buffer.exp_().sum(dim=1)
-    return Scores(buffer, shared, _over_processes(shared + total.log()))
+    return Scores(buffer, shared, _over_ranks(shared + total.log()))
 
 
 def _stays_in_range(tau: Tensor) -> bool:
@@ -71,7 +71,7 @@ def _stays_in_range(tau: Tensor) -> bool:
     return tau.device.type == "cpu" and bool(tau >= WARM)
 
 
-def _over_processes(log_mean: Tensor) -> Tensor:  # (B,)
+def _over_ranks(log_mean: Tensor) -> Tensor:  # (B,)
     """Every process computes the same sum of the same numbers in the same order: no drift between them."""
     if world_size() == 1:
         return log_mean

@@ -49,7 +49,7 @@ class MLPNetwork(nn.Module):
             for seed in (0, 1)
         )
 
-    def follow_processes(self) -> None:
+    def reshard(self) -> None:
         """Small enough to be whole everywhere."""
 
     def restart(self, pairs: Pairs) -> None:

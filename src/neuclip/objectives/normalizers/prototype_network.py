@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from neuclip.distributed import gather_values, sum_over_processes
+from neuclip.distributed.collectives import gather_values, sum_over_ranks
 from neuclip.objectives.normalizers.inner_loop import Anchors, anchors_at
 from neuclip.objectives.normalizers.prototypes import Prototypes, RowOptimizer
-from neuclip.objectives.normalizers.refill import Refill
+from neuclip.objectives.normalizers.restart_schedule import RestartSchedule
 from neuclip.objectives.normalizers.sharded import ShardedRows
 from neuclip.objectives.pairs import Both, Pairs
 
@@ -42,7 +42,7 @@ class PrototypeNetwork(nn.Module):
         super().__init__()
         self.eps, self.fit, self.inner_steps = eps, fit, inner_steps
         self.reset_at_restart = reset_at_restart or restart == "rolling"
-        self.refill = Refill(num_prototypes, restart, restart_every)
+        self.refill = RestartSchedule(num_prototypes, restart, restart_every)
         rows: dict[str, Any] = {
             "optimizer": optimizer,
             "learning_rate": learning_rate,
@@ -58,10 +58,10 @@ class PrototypeNetwork(nn.Module):
         """Whether any slot holds anything."""
         return self.refill.active > 0
 
-    def follow_processes(self) -> None:
+    def reshard(self) -> None:
         for part in (self.for_image, self.for_text, self.owners):
             if part is not None:
-                part.follow_processes()
+                part.reshard()
 
     @torch.no_grad()
     def restart(self, pairs: Pairs) -> None:
@@ -122,7 +122,7 @@ class PrototypeNetwork(nn.Module):
         if self.owners is not None:
             step = self.refill.step - 1 if written else self.refill.step
             masked = self.owners.masked(pairs, step, len(self.for_image.active_rows(self.refill.active)))
-            count = self.refill.active - sum_over_processes(masked.sum(dim=1))
+            count = self.refill.active - sum_over_ranks(masked.sum(dim=1))
             log_count = count.clamp(min=1).to(positive.dtype).log()
         return (
             anchors_at(tau.detach(), pairs.all_image, positive, log_count, masked),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip.distributed import scatter_sum
+from neuclip.distributed.collectives import scatter_sum
 from neuclip.objectives.normalizers.inner_loop import Anchors, Workspace, prototype_gradient, scores
 from neuclip.objectives.normalizers.row_updates import adagrad_update, adam_update, sgd_update
 from neuclip.objectives.normalizers.sharded import ShardedRows

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from neuclip.distributed import sum_over_processes, world_size
+from neuclip.distributed.collectives import sum_over_ranks, world_size
 from neuclip.objectives.normalizers.row_updates import adagrad_update, adam_update, sgd_update
 
 Loss = Callable[[Tensor], Tensor]  # (b,) -> scalar, a mean over this process's rows
@@ -115,7 +115,7 @@ def step_together(
     `largest_gradient` is the length to which the gradient of all of them together is cut.
     """
     found = [network.loss_and_gradient(features, loss) for network, features, loss in networks]
-    gradient = sum_over_processes(torch.cat([gradient for _, gradient in found])) / world_size()
+    gradient = sum_over_ranks(torch.cat([gradient for _, gradient in found])) / world_size()
     if largest_gradient is not None:
         gradient = gradient * (largest_gradient / (gradient.norm() + 1e-6)).clamp(max=1)
     parts = gradient.split([len(part) for _, part in found])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuclip.distributed import gather_shares, my_share
+from neuclip.distributed.collectives import gather_shares, local_range
 
 
 class ShardedRows(nn.Module):
@@ -21,7 +21,7 @@ class ShardedRows(nn.Module):
     def __init__(self, size: int):
         super().__init__()
         self.size = size
-        self.share = my_share(size)
+        self.share = local_range(size)
         self.names: list[str] = []
 
     def add_rows(self, name: str, *shape: int, fill: float | int = 0.0) -> None:
@@ -34,9 +34,9 @@ class ShardedRows(nn.Module):
         """What this process keeps, by name."""
         return {name: getattr(self, name) for name in self.names}
 
-    def follow_processes(self) -> None:
+    def reshard(self) -> None:
         """An objective may be built before the processes have met; it keeps its block from the first call on."""
-        share = my_share(self.size)
+        share = local_range(self.size)
         if share == self.share:
             return
         if len(self.share) != self.size:
@@ -67,7 +67,7 @@ class ShardedRows(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        self.share = my_share(self.size)
+        self.share = local_range(self.size)
         for name, rows in self.blocks().items():
             whole: Tensor | None = state_dict.get(prefix + name)
             wanted = (self.size, *rows.shape[1:])

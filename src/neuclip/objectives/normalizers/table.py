@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neuclip.distributed import gather_shares, my_share, rank, sum_over_processes, world_size
+from neuclip.distributed.collectives import gather_shares, local_range, rank, sum_over_ranks, world_size
 from neuclip.errors import RunFailed
 
 
@@ -48,7 +48,7 @@ class SampleTable(nn.Module):
         mine, place = self._mine(ids)
         found = torch.zeros(len(ids), len(self.columns), dtype=self.dtype)
         found[mine] = decoded(self._rows[place])
-        return sum_over_processes(found)  # one owner per row, zeros from the others
+        return sum_over_ranks(found)  # one owner per row, zeros from the others
 
     def write(self, ids: Tensor, values: Tensor) -> None:  # (B,), (B, columns)
         """Each process keeps the rows it owns. An id that comes twice must come with equal values."""
@@ -68,7 +68,7 @@ class SampleTable(nn.Module):
 
     def _mine(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Which of the ids this process owns, and where they are in its rows."""
-        if self._share != my_share(self.size):
+        if self._share != local_range(self.size):
             raise RuntimeError(
                 f"the table of {self.size:,} samples was laid out for another number of processes than the "
                 f"{world_size()} that ask now; take state_dict() on all of them and load it here"
@@ -86,7 +86,7 @@ class SampleTable(nn.Module):
 
     def _allocated(self) -> Tensor:
         if self._rows is None:
-            self._share = my_share(self.size)
+            self._share = local_range(self.size)
             self._rows = self._new_rows()
         return self._rows
 

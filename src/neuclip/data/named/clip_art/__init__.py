@@ -1,1 +1,0 @@
-"""Clip art and stamps of Debian's packages as data sets: `tuxpaint`, `pysiogame`, `openclipart`."""

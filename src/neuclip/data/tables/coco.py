@@ -1,0 +1,93 @@
+"""COCO's captions: one JSON file that lists images and, apart from them, captions with their image's number."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from neuclip.data.captions import texts_in
+from neuclip.data.sample import Fault, UnindexedFaults, shortened
+from neuclip.data.tables.columns import say
+from neuclip.data.tables.listed import ListedPairs, Row, Rows
+from neuclip.errors import UserError
+
+
+class CocoPairs(ListedPairs):
+    """Ids follow the list of images; each has all its captions, in the order of the file."""
+
+    def where(self, id: int) -> str:
+        return f"{self.path}: {shortened(os.fsdecode(self.rows.images[id]))}"
+
+
+def open_coco(name: str, path: Path) -> CocoPairs:
+    """`annotations/captions_train2017.json`, with the images in `train2017` beside it or beside its folder."""
+    images, annotations = _lists(path)
+    captions, faults = _captions_by_image(path, images, annotations)
+    rows = Rows(_rows(images, captions))
+    first = [os.fsdecode(rows.images[number]) for number in range(min(len(rows), 100))]
+    folder = _image_folder(path, first)
+    say(f"{path}: {len(rows):,} images from {folder}, {len(annotations):,} captions")
+    return CocoPairs(name, path, rows, folder, faults)
+
+
+def _lists(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not a JSON file ({error}); fetch it again") from error
+    lists = [found.get(key) if isinstance(found, dict) else None for key in ("images", "annotations")]
+    if not all(isinstance(part, list) for part in lists):
+        raise UserError(
+            f"{path}: is not a captions file of COCO, which holds lists of images and annotations; "
+            "give other lists as JSON lines, one object per line, in a file named .jsonl"
+        )
+    images, annotations = ([entry for entry in part or () if isinstance(entry, dict)] for part in lists)
+    if not images or not any("caption" in entry for entry in annotations):
+        what = "captions in its annotations" if images else "images"
+        raise UserError(f"{path}: has no {what}; give a file such as captions_train2017.json")
+    return images, annotations
+
+
+def _captions_by_image(
+    path: Path, images: list[dict[str, Any]], annotations: list[dict[str, Any]]
+) -> tuple[dict[Any, list[bytes]], tuple[Fault, ...]]:
+    captions: dict[Any, list[bytes]] = {_number(image.get("id")): [] for image in images}
+    lost = UnindexedFaults()
+    for number, annotation in enumerate(annotations, start=1):
+        found = captions.get(_number(annotation.get("image_id")))
+        if found is None:
+            lost.note("no image", f"{path} annotation {number}: image_id {annotation.get('image_id')}")
+        else:
+            found.extend(text.encode() for text in texts_in(annotation.get("caption")))
+    return captions, lost.faults()
+
+
+def _rows(images: list[dict[str, Any]], captions: dict[Any, list[bytes]]) -> Iterator[Row]:
+    for image in images:
+        name = image.get("file_name")
+        path = name.strip().encode(errors="surrogatepass") if isinstance(name, str) else b""
+        yield Row(path, tuple(captions[_number(image.get("id"))]))
+
+
+def _number(value: Any) -> Any:
+    """Ids are numbers or texts; what else JSON may hold there cannot be looked up, and is nobody's."""
+    return value if isinstance(value, int | str) else None
+
+
+def _image_folder(path: Path, first: list[str]) -> Path:
+    """Where one of the first images is: beside the file or one above, or there in a folder of the file's part."""
+    part = path.stem.rpartition("_")[2]  # captions_train2017 -> train2017
+    near = [path.parent, path.absolute().parent.parent]
+    folders = [*near, *(place / sub for place in near for sub in (part, f"images/{part}", "images")), Path()]
+    for folder in folders:
+        if any(name and (folder / name).is_file() for name in first):
+            return folder
+    raise UserError(
+        f"{path}: its first image {shortened(first[0])!r} is neither beside it nor in a folder {part} beside it or "
+        f"one above; put the images into {near[-1] / part}"
+    )

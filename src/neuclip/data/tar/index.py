@@ -1,0 +1,350 @@
+"""Where each sample lies in its tar shard: found once, stored in a small file, found again when the shard changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from neuclip.data.cache_folder import cache_folder
+from neuclip.data.captions import DEFAULT_KEY, captions_from_json
+from neuclip.data.image_kinds import LOOKED_AT, READ, UNREAD, UNREAD_KIND, ending_by_content
+from neuclip.data.sample import UnindexedFaults
+from neuclip.data.tar.gzip import Damage, damage_of
+from neuclip.data.tar.walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
+from neuclip.data.texts import Captions, Texts
+from neuclip.errors import UserError
+
+FORMAT = 7  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
+NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
+NO_LABEL = -1
+DOTTED = "a dot in the name before its ending, where webdataset cuts names"
+MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption, and would be held in the index
+MOST_LABEL_BYTES = 64
+ENDS_TOO_EARLY = (CUT_OFF, NO_END_MARK)
+
+# 21 bytes per sample. Members start at multiples of 512 bytes, so a 32-bit block number reaches 2 TB.
+ROW = np.dtype(
+    [
+        ("image_block", "<u4"),
+        ("image_size", "<u4"),
+        ("caption_block", "<u4"),
+        ("caption_size", "<u4"),
+        ("caption_kind", "u1"),
+        ("label", "<i4"),
+    ]
+)
+IMAGE, IMAGE_SIZE, CAPTION, CAPTION_SIZE, KIND, LABEL = range(6)  # of a row while it is being found
+NOTHING = [0, 0, 0, 0, NO_CAPTION, NO_LABEL]
+PICTURES = frozenset(ending.encode() for ending in READ)
+OTHER_PICTURES = frozenset(ending.encode() for ending in UNREAD)
+
+
+Note = tuple[str, str, int]  # reason, place (to be set behind the name of the shard), how many
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """The samples of one shard in the order of their first members, their captions, and what was wrong with it."""
+
+    rows: np.ndarray  # (n,) of ROW
+    captions: Texts  # first caption of each sample, stripped; empty where there is none or it is not UTF-8
+    further: np.ndarray  # of samples with several captions, as in Captions
+    notes: tuple[Note, ...]  # what never became a sample
+
+
+def index_of(shard: Path) -> ShardIndex:
+    """The index of a plain tar: read from its file if that is still true, else built and stored."""
+    return index_and_change(shard)[0]
+
+
+def index_and_change(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
+    """As `index_of`, and what has changed since the stored index was written; "" if nothing has, or none was stored.
+
+    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own.
+    """
+    status = status_of(shard)
+    change = ""
+    for place in places_of(shard, caption_key):
+        stored, why_not = read_index(place, status)
+        if stored is not None:
+            return stored, ""
+        change = change or why_not
+    index = build_index(shard, caption_key)
+    store_index(places_of(shard, caption_key), index, status)
+    return index, change
+
+
+def store_index(places: list[Path], index: ShardIndex, status: tuple[int, int]) -> Path | None:
+    """Where it was stored; None when no place can be written: the index is then simply built again next time."""
+    for place in places:
+        if _may_write(place.parent) and write_index(place, index, status):
+            return place
+    return None
+
+
+def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
+    """Walk the headers of a plain tar and group its members into samples."""
+    try:
+        with shard.open("rb") as file:
+            return index_of_file(file, caption_key, damage_of(shard))
+    except OSError as error:
+        raise UserError(f"{shard}: cannot be read ({error.strerror}); check its permissions and the disk") from error
+
+
+def index_of_file(file: BinaryIO, caption_key: str, damage: Damage | None = None) -> ShardIndex:
+    """As `build_index`, of an open file that was unpacked up to this damage.
+
+    Members belong together when they share the path up to the first dot of the base name (the webdataset layout). Names
+    with several dots (`v1.2-000.jpg`) are then parts of another sample (`0.seg.png` of `0`); where there is no such
+    sample they are pairs of their own if an image and a caption share the path up to the last dot, and lost if not.
+    """
+    if os.fstat(file.fileno()).st_size == 0:
+        return ShardIndex(np.zeros(0, ROW), *Captions.of([]), (("shard is empty", "", 1),))
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Grouping(data, caption_key, damage).index()
+
+
+class _Grouping:
+    """One walk over a shard: rows by key, in the order in which keys first appear."""
+
+    def __init__(self, data: mmap.mmap, caption_key: str, damage: Damage | None):
+        self.data = data
+        self.caption_key = caption_key
+        self.damage = damage
+        self.rows: dict[bytes, list[int]] = {}  # by path up to the last dot
+        self.twice: list[tuple[bytes, bytes]] = []  # key and extension of a second image
+        self.misnamed: dict[bytes, tuple[int, int]] = {}  # block and size of what only its first bytes call an image
+        self.unread: set[bytes] = set()  # keys with an image of another kind
+        self.lost = UnindexedFaults()
+
+    def index(self) -> ShardIndex:
+        gaps: list[Gap] = []
+        key = b""
+        for name, offset, size in members(self.data, gaps):
+            own, extension = _key_and_extension(name)
+            if extension:
+                key = own
+                self._add(key, extension, offset, size)
+        for gap in gaps:
+            self._note_gap(gap, key)
+        if self.damage and not any(gap.reason in ENDS_TOO_EARLY for gap in gaps):
+            self._note_damage(1)  # somewhere in what was unpacked, or behind it
+        return self._finished()
+
+    def _note_gap(self, gap: Gap, last: bytes) -> None:
+        """Take back what the gap spoilt and count what it took, as far as that can be known: one sample at least.
+
+        What a cut took from the last sample is unknown: it stays only if it is a whole pair. A shard that ends with a
+        member counts as cut off only if that leaves half a pair, or if it was unpacked no further.
+        """
+        self._take_back(gap.overrun)
+        too_early = gap.reason in ENDS_TOO_EARLY
+        last = _first_part(last) if _first_part(last) in self.rows else last
+        row = self.rows.get(last)
+        whole = row is None or _is_pair(row)
+        if too_early and not whole:
+            self.rows = {key: row for key, row in self.rows.items() if last not in (key, _first_part(key))}
+        keys = {_key_and_extension(name)[0] for name in gap.lost}
+        gone = {key for key in keys - self.rows.keys() if key and _first_part(key) not in self.rows}
+        if too_early and self.damage:
+            self._note_damage(max(1, len(gone)))
+        elif gap.reason != NO_END_MARK or not whole:
+            to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
+            reason = CUT_OFF if too_early else gap.reason
+            self.lost.note(reason, f" at byte {gap.start}{to}", max(1, len(gone)))
+        else:  # the other shards will tell whether it is cut off
+            self.lost.note(NO_END_MARK, f" at byte {gap.start}", 0)
+
+    def _note_damage(self, times: int) -> None:
+        assert self.damage is not None
+        self.lost.note(self.damage.reason, f" {self.damage.place}", times)
+
+    def _take_back(self, member: Member) -> None:
+        key, extension = _key_and_extension(member[0])
+        row = self.rows.get(key)
+        if row is None:
+            return
+        if row[IMAGE] == member[1] // BLOCK:
+            row[IMAGE] = row[IMAGE_SIZE] = 0
+        elif row[CAPTION] == member[1] // BLOCK:
+            row[CAPTION] = row[CAPTION_SIZE] = row[KIND] = NO_CAPTION
+        elif extension == b"cls":
+            row[LABEL] = NO_LABEL
+
+    def _add(self, key: bytes, extension: bytes, offset: int, size: int) -> None:
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = NOTHING.copy()
+        if size >= 1 << 32:
+            self.lost.note("member is larger than 4 GB", f": {_shown(key)}.{_shown(extension)}")
+        elif extension in PICTURES:
+            if row[IMAGE]:
+                self.twice.append((key, extension))
+            else:
+                row[IMAGE], row[IMAGE_SIZE] = offset // BLOCK, size
+        elif extension == b"txt" and row[KIND] != TEXT_CAPTION and not self.caption_key:
+            row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, TEXT_CAPTION
+        elif extension == b"json" and row[KIND] == NO_CAPTION:
+            row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, JSON_CAPTION
+        elif extension == b"cls":
+            row[LABEL] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
+        elif extension not in (b"txt", b"json") and ending_by_content(self.data[offset : offset + LOOKED_AT]):
+            self.misnamed.setdefault(key, (offset // BLOCK, size))
+        elif extension in OTHER_PICTURES:
+            self.unread.add(key)
+
+    def _finished(self) -> ShardIndex:
+        whole = []
+        for key, row in self.rows.items():
+            first = _first_part(key)
+            if first != key and self._has_image(first):
+                continue
+            if not row[IMAGE] and key in self.misnamed:
+                row[IMAGE], row[IMAGE_SIZE] = self.misnamed[key]
+            if not row[IMAGE]:
+                self.lost.note(UNREAD_KIND if key in self.unread else "no image", f": {_shown(key)}")
+            elif first == key or (first not in self.rows and _is_pair(row)):
+                whole.append(tuple(row))
+            else:
+                self.lost.note(DOTTED, f": {_shown(key)}")
+        for key, extension in self.twice:
+            if _first_part(key) == key or not self._has_image(_first_part(key)):
+                self.lost.note("name occurs twice", f": {_shown(key)}.{_shown(extension)}")
+        notes = tuple((fault.reason, fault.where, fault.times) for fault in self.lost.faults())
+        return ShardIndex(np.array(whole, dtype=ROW), *Captions.of(self._captions(whole)), notes)
+
+    def _has_image(self, key: bytes) -> bool:
+        """What has a dot more in its name, as `0.seg.png` beside `0.jpg`, is then a further member of this sample."""
+        return self.rows.get(key, NOTHING)[IMAGE] > 0
+
+    def _captions(self, rows: list[tuple[int, ...]]) -> Iterator[tuple[str | bytes, ...]]:
+        for _, _, block, size, kind, _ in rows:
+            if size > MOST_CAPTION_BYTES:
+                yield ()  # reading tells why, and counts it
+            else:
+                yield captions_of(self.data[block * BLOCK : block * BLOCK + size], kind, self.caption_key)
+
+
+def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, ...]:
+    """The captions that a member of this kind holds, as they are."""
+    if kind == JSON_CAPTION:
+        return captions_from_json(raw, caption_key or DEFAULT_KEY)
+    return (raw,) if kind == TEXT_CAPTION else ()
+
+
+def _key_and_extension(name: bytes) -> tuple[bytes, bytes]:
+    """The path up to the last dot of the file name, and what follows the dot.
+
+    Without an extension it belongs to no sample: a hidden file, which has no key either, or a name without a dot.
+    """
+    start = name.rfind(b"/") + 1
+    if name.startswith(b".", start):
+        return b"", b""
+    dot = name.rfind(b".", start)
+    return (name[:dot], name[dot + 1 :].lower()) if dot > start else (name, b"")
+
+
+def _first_part(key: bytes) -> bytes:
+    """Up to the first dot of the file name: what webdataset calls the key; the key itself where it has no dot."""
+    dot = key.find(b".", key.rfind(b"/") + 1)
+    return key if dot < 0 else key[:dot]
+
+
+def _is_pair(row: list[int]) -> bool:
+    return row[IMAGE_SIZE] > 0 and (row[KIND] != NO_CAPTION or row[LABEL] != NO_LABEL)
+
+
+def _label(raw: bytes) -> int:
+    try:
+        label = int(raw)
+    except ValueError:
+        return NO_LABEL
+    return label if 0 <= label < 1 << 31 else NO_LABEL
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def status_of(shard: Path) -> tuple[int, int]:
+    """Size in bytes and time in nanoseconds: what tells a changed shard."""
+    try:
+        status = shard.stat()
+    except OSError as error:
+        raise UserError(f"{shard}: cannot be read ({error.strerror}); check the path and its permissions") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def places_of(shard: Path, caption_key: str = "") -> list[Path]:
+    """Beside the shard; where that folder is read-only, in the cache."""
+    digest = hashlib.sha256(str(shard.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
+    in_cache = cached_place(digest, shard.name, caption_key)
+    return [shard.with_name(in_cache.name.removeprefix(f"{digest}-")), in_cache]
+
+
+def cached_place(digest: str, name: str, caption_key: str) -> Path:
+    key_part = f".{hashlib.sha256(caption_key.encode()).hexdigest()[:8]}" if caption_key else ""
+    return cache_folder() / "indexes" / f"{digest}-{name}{key_part}.index.npz"
+
+
+def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[ShardIndex | None, str]:
+    """The stored index; or None and why it cannot be used: "" when there is none or it is another version's.
+
+    `status` is size and time of the shard; None where its time says nothing.
+    """
+    try:
+        with np.load(place, allow_pickle=False) as stored:
+            version, size, time = stored["stamp"].tolist()
+            if version != FORMAT:
+                return None, ""
+            if size != status[0]:
+                return None, f"it had {size:,} bytes when it was indexed and has {status[0]:,} now"
+            if status[1] is not None and time != status[1]:
+                return None, "it was written again since it was indexed"
+            notes = tuple((reason, where, count) for reason, where, count in json.loads(stored["notes"].tobytes()))
+            captions = Texts(stored["caption_bytes"], stored["caption_ends"])
+            return ShardIndex(stored["rows"], captions, stored["further"], notes), ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None, "its index was damaged"
+
+
+def _may_write(folder: Path) -> bool:
+    """False for a folder marked read-only. The system would let root write there; whoever marked it did not mean to."""
+    return not folder.exists() or bool(folder.stat().st_mode & 0o222)
+
+
+def write_index(place: Path, index: ShardIndex, status: tuple[int, int]) -> bool:
+    """Store in one move, so that a process that reads at the same time, or a kill, never meets half a file."""
+    temporary = ""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        with os.fdopen(handle, "wb") as file:
+            np.savez(
+                file,
+                stamp=np.array([FORMAT, *status], dtype=np.int64),
+                rows=index.rows,
+                caption_bytes=index.captions.bytes,
+                caption_ends=index.captions.ends,
+                further=index.further,
+                notes=np.frombuffer(json.dumps(index.notes).encode(), dtype=np.uint8),
+            )
+        Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide it from colleagues who share the shards
+        Path(temporary).replace(place)
+        return True
+    except OSError:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        return False

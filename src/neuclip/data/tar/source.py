@@ -1,0 +1,214 @@
+"""Image-text pairs in tar shards (the webdataset layout), read at their byte offsets."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from neuclip.data.captions import other_keys, usable_captions
+from neuclip.data.sample import BadSample, Sample, UnindexedFaults
+from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_used, plain_tars
+from neuclip.data.tar.index import (
+    BLOCK,
+    JSON_CAPTION,
+    MOST_CAPTION_BYTES,
+    NO_CAPTION,
+    NO_LABEL,
+    ShardIndex,
+    build_index,
+    captions_of,
+    index_and_change,
+    places_of,
+    status_of,
+    store_index,
+)
+from neuclip.data.tar.joined_index import joined_index
+from neuclip.data.tar.open_files import OPEN_FILES, close_files, descriptor, new_number
+from neuclip.data.tar.walk import CUT_OFF, NO_END_MARK
+from neuclip.data.texts import Captions
+from neuclip.errors import RunFailed
+from neuclip.progress import track
+
+ENDS_EARLY = (CUT_OFF, NO_END_MARK, PACKED_CUT_OFF)
+MOST_LISTED = 1000  # places of one reason: of a hundred thousand damaged shards nobody reads them all
+
+
+class TarSource:
+    """Pairs of one or many shards; ids run through the shards in the order given, in each by position.
+
+    Captions are those of `txt` members, else of the key "caption" of `json` members; with a `caption_key`, those of
+    that key of `json` members alone. It holds 21 bytes per sample: from a million samples on not in memory, but in a
+    mapped file that all processes of a machine share.
+    """
+
+    most_open = 0  # files; 0: as many as all sources together may
+    paths: Sequence[Path] = ()  # plain tars on this disk; none of remote shards
+    statuses: Sequence[tuple[int, int]] = ()  # size and time of each shard when it was indexed, where others can write
+
+    def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
+        self.paths = plain_tars(shards)
+        self.statuses = [status_of(path) for path in self.paths]
+        self._join(name, [str(shard) for shard in shards], self.statuses, caption_key)
+
+    def _join(self, name: str, shards: list[str], stamps: Sequence[object], caption_key: str) -> None:
+        """Join the indexes of all shards. A stamp changes when its shard changes."""
+        self.name = name
+        self.shards = shards  # as messages name them
+        self.caption_key = caption_key
+        self.changes: dict[str, str] = {}  # what has changed since a shard was indexed
+        self._begin_reading()
+        places = [str(path.resolve()) for path in self.paths] or shards  # which mean the same from every folder
+        self.joined = joined_index(places, caption_key, stamps, self._numbers(), self.index)
+        self.faults = self._lost().faults()
+        if self.changes:
+            first, change = next(iter(self.changes.items()))
+            more = len(self.changes) - 1
+            others = f" and {more} more shard{' has' if more == 1 else 's have'} changed" if more else ""
+            print(f"{first}: {change}{others}; indexed again", file=sys.stderr)
+
+    def _lost(self) -> UnindexedFaults:
+        """What never became a sample. That a shard ends without tar's mark tells only where others have it: some
+        writers leave none."""
+        lost, notes = UnindexedFaults(listed=MOST_LISTED), self.joined.notes
+        without_mark = {shard for shard, reason, _, _ in notes if reason in ENDS_EARLY}
+        for shard, reason, place, times in notes:
+            if reason != NO_END_MARK or len(without_mark) < len(self.shards):
+                lost.note(reason, f"{self.shards[shard]}{place}", max(1, times))
+        return lost
+
+    def _begin_reading(self) -> None:
+        self._number = new_number()  # in this process
+        weakref.finalize(self, close_files, self._number)
+
+    def _numbers(self) -> Iterator[int]:
+        """The shards, one after the other, as they are indexed."""
+        return track(range(len(self.shards)), "indexing", len(self.shards), "shards")
+
+    def index(self, shard: int) -> ShardIndex:
+        """Stored, or made and stored."""
+        index, change = index_and_change(self.paths[shard], self.caption_key)
+        if change:
+            self.changes[self.shards[shard]] = change
+        return index
+
+    def reread(self, shard: int) -> ShardIndex:
+        """The index of a shard as it is now, whatever is stored."""
+        return build_index(self.paths[shard], self.caption_key)
+
+    def store(self, shard: int, index: ShardIndex) -> None:
+        """Store another index for a shard; sources that are opened from now on use it.
+
+        Under the status from before the shard was read: whatever was written since makes the index an old one.
+        """
+        store_index(places_of(self.paths[shard], self.caption_key), index, self.statuses[shard])
+
+    def _open(self, shard: int) -> int:
+        mark_used(self.paths[shard])
+        return os.open(self.paths[shard], os.O_RDONLY)
+
+    @property
+    def captions_sha256(self) -> str | None:
+        """What data/fingerprint.py would find, where it is stored."""
+        return self.joined.captions_sha256
+
+    def __len__(self) -> int:
+        return len(self.joined.rows)
+
+    def __getitem__(self, id: int) -> Sample:
+        if not 0 <= id < len(self):
+            raise IndexError(f"sample {id} of {len(self)}")
+        image_block, image_size, caption_block, caption_size, kind, label = self.joined.rows[id].item()
+        shard = self.joined.shard_of(id)
+        image = self._read(shard, image_block, image_size)
+        self._check_unchanged(shard)
+        if kind == NO_CAPTION and label == NO_LABEL:
+            raise BadSample("caption is missing", self._where(shard, image_block))
+        if kind == NO_CAPTION:
+            return Sample(image, ())
+        if caption_size > MOST_CAPTION_BYTES:
+            raise BadSample("caption is too long", self._where(shard, caption_block))
+        raw = self._read(shard, caption_block, caption_size)
+        found = captions_of(raw, kind, self.caption_key)
+        try:
+            return Sample(image, usable_captions(found, ""))
+        except BadSample as bad:
+            hint = f" ({other_keys(raw)})" if kind == JSON_CAPTION and not found else ""
+            raise BadSample(bad.reason, self._where(shard, caption_block) + hint) from None
+
+    def where(self, id: int) -> str:
+        """Shard and member of the image, for messages."""
+        return self._where(self.joined.shard_of(id), int(self.joined.rows[id]["image_block"]))
+
+    def captions(self) -> list[str]:
+        """The first caption of every id; "" where there is none. Read from the index files, not from the shards."""
+        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
+
+    def caption_pieces(self) -> Iterator[Captions]:
+        """The captions of every id, shard by shard."""
+        for shard in range(len(self.shards)):
+            index = self.index(shard)
+            yield Captions(index.captions, index.further)
+
+    def labels(self) -> list[int] | None:
+        """The class (`cls` member) of every id; None unless every sample has one."""
+        labels = self.joined.rows["label"]
+        return None if len(labels) == 0 or (labels == NO_LABEL).any() else labels.tolist()
+
+    def _read(self, shard: int, block: int, size: int) -> bytes:
+        try:
+            content = os.pread(self._file(shard), size, block * BLOCK)
+        except OSError as error:
+            raise self._unreadable(shard, error) from None
+        if len(content) != size:
+            self._check_unchanged(shard)
+            raise BadSample("shard was shortened", f"{self.shards[shard]} at byte {block * BLOCK}")
+        return content
+
+    def _unreadable(self, shard: int, error: OSError) -> RunFailed:
+        """It was there when it was indexed. Whatever keeps it from being read now may pass, and must not change what is
+        trained on."""
+        if error.errno == errno.ENOENT and is_packed(Path(self.shards[shard])):
+            return RunFailed(f"{self.shards[shard]}: its unpacked copy has gone from the cache; continue with --resume")
+        remedy = "check the disk or the network it lies on, and the memory of this machine"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "allow more open files (ulimit -n 4096) or use fewer --data.workers"
+        elif error.errno == errno.ENOENT:
+            remedy = "it was there when the run began: put it back"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            remedy = "check its permissions"
+        return RunFailed(
+            f"{self.shards[shard]}: cannot be read ({error.strerror}); {remedy}, then continue with --resume"
+        )
+
+    def _check_unchanged(self, shard: int) -> None:
+        """In a shard that was written again, other bytes lie where its index points, and others' captions."""
+        if not self.statuses:
+            return
+        try:
+            status = os.fstat(self._file(shard))
+        except OSError as error:
+            raise self._unreadable(shard, error) from None
+        if (status.st_size, status.st_mtime_ns) != self.statuses[shard]:
+            raise RunFailed(
+                f"{self.shards[shard]}: was written again while it was in use; let nobody change the data of a run, "
+                "then start again (a run that has begun continues with --resume if its captions are still the same)"
+            )
+
+    def _file(self, shard: int) -> int:
+        return descriptor((self._number, shard), lambda: self._open(shard), self.most_open or OPEN_FILES)
+
+    def _where(self, shard: int, block: int) -> str:
+        try:
+            member = self._read(shard, block - 1, 100).split(b"\0")[0].decode(errors="backslashreplace")
+        except BadSample:
+            member = f"byte {block * BLOCK}"
+        return f"{self.shards[shard]}: {member}"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_reading()

@@ -1,0 +1,375 @@
+"""Reading tar shards: open files, failing disks, and packed shards that are damaged."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from neuclip.data.shards import open_files
+
+from neuclip.cli.main import main
+from neuclip.data.captions import other_keys
+from neuclip.data.convert import convert
+from neuclip.data.faults import FaultLog
+from neuclip.data.sample import BadSample
+from neuclip.data.source import open_source
+from neuclip.data.tar.gzip import damage_of, plain_tars, unpack
+from neuclip.data.tar.index import build_index
+from neuclip.data.tar.source import TarSource
+from neuclip.errors import RunFailed, UserError
+from neuclip.records import read_lines
+from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
+
+
+@pytest.fixture
+def few_files():
+    """As `ulimit -n` with a small number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = [os.dup(0) for _ in range(20)]  # the smallest free numbers
+    for file in spare:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def folders_of_shards(folder: Path) -> str:
+    return ",".join(str(write_shards(folder / name, [1] * 9)) for name in "abcd")
+
+
+def test_many_sources_together_open_no_more_files_than_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(open_files, "OPEN_FILES", 5)
+    source = open_source(folders_of_shards(tmp_path))
+    for id in [*range(36), *range(0, 36, 5)]:
+        assert source[id].captions == (f"image {id % 9}",)
+        assert sum(open_files.open_count(part._number) for part in source.sources) <= 5
+    latest = source.sources[0]
+    latest._file(0), source[35], source[34], source[33], latest._file(0), source[32], source[31]
+    assert (latest._number, 0) in open_files._open  # the last used stay
+
+
+def test_no_sample_is_bad_because_the_system_allows_few_open_files(tmp_path, few_files):
+    source = open_source(folders_of_shards(tmp_path))
+    assert [source[id].captions for id in range(36)] == [(f"image {id % 9}",) for id in range(36)]
+
+
+def test_files_of_a_source_that_is_gone_are_closed(tmp_path):
+    source = open_source(str(write_shards(tmp_path, [1, 1])))
+    contents(source)
+    number = source._number
+    assert open_files.open_count(number) == 2
+    del source
+    assert open_files.open_count(number) == 0
+
+
+class Failing(TarSource):
+    """The system's answer to opening a shard is this error."""
+
+    error = 0
+
+    def _open(self, shard: int) -> int:
+        raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "ESTALE", "EIO", "ETIMEDOUT", "EACCES"])
+def test_what_the_machine_cannot_read_now_ends_the_run_and_changes_no_image(tmp_path, name):
+    source = Failing("x", [write_tar(tmp_path / "0.tar", pair(0))])
+    source.error = getattr(errno, name)
+    with pytest.raises(RunFailed, match=r"0\.tar: cannot be read \(.+\); .*--resume") as failure:
+        source[0]
+    assert "\n" not in str(failure.value) and os.strerror(source.error) in str(failure.value)
+
+
+def test_a_shard_that_is_gone_since_it_was_indexed_ends_the_run_and_changes_no_image(tmp_path):
+    source = open_source(str(write_shards(tmp_path, [1, 1])))
+    (tmp_path / "00001.tar").unlink()
+    assert source[0].captions == ("image 0",)
+    with pytest.raises(
+        RunFailed, match=r"00001\.tar: cannot be read \(No such file.+put it back, .*--resume"
+    ) as failure:
+        source[1]
+    assert "\n" not in str(failure.value)
+
+
+def test_a_json_member_without_the_caption_says_which_keys_it_has(tmp_path, capsys):
+    about = b'{"url": "http://x", "text": "a cat", "width": 3}'
+    members = [("0.png", image_bytes(0)), ("0.json", about), ("1.png", image_bytes(1)), ("1.json", b'{"caption": ""}')]
+    shard = write_tar(tmp_path / "0.tar", members)
+    with pytest.raises(BadSample) as caught:
+        open_source(str(shard))[0]
+    told = "0.json (its keys are url, text, width: name one with --data.caption_key text)"
+    assert caught.value.reason == "caption is missing" and caught.value.where == f"{shard}: {told}"
+    assert main(["data", "index", str(shard)]) == 0
+    assert f"without a caption: 2 samples; first: caption is missing, {shard}: {told}" in capsys.readouterr().out
+    assert open_source(str(shard), caption_key="text")[0].captions == ("a cat",)
+    with pytest.raises(BadSample, match="caption is empty") as caught:
+        open_source(str(shard))[1]
+    assert "keys" not in caught.value.where
+    assert other_keys(b"[1]") == other_keys(b'{"width": null}') == "no key of it holds a text"
+
+
+def test_a_tar_without_an_end_mark_is_told_only_where_others_have_it(tmp_path):
+    write_shards(tmp_path, [4, 4, 2, 3])
+    marked = {path: path.read_bytes() for path in sorted(tmp_path.glob("*.tar"))}
+    for path, content in marked.items():
+        path.write_bytes(content[: -(-len(content.rstrip(b"\0")) // 512) * 512])
+    assert open_source(str(tmp_path)).faults == ()  # as their writer leaves them
+    last, content = marked.popitem()
+    last.write_bytes(content[:2000])
+    assert [fault.reason for fault in open_source(str(tmp_path)).faults] == ["shard is cut off"]
+    last.write_bytes(content)
+    assert [fault.reason for fault in open_source(str(tmp_path)).faults] == ["shard has no end mark"] * 3
+
+
+def test_a_tail_of_zeros_is_no_padding(tmp_path):
+    shard = write_shards(tmp_path, [60]) / "00000.tar"
+    content = shard.read_bytes()
+    shard.write_bytes(content + bytes(50_000))  # a large record
+    assert open_source(str(tmp_path)).faults == ()
+    shard.write_bytes(content[:20_480] + bytes(len(content) - 20_480))
+    source = open_source(str(tmp_path))
+    assert len(source) < 30 and [fault.reason for fault in source.faults] == ["shard ends in zeros"]
+
+
+def test_faults_name_their_shard_as_it_is_called_now(tmp_path, monkeypatch):
+    write_tar(tmp_path / "a" / "0.tar", [*pair(0), ("x.txt", b"alone")])
+    first = open_source(str(tmp_path / "a")).faults[0].where
+    (tmp_path / "a").rename(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    assert (first, open_source("b").faults[0].where) == (f"{tmp_path}/a/0.tar: x", "b/0.tar: x")
+
+
+def test_members_are_images_by_their_bytes_where_their_name_says_nothing(tmp_path):
+    members = [("a.dat", image_bytes(0)), ("a.txt", b"a"), ("b.heic", image_bytes(1, "jpg")), ("b.txt", b"b")]
+    members += [("c.depth", image_bytes(2)), ("c.webp", image_bytes(3, "webp")), ("c.txt", b"c")]  # the name goes first
+    members += [
+        ("d.wav", b"RIFF\x00\x00\x00\x00WAVEfmt "),
+        ("d.txt", b"d"),
+        ("e.HEIC", b"\0\0\0\x18ftyp"),
+        ("e.txt", b"e"),
+    ]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    assert contents(source) == [
+        (image_bytes(0), ("a",)),
+        (image_bytes(1, "jpg"), ("b",)),
+        (image_bytes(3, "webp"), ("c",)),
+    ]
+    assert [fault[1:3] for fault in source.faults] == [
+        ("no image", f"{tmp_path}/0.tar: d"),
+        ("kind of image is not read", f"{tmp_path}/0.tar: e"),
+    ]
+
+
+def test_one_and_several_shards_that_have_changed_are_counted_in_words(tmp_path, capsys):
+    for changed, told in ((1, ""), (2, " and 1 more shard has changed"), (3, " and 2 more shards have changed")):
+        folder = write_shards(tmp_path / str(changed), [1] * 3)
+        open_source(str(folder))
+        capsys.readouterr()
+        for shard in range(changed):
+            write_tar(folder / f"{shard:05d}.tar", pair(7) + pair(8) + pair(9))
+        open_source(str(folder))
+        assert f"00000.tar: it was written again since it was indexed{told}; indexed again" in capsys.readouterr().err
+
+
+def test_a_process_with_open_shards_ends_without_a_word(tmp_path):
+    write_shards(tmp_path / "shards", [1, 1])
+    program = (
+        "import sys\n"
+        "from neuclip.data.source import open_source\n"
+        f"source = open_source({str(tmp_path / 'shards')!r})\n"
+        "source[0]; source[1]\n"
+        "sys.excepthook = source.where\n"  # held until Python has taken its modules apart
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+
+
+def test_a_caption_above_a_megabyte_is_a_counted_fault_and_not_in_the_index(tmp_path):
+    long = b"a" * ((1 << 20) + 1)
+    members = [("a.png", image_bytes(0)), ("a.txt", long), ("b.png", image_bytes(1)), ("b.txt", long[:-1])]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    assert [len(caption) for caption in source.captions()] == [0, 1 << 20]
+    with pytest.raises(BadSample, match="caption is too long"):
+        source[0]
+    assert len(source[1].captions[0]) == 1 << 20
+
+
+PAIRS = 40
+
+
+@pytest.fixture
+def packed(tmp_path) -> bytes:
+    members = [member for number in range(PAIRS) for member in pair(number)]
+    return gzip.compress(write_tar(tmp_path / "plain" / "0.tar", members).read_bytes(), mtime=0)
+
+
+def test_a_packed_shard_is_unpacked_however_its_ending_is_written(tmp_path, packed):
+    for name in ("A.TAR.GZ", "b.Tar.Gz", "C.TGZ", "d.tar.gz", "e.tgz"):
+        (tmp_path / name).write_bytes(packed)
+        assert len(open_source(str(tmp_path / name))) == PAIRS
+        assert plain_tars([tmp_path / name])[0].name == f"{name[0]}.tar"
+
+
+def faults_of(shard: Path) -> list[tuple[str, str, int]]:
+    """Those that a new source of it tells."""
+    return [(fault.reason, fault.where, fault.times) for fault in open_source(str(shard)).faults]
+
+
+def test_a_packed_shard_with_a_wrong_checksum_or_more_behind_it_keeps_all_that_is_in_it(tmp_path, packed, capsys):
+    wrong = bytearray(packed)
+    wrong[-6] ^= 1
+    for name, content in {"checksum": bytes(wrong), "behind": packed + b"<html> 404"}.items():
+        shard = tmp_path / f"{name}.tar.gz"
+        shard.write_bytes(content)
+        assert len(open_source(str(shard))) == PAIRS
+        said = capsys.readouterr().err
+        assert f"{shard}: packed shard is damaged at packed byte " in said and said.count("\n") == 1
+        [(reason, where, times)] = faults_of(shard)  # once more, now that it is unpacked
+        assert (reason, times) == ("packed shard is damaged", 1)
+        at, of = (int(word) for word in re.search(r"gz at packed byte (\d+) of (\d+) \(.+\)$", where).groups())
+        assert len(packed) - 8 <= at < of == len(content)
+
+
+def test_a_packed_shard_in_several_members_with_padding_is_whole(tmp_path, packed, capsys):
+    tar = gzip.decompress(packed)
+    several = gzip.compress(tar[:7000]) + gzip.compress(b"") + bytes(600) + gzip.compress(tar[7000:]) + bytes(70_000)
+    (tmp_path / "0.tar.gz").write_bytes(several)
+    assert plain_tars([tmp_path / "0.tar.gz"])[0].read_bytes() == tar and capsys.readouterr().err == ""
+
+
+def test_a_packed_shard_that_is_cut_keeps_all_that_comes_before_the_cut(tmp_path, packed, capsys):
+    tar = gzip.decompress(packed)
+    (tmp_path / "cut.tar.gz").write_bytes(packed[: len(packed) // 2])
+    kept = len(open_source(str(tmp_path / "cut.tar.gz")))
+    assert 10 < kept < PAIRS and "cut.tar.gz: packed shard is cut off at its end" in capsys.readouterr().err
+    shown = f"{tmp_path / 'cut.tar.gz'} at its end, packed byte {len(packed) // 2}"
+    for _ in range(2):  # once, though the tar that came out of it is cut off too
+        assert faults_of(tmp_path / "cut.tar.gz") == [("packed shard is cut off", shown, 1)]
+    stored = bytearray(gzip.compress(tar, compresslevel=0, mtime=0))  # in blocks of bytes as they are
+    length = int.from_bytes(stored[11:13], "little")  # of the first block, behind 10 bytes of header and its kind
+    second = 10 + 5 + length
+    stored[second] = 7  # no kind of block
+    (tmp_path / "stored.tar.gz").write_bytes(stored)
+    assert plain_tars([tmp_path / "stored.tar.gz"])[0].read_bytes() == tar[:length]
+
+
+def test_a_cut_behind_a_whole_pair_is_counted_too(tmp_path, packed):
+    tar = gzip.decompress(packed)
+    behind = build_index(tmp_path / "plain" / "0.tar").rows[2]["image_block"].item() * 512 - 512
+    stored = gzip.compress(tar[:behind], compresslevel=0)  # the plain tar of two pairs is not taken for a damaged one
+    (tmp_path / "0.tar.gz").write_bytes(stored)
+    assert len(open_source(str(tmp_path / "0.tar.gz"))) == 2 and faults_of(tmp_path / "0.tar.gz") == []
+    (tmp_path / "0.tar.gz").write_bytes(stored[:-8])
+    assert len(open_source(str(tmp_path / "0.tar.gz"))) == 2
+    assert [fault[0] for fault in faults_of(tmp_path / "0.tar.gz")] == ["packed shard is cut off"]
+
+
+def test_damage_of_a_packed_shard_is_told_by_every_index_of_it_until_it_is_fetched_again(tmp_path, packed, monkeypatch):
+    shard = tmp_path / "0.tar.gz"
+    shard.write_bytes(packed[: len(packed) // 2])
+    [copy] = plain_tars([shard])
+    faults = faults_of(shard)
+    copy.with_name("0.tar.index.npz").unlink()
+    assert faults_of(shard) == faults and len(faults) == 1
+    copy.unlink()
+    assert faults_of(shard) == faults
+    monkeypatch.setattr("neuclip.data.tar.joined_index.MAPPED_FROM", 3)
+    assert faults_of(shard) == faults == faults_of(shard)
+    shard.write_bytes(packed)
+    assert faults_of(shard) == []
+    assert damage_of(copy) is not None
+    unpack(shard, copy)
+    assert damage_of(copy) is None  # nor does the note outlive the copy that it is about
+
+
+def test_damage_of_a_packed_shard_is_listed_by_a_run_and_by_a_conversion(tmp_path, packed):
+    (tmp_path / "0.tar.gz").write_bytes(packed[: len(packed) // 2])
+    open_source(str(tmp_path / "0.tar.gz"))
+    source = open_source(str(tmp_path / "0.tar.gz"))
+    log = FaultLog(tmp_path / "skipped.jsonl", 0.05)
+    log.note_source(source)
+    assert log.counts == {"packed shard is cut off": 1}
+    assert convert(source, tmp_path / "shards").skipped == log.counts
+    assert read_lines(tmp_path / "shards" / "skipped.jsonl") == read_lines(tmp_path / "skipped.jsonl")
+
+
+def test_damage_of_a_remote_packed_shard_is_told_when_its_copy_is_gone(tmp_path, packed, cache):
+    (tmp_path / "0.tar.gz").write_bytes(packed[: len(packed) // 2])
+    first = open_source(f"file://{tmp_path}/0.tar.gz")
+    assert [(fault.reason, fault.times) for fault in first.faults] == [("packed shard is cut off", 1)]
+    [copy] = (cache / "shards").glob("*.tar")
+    copy.unlink()
+    assert open_source(f"file://{tmp_path}/0.tar.gz").faults == first.faults
+
+
+@pytest.mark.parametrize("content", [b"<html>" * 100, bytes(5000), b"\x1f\x8b\x08"])
+def test_what_gives_not_one_byte_is_no_gzip_file(tmp_path, content):
+    (tmp_path / "0.tar.gz").write_bytes(content)
+    with pytest.raises(UserError, match=r"0\.tar\.gz: is not a gzip file"):
+        open_source(str(tmp_path / "0.tar.gz"))
+
+
+def test_what_a_killed_unpacking_left_is_removed_in_time_and_one_that_is_at_its_end_is_not(
+    tmp_path, packed, cache, monkeypatch
+):
+    unfinished = cache / "unpacked" / "0123" / ".0.tar.x.part"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_bytes(b"half")
+    os.utime(unfinished, (1, 1))  # just before it is moved, an unpacked file gets the time of its shard
+    (tmp_path / "0.tar.gz").write_bytes(packed)
+    open_source(str(tmp_path / "0.tar.gz"))
+    assert unfinished.exists()
+    monkeypatch.setattr("neuclip.data.tar.gzip.UNFINISHED_SECONDS", -60)
+    open_source(str(tmp_path / "0.tar.gz"))
+    assert not unfinished.exists()
+
+
+def days_unused(copy: Path, days: float) -> None:
+    os.utime(copy.parent, (time.time() - days * 24 * 3600,) * 2)
+
+
+def test_unpacked_copies_go_after_a_month_without_use(tmp_path, packed, cache):
+    for name in ("read", "old", "new", "opened"):
+        (tmp_path / f"{name}.tar.gz").write_bytes(packed)
+    copies = {name: plain_tars([tmp_path / f"{name}.tar.gz"])[0] for name in ("read", "old", "new")}
+    source = open_source(str(tmp_path / "read.tar.gz"))
+    (cache / "unpacked" / "my images").mkdir()
+    for copy, days in {"read": 31, "old": 31, "new": 29}.items():
+        days_unused(copies[copy], days)
+    days_unused(cache / "unpacked" / "my images" / "x", 31)
+    assert source[0].captions == ("image 0",)  # a run that lasts long opens its shards again and again
+    open_source(str(tmp_path / "opened.tar.gz"))
+    assert {name for name, copy in copies.items() if copy.exists()} == {"read", "new"}
+    assert (cache / "unpacked" / "my images").exists()
+    days_unused(copies["new"], 31)
+    inode = copies["new"].stat().st_ino
+    open_source(str(tmp_path / "new.tar.gz"))
+    assert copies["new"].stat().st_ino == inode  # it was not removed just before it was needed
+
+
+def test_a_copy_that_is_gone_in_mid_run_ends_the_run_and_changes_no_image(tmp_path, packed):
+    (tmp_path / "0.tar.gz").write_bytes(packed)
+    source = open_source(str(tmp_path / "0.tar.gz"))
+    source.paths[0].unlink()
+    with pytest.raises(RunFailed, match=r"0\.tar\.gz: its unpacked copy has gone from the cache; .*--resume"):
+        source[0]
+
+
+def test_a_second_process_that_unpacks_the_same_shard_does_not_disturb_the_first(tmp_path, packed):
+    (tmp_path / "0.tar.gz").write_bytes(packed)
+    source = open_source(str(tmp_path / "0.tar.gz"))
+    unpack(tmp_path / "0.tar.gz", source.paths[0])
+    assert source[0].captions == ("image 0",)
+
+
+def test_samples_of_a_packed_shard_are_named_after_it(tmp_path, packed):
+    (tmp_path / "0.tar.gz").write_bytes(packed)
+    assert open_source(str(tmp_path / "0.tar.gz")).where(1) == f"{tmp_path / '0.tar.gz'}: 00001.jpg"

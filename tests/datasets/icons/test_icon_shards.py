@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import tarfile
+
+from neuclip.data.tar.writing import write_shards
+from neuclip.datasets.icons.zero_shot import Labelled, frequent_classes, group_words, write_task
+
+SAMPLES = [(("png", bytes([number] * number)), ("txt", f"ñ {number}".encode())) for number in range(10)]
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path):
+    for folder in ("first", "second"):
+        assert write_shards(tmp_path / folder, SAMPLES, shard_samples=4) == 3
+    for shard in ("00000.tar", "00001.tar", "00002.tar"):
+        assert (tmp_path / "first" / shard).read_bytes() == (tmp_path / "second" / shard).read_bytes()
+
+
+def test_members_carry_no_time_no_owner_and_running_keys(tmp_path):
+    write_shards(tmp_path, SAMPLES, shard_samples=4)
+    names = []
+    for shard in sorted(tmp_path.glob("*.tar")):
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                names.append(member.name)
+                owner = (member.mtime, member.uid, member.gid, member.mode, member.uname, member.gname)
+                assert owner == (0, 0, 0, 0o644, "", "")
+                content = tar.extractfile(member)
+                assert content is not None
+                number, extension = member.name.split(".")
+                assert content.read() == dict(SAMPLES[int(number)])[extension]
+    assert names == [f"{number:08d}.{extension}" for number in range(10) for extension in ("png", "txt")]
+
+
+def test_a_label_is_the_line_number_of_its_class_name(tmp_path):
+    samples = [Labelled(b"1", "objects"), Labelled(b"2", group_words("animals-nature")), Labelled(b"3", "objects")]
+    write_task(tmp_path / "groups", samples)
+    names = (tmp_path / "groups" / "classnames.txt").read_text().splitlines()
+    assert names == ["animals and nature", "objects"]
+    with tarfile.open(tmp_path / "groups" / "test" / "0.tar") as tar:
+        contents = {member.name: tar.extractfile(member).read() for member in tar}
+    assert [names[int(contents[f"{key:08d}.cls"])] for key in range(3)] == [sample.class_name for sample in samples]
+    assert [contents[f"{key:08d}.png"] for key in range(3)] == [b"1", b"2", b"3"]
+    assert (tmp_path / "groups" / "test" / "nshards.txt").read_text().strip() == "1"
+    templates = (tmp_path / "groups" / "zeroshot_classification_templates.txt").read_text().splitlines()
+    assert templates and all("{c}" in template for template in templates)
+
+
+def test_classes_with_few_images_are_left_out():
+    samples = [Labelled(b"", "often")] * 5 + [Labelled(b"", "rare")] * 4
+    assert {sample.class_name for sample in frequent_classes(samples)} == {"often"}

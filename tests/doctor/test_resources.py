@@ -1,0 +1,77 @@
+"""Memory: the estimate's parts, and when it is too much."""
+
+from __future__ import annotations
+
+import pytest
+
+from neuclip.doctor import room
+from neuclip.doctor.findings import Findings
+from neuclip.doctor.objective import note_objective
+from neuclip.doctor.plan import note_plan, smallest_chunk
+from neuclip.doctor.resources import LIBRARIES, Room, fitting_chunk, note_memory
+from neuclip.models.facts import ModelFacts
+from neuclip.settings.reading import read_settings
+
+PARAMETERS, ACTIVATIONS, BATCH = 10_000_000, 20_000_000, 100
+MODEL = ModelFacts(128, (48, 48), 16, PARAMETERS, 4 * PARAMETERS, ACTIVATIONS)
+
+
+def noted(free: float, everything: float, monkeypatch, *flags: str, ranks: int = 1) -> Findings:
+    monkeypatch.setattr(room, "memory_of", lambda device: Room(int(free), int(everything)))
+    settings = read_settings(
+        None, ["--train.batch_size", str(BATCH), "--train.samples", "9000", "--run.device", "cpu", *flags]
+    )
+    findings = Findings()
+    findings.note("plan", pairs_per_epoch=1000)
+    note_plan(findings, settings, 1000, ranks)
+    note_objective(findings, settings, MODEL, 1000, ranks)
+    findings.warnings.clear()
+    note_memory(findings, settings, MODEL)
+    return findings
+
+
+def test_the_estimate_is_the_sum_of_its_parts(monkeypatch):
+    findings = noted(1e12, 1e12, monkeypatch)
+    assert findings["memory.activation_bytes"] == BATCH * ACTIVATIONS
+    assert findings["memory.towers_bytes"] == 16 * PARAMETERS
+    assert findings["memory.libraries_bytes"] == LIBRARIES
+    parts = ("libraries", "towers", "activation", "objective", "loading")
+    assert findings["memory.total_bytes"] == sum(findings[f"memory.{part}_bytes"] for part in parts)
+    halved = noted(1e12, 1e12, monkeypatch, "--run.precision", "bf16", "--train.micro_batch_size", "10")
+    assert halved["memory.activation_bytes"] == 10 * ACTIVATIONS // 2
+
+
+@pytest.mark.parametrize(
+    ("free", "everything", "warned", "failed"),
+    [(1.2, 2, False, False), (1.05, 2, True, False), (0.1, 0.7, True, False), (0.1, 0.6, False, True)],
+)
+def test_too_much_is_warned_of_and_far_too_much_is_a_failure(free, everything, warned, failed, monkeypatch):
+    total = noted(1e12, 1e12, monkeypatch)["memory.total_bytes"]
+    findings = noted(free * total, everything * total, monkeypatch)
+    assert (bool(findings.warnings), bool(findings.problems)) == (warned, failed)
+
+
+def test_processes_that_share_the_machine_share_its_memory(monkeypatch):
+    total = noted(1e12, 1e12, monkeypatch, ranks=4)["memory.total_bytes"]
+    findings = noted(2 * total, 9 * total, monkeypatch, ranks=4)
+    assert findings["memory.together_bytes"] == 4 * total
+    assert "if all 4 processes are on this machine" in findings.warnings[0].what
+    assert noted(5 * total, 9 * total, monkeypatch, ranks=4).warnings == []
+
+
+def test_a_chunk_is_one_that_fits_and_that_training_can_cut():
+    normed = ModelFacts(128, (48, 48), 16, PARAMETERS, 4, ACTIVATIONS, batch_norm=True)
+    assert fitting_chunk(50, 100, MODEL) == 32
+    assert fitting_chunk(500, 100, MODEL) == 64
+    assert fitting_chunk(0, 100, MODEL) == fitting_chunk(-3, 100, MODEL) == fitting_chunk(5, 1, MODEL) == 0
+    assert (fitting_chunk(2, 3, MODEL), fitting_chunk(2, 3, normed), fitting_chunk(1, 8, normed)) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(("local", "micro"), [(8, 3), (128, 48), (3, 2), (7, 7), (5, 9), (17, 16)])
+def test_the_smallest_chunk_is_that_of_training(local, micro):
+    import math
+
+    import torch
+
+    chunks = torch.zeros(local).tensor_split(math.ceil(local / micro))
+    assert smallest_chunk(local, micro) == min(map(len, chunks))

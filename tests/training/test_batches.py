@@ -1,0 +1,83 @@
+"""Batches as a run reads them: what was bad is on the list, however the run ends."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from neuclip.data.loader import Batches
+from neuclip.data.order import SourceOrder
+from neuclip.data.source import open_source
+from neuclip.errors import RunFailed
+from neuclip.records import RunFolder, read_lines
+from neuclip.training.batches import read_batches
+from tests.data.small_shards import Member, image_bytes, pair, write_shards, write_tar
+from tests.data.small_transforms import plain, tokenize
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+
+
+def run_of(source, folder, *, workers: int = 0):
+    """What `read_batches` asks of a run, in batches of four and in order of ids."""
+    batches = Batches(
+        source, SourceOrder(len(source)), batch_size=4, transform=plain, tokenize=tokenize, seed=0, workers=workers
+    )
+    folder.mkdir()
+    return SimpleNamespace(
+        folder=RunFolder(folder),
+        source=source,
+        device=torch.device("cpu"),
+        batches=partial(batches.steps, 0, len(source) // 4),
+        settings=SimpleNamespace(data=SimpleNamespace(max_bad_share=1.0)),
+    )
+
+
+def read(run) -> int:
+    return sum(1 for _ in read_batches(run, SimpleNamespace(anywhere=lambda: False)))
+
+
+def without_caption(number: int) -> list[Member]:
+    return [(f"{number}.png", image_bytes(number)), (f"{number}.json", b'{"text": "a cat"}')]
+
+
+def test_a_run_with_nothing_bad_has_an_empty_list(tmp_path):
+    run = run_of(open_source(str(write_shards(tmp_path / "shards", [8]))), tmp_path / "run")
+    assert read(run) == 2
+    assert run.folder.skipped.read_bytes() == b""
+
+
+def test_what_never_became_a_sample_is_told_before_the_first_step_and_listed_anew_at_resume(tmp_path, capsys):
+    members = [member for number in range(8) for member in pair(number)]
+    source = open_source(str(write_tar(tmp_path / "0.tar", [*members, ("x.txt", b"alone"), ("y.txt", b"alone")])))
+    run = run_of(source, tmp_path / "run")
+    assert read(run) == 2 and "at least 2 never became samples: 2 x no image; first: " in capsys.readouterr().err
+    assert read(run) == 2 and [line["reason"] for line in read_lines(run.folder.skipped)] == ["no image"] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bad_samples_are_listed_when_nothing_can_stand_in_for_them(tmp_path, workers):
+    members = [member for number in range(8) for member in without_caption(number)]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    run = run_of(source, tmp_path / "run", workers=workers)
+    with pytest.raises(RunFailed, match=r"nothing can stand in") as failure:
+        read(run)
+    assert "--data.caption_key text" in str(failure.value) and "\n" not in str(failure.value)
+    listed = read_lines(run.folder.skipped)
+    assert [line["id"] for line in listed] == list(range(8))
+    assert {line["reason"] for line in listed} == {"caption is missing"}
+
+
+def test_bad_samples_of_a_batch_that_another_failure_ends_are_listed(tmp_path):
+    write_tar(tmp_path / "shards" / "0.tar", [*without_caption(0), *pair(1)])
+    write_tar(tmp_path / "shards" / "1.tar", [*pair(2), *pair(3)])
+    run = run_of(open_source(str(tmp_path / "shards")), tmp_path / "run")
+    (tmp_path / "shards" / "1.tar").unlink()
+    with pytest.raises(RunFailed, match=r"1\.tar: cannot be read .*--resume"):
+        read(run)
+    assert [line["id"] for line in read_lines(run.folder.skipped)] == [0]
