@@ -28,7 +28,7 @@ from benchmarks.comparison.plan import (
 from benchmarks.comparison.processes import Timing, execute
 from benchmarks.comparison.table import final_tables, tuning_table
 from neuclip.errors import RunFailed, RunInterrupted, UserError
-from neuclip.progress import format_duration
+from neuclip.formatting import format_duration
 from neuclip.records import write_json
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 
 from benchmarks.comparison.plan import PlannedRun
 from neuclip.errors import RunInterrupted
-from neuclip.progress import format_duration
+from neuclip.formatting import format_duration
 
 LOOK_EVERY_SECONDS = 0.5
 

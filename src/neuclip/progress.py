@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TextIO, TypeVar
 
+from neuclip.formatting import format_duration
+
 T = TypeVar("T")
 
 LINE_EVERY_SECONDS = 10.0  # where nobody watches live, a line now and then is enough
@@ -76,15 +78,3 @@ def waiting(what: str) -> Iterator[None]:
 def progress_text(what: str, done: int, total: int, seconds: float, unit: str = "") -> str:
     left = f"  {format_duration(seconds / done * (total - done))} left" if done else ""
     return f"{what}  {done:,} of {total:,} {unit}".rstrip() + left
-
-
-def format_duration(seconds: float) -> str:
-    """At most two units, as people say it: '48 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
-    whole = int(seconds + 0.5)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"

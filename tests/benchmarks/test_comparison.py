@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.comparison.images import PIXELS, shrunk
 
+from benchmarks.comparison.images import PIXELS, shrunk
 from benchmarks.comparison.methods import METHODS
 from benchmarks.comparison.plan import (
     ICONS_32,
@@ -23,7 +23,7 @@ from benchmarks.comparison.plan import (
 )
 from benchmarks.comparison.processes import execute
 from benchmarks.comparison.table import final_tables
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.data.transforms import decode
 from neuclip.errors import UserError
 from neuclip.records import append_line, read_lines, write_json

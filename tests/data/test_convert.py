@@ -11,7 +11,7 @@ import pytest
 from neuclip.cli.main import main
 from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.errors import RunFailed, UserError
 from tests.images import image_bytes, photo, write_csv, write_shard
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from neuclip.data.loader import Batches
+from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.data.sample import Batch
-from neuclip.data.source import Source, open_source
+from neuclip.data.source import Source
 from tests.data.small_shards import Member, write_tar
 from tests.data.small_shards import pair as drawn_pair
 

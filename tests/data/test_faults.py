@@ -11,9 +11,9 @@ from PIL import Image
 
 from neuclip.data.faults import FaultLog, replacements, too_many_unindexed
 from neuclip.data.loader import Batches
+from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.data.sample import Batch, Fault, UnindexedFaults
-from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.records import read_lines
 from tests.data.small_shards import image_bytes, write_tar

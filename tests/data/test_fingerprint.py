@@ -11,7 +11,7 @@ import pytest
 
 from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from tests.data.small_shards import image_bytes, write_tar
 
 # Of each sample; what is blank is no caption, and a sample may have none.
@@ -94,7 +94,7 @@ def test_equal_captions_have_one_fingerprint_in_whatever_files_they_lie(tmp_path
     assert of(path) == reference
     first = ["one", "two", "three", "", "four 4", "five", "six\0é"]
     for module in ("listed", "arrow"):  # and in whatever pieces they are read
-        monkeypatch.setattr(f"neuclip.data.sources.{module}.PIECE", 3)
+        monkeypatch.setattr(f"neuclip.data.tables.{module}.PIECE", 3)
     assert of(path) == reference and open_source(str(path)).captions() == first
     monkeypatch.setattr("neuclip.data.fingerprint.KEPT_BYTES", 5)
     assert of(path) == reference

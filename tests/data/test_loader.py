@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuclip.data.loader import Batches, sequential
+from neuclip.data.open import open_source
 from neuclip.data.order import Order
-from neuclip.data.source import open_source
 from neuclip.errors import RunFailed, UserError
 from tests.data.small_shards import image_bytes, pair, write_shards, write_tar
 from tests.data.small_transforms import failing, noisy, plain, spawned, tokenize

@@ -12,7 +12,7 @@ import pytest
 
 from neuclip.data.braces import MOST_NAMES, expand_braces
 from neuclip.data.locations import files_of, name_of, parts_of
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.errors import UserError
 from tests.data.small_shards import image_bytes, pair, write_shards, write_tar
 from tests.misbehaving_server import QUICK

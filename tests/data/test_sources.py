@@ -10,8 +10,8 @@ import random
 import pytest
 
 from neuclip.data.fingerprint import fingerprint
+from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source
 from neuclip.data.tar.open_files import open_count
 from neuclip.errors import UserError
 from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar

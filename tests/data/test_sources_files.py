@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from neuclip.data.captions import stripped
 from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
+from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source
 from neuclip.errors import RunFailed, UserError
 from tests.images import photo, write_csv
 

@@ -18,8 +18,8 @@ import pytest
 
 from neuclip.data.captions import captions_from_json
 from neuclip.data.fingerprint import fingerprint
+from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source
 from neuclip.data.transforms import decode
 from neuclip.errors import UserError
 from tests.images import photo

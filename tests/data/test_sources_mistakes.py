@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from neuclip.data.shards import remote
 
 from neuclip.cli import doctor
+from neuclip.data.open import open_source, open_training_data
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source, open_training_data
+from neuclip.data.tar import remote
 from neuclip.doctor.diagnosis import examine
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings

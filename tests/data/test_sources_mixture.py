@@ -19,8 +19,8 @@ from neuclip.data import mixture_order
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
 from neuclip.data.mixture_order import MixtureOrder, order_of
+from neuclip.data.open import open_source
 from neuclip.data.order import Order
-from neuclip.data.source import open_source
 from neuclip.errors import UserError
 from tests.data.small_transforms import noisy
 from tests.images import write_csv, write_shards

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.errors import UserError
 
 ROWS = 1000

@@ -12,8 +12,8 @@ import pytest
 
 from neuclip.data.captions import stripped, texts_in
 from neuclip.data.fingerprint import fingerprint
+from neuclip.data.open import open_source, open_training_data
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source, open_training_data
 from neuclip.data.tables.columns import Asked
 from neuclip.data.tables.folder import open_folder
 from neuclip.data.tables.inline import is_inline

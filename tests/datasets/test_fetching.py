@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from neuclip.data.named import fetching
 
+from neuclip.datasets import fetching
 from neuclip.datasets.fetching import Package, discard, fetched, fetched_version, packages_folder
 from neuclip.errors import RunFailed, UserError
 

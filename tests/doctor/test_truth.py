@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from neuclip import api
-from neuclip.doctor import plan, room
+from neuclip.doctor import plan
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Advice, Findings
 from neuclip.doctor.resources import Room
@@ -131,7 +131,7 @@ def test_every_remedy_removes_what_it_is_given_for(here, data, flags, ranks):
 @pytest.mark.parametrize("gigabytes", [1, 2, 4, 8])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_remedies_for_want_of_memory_make_it_fit(here, monkeypatch, model, gigabytes, ranks):
-    monkeypatch.setattr(room, "memory_of", lambda device: Room(gigabytes * 10**9, gigabytes * 10**9))
+    monkeypatch.setattr(resources, "memory_of", lambda device: Room(gigabytes * 10**9, gigabytes * 10**9))
     given = ["--data.train", "hollow", "--model.name", model, "--train.batch_size", "180", "--train.samples", "9000"]
     if model == "tiny":
         given += ["--model.image_size", "224"]

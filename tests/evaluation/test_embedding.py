@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import Embedded, embed_pairs
 from neuclip.evaluation.retrieval import recall

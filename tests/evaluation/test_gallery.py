@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.evaluation.gallery import gallery, thumbnail
 from tests.evaluation.colour_shards import colour_image, write_samples
 

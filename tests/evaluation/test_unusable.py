@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from neuclip.data.faults import FaultLog
+from neuclip.data.open import open_source
 from neuclip.data.sample import Fault
-from neuclip.data.source import open_source
 from neuclip.evaluation.unusable import TooManyBad, list_faults, refuse_above
 from neuclip.records import append_line, read_lines
 from tests.evaluation.colour_shards import colour_image, write_samples

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from neuclip.data.loader import Batches
+from neuclip.data.open import open_source
 from neuclip.data.order import SourceOrder
-from neuclip.data.source import open_source
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.training.batches import read_batches

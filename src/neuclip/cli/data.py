@@ -12,8 +12,8 @@ from typing import Any
 
 from neuclip.cli.flags import JSON, Command, Flag, wants_help
 from neuclip.cli.tables import print_json
-from neuclip.doctor.wording import plural
 from neuclip.errors import UserError
+from neuclip.formatting import plural
 from neuclip.progress import waiting
 from neuclip.settings.nearest import proposal
 
@@ -157,7 +157,7 @@ def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
     """Prints the new folder; what was left out goes to stderr."""
     with waiting("loading torch"):
         from neuclip.data.convert import SHARD_SIZE, SKIPPED, convert, refuse_inside
-        from neuclip.data.source import open_source
+        from neuclip.data.open import open_source
 
     refuse_inside(address, Path(folder))
     columns = {name.removeprefix("data."): value for name, value in flags.items() if name.startswith("data.")}

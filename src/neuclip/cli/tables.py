@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from neuclip.formatting import format_number, format_percent
 from neuclip.records import strict
-from neuclip.report.wording import format_number, format_percent
 
 SHARES = ("top", "mean_per_class", "accuracy", "chance")  # metrics that read better as percent
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from neuclip.data.source import Source, check_listed_images, open_source
+from neuclip.data.open import check_listed_images, open_source
+from neuclip.data.source import Source
 from neuclip.data.zero_shot_task import ZeroShotTask
 from neuclip.datasets.prepared import HeldOut, dataset_names, held_out, is_dataset_name
 from neuclip.errors import UserError

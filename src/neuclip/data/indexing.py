@@ -10,8 +10,8 @@ import numpy as np
 
 from neuclip.data.faults import by_reason
 from neuclip.data.locations import COCO_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, parts_of
+from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source
 from neuclip.data.tar.cache import digest_of
 from neuclip.data.tar.index import BLOCK, ROW, ShardIndex, cached_place, places_of
 from neuclip.data.tar.remote_source import RemoteTarSource

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from neuclip.data.sample import Fault, Sample
+from neuclip.data.source import Source
+from neuclip.data.texts import Captions
 
-if TYPE_CHECKING:
-    from neuclip.data.source import Source
 
-
-class Mixture:
+class Mixture(Source):
     """Sources of any kinds end to end. Weights count in training only: `data/mixture_order.py` reads them."""
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[Fraction]):
@@ -37,8 +35,9 @@ class Mixture:
         source, own_id = self._place(id)
         return source.where(own_id)
 
-    def captions(self) -> list[str]:
-        return [caption for source in self.sources for caption in source.captions()]
+    def caption_pieces(self) -> Iterator[Captions]:
+        for source in self.sources:
+            yield from source.caption_pieces()
 
     def _place(self, id: int) -> tuple[Source, int]:
         number = int(np.searchsorted(self._ends, id, side="right"))

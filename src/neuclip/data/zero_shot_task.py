@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuclip.data.source import Source, open_source
+from neuclip.data.open import open_source
+from neuclip.data.source import Source
 from neuclip.datasets.prepared import resolve
 from neuclip.errors import UserError
 

@@ -19,7 +19,7 @@ from neuclip.data.cache_folder import cache_folder
 from neuclip.datasets.catalogue import DataSet, catalogue
 from neuclip.datasets.fetching import discard
 from neuclip.errors import UserError
-from neuclip.progress import format_duration
+from neuclip.formatting import format_duration
 
 try:
     import fcntl

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from neuclip.data.locations import is_there, parts_of
 from neuclip.data.mixture_order import order_of
-from neuclip.data.source import Source, open_training_data
+from neuclip.data.open import open_training_data
+from neuclip.data.source import Source
 from neuclip.datasets.prepared import unprepared
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.held_out import note_held_out

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.wording import byte_size, percent, plural
+from neuclip.formatting import byte_size, percent, plural
 
 HEADING = 12  # columns
 UNIT = r"(\d) (?=(?:[kMG]B|times?|steps?|workers?|pairs)\b|%)"

@@ -13,7 +13,7 @@ from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.doctor.files import captions_are_in_files, files_of
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
-from neuclip.doctor.wording import percent, plural
+from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import DataSettings, Settings

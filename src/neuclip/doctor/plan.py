@@ -7,7 +7,7 @@ import math
 from neuclip.data.cores import available_cores
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
-from neuclip.doctor.wording import percent, plural
+from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.sections import Settings
 

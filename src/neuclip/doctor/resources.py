@@ -15,7 +15,7 @@ from neuclip.data.loader import PREFETCH
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.model import facts_of
 from neuclip.doctor.plan import smallest_chunk
-from neuclip.doctor.wording import byte_size
+from neuclip.formatting import byte_size
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.sections import Settings
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from neuclip.formatting import format_samples
 from neuclip.report.contents import RunContents, number
 from neuclip.report.evaluations import DIRECTIONS, Evaluation
 from neuclip.report.figures import NamedLine, curve, lines, placeholder, stacked
 from neuclip.report.series import column
-from neuclip.report.wording import format_samples
 
 CALIBRATION_MEANING = "Batch mean of true over predicted normalizer: 1 when the prediction is right."
 SHARE_KEYS = {"data": "data_share", "towers": "towers_share", "normalizer": "normalizer_share"}

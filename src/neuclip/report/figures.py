@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from neuclip.formatting import format_number, format_percent, format_samples
 from neuclip.report.scales import Scale, tick_label, value_scale
 from neuclip.report.series import Point, smooth, spread, thin
-from neuclip.report.wording import format_number, format_percent, format_samples
 
 WIDTH, HEIGHT = 360, 216
 LEFT, RIGHT, TOP, BOTTOM = 46, 340, 22, 178

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from neuclip.formatting import format_count
 from neuclip.report.contents import RunContents, number, only_objects
-from neuclip.report.wording import format_count
 
 # Only images that carry themselves: anything else in the file must not make the page reach out.
 OWN_PICTURE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")

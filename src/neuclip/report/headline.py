@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from neuclip.progress import format_duration
-from neuclip.report.contents import RunContents, number, section
-from neuclip.report.curves import CALIBRATION_MEANING
-from neuclip.report.evaluations import Evaluation
-from neuclip.report.wording import (
+from neuclip.formatting import (
     UNKNOWN,
     format_bytes,
     format_count,
+    format_duration,
     format_number,
     format_percent,
     format_samples,
     plural,
     times_chance,
 )
+from neuclip.report.contents import RunContents, number, section
+from neuclip.report.curves import CALIBRATION_MEANING
+from neuclip.report.evaluations import Evaluation
 
 AT_THE_END = "known when the run has finished"
 

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from neuclip.errors import RunFailed
+from neuclip.formatting import format_percent, format_samples
 from neuclip.records import RunFolder, write_text_safely
 from neuclip.report.contents import RunContents, read_contents, section
 from neuclip.report.curves import all_curves
@@ -24,7 +25,6 @@ from neuclip.report.tables import (
     settings_tables,
     skipped_sentences,
 )
-from neuclip.report.wording import format_percent, format_samples
 from neuclip.settings.secrets import without_queries
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neuclip.report.wording import trim
+from neuclip.formatting import trim
 
 LOG_SCALE_FROM_RATIO = 10.0  # below this a linear axis still shows the small values
 OUTLIERS_FROM_RATIO = 4.0  # one early spike must not press the rest of a curve flat

@@ -8,9 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from neuclip.report.contents import RunContents, number, section
-from neuclip.report.evaluations import DIRECTIONS, Evaluation, Retrieval
-from neuclip.report.wording import (
+from neuclip.formatting import (
     UNKNOWN,
     format_bytes,
     format_count,
@@ -20,6 +18,8 @@ from neuclip.report.wording import (
     plural,
     times_chance,
 )
+from neuclip.report.contents import RunContents, number, section
+from neuclip.report.evaluations import DIRECTIONS, Evaluation, Retrieval
 from neuclip.settings.secrets import without_queries
 
 ESTIMATOR_NAMES = {"method": "this run's method", "minibatch": "a mini-batch"}

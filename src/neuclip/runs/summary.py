@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neuclip.progress import format_duration
+from neuclip.formatting import format_duration
 
 CALIBRATION = "batch mean of true over predicted normalizer: 1 when the prediction is right"
 MANY_FULL = 0.05  # of the captions; the report gives any share

@@ -7,7 +7,8 @@ import sys
 import time
 from typing import Any
 
-from neuclip.progress import StatusLine, format_duration
+from neuclip.formatting import format_duration
+from neuclip.progress import StatusLine
 
 
 class TrainingProgress:

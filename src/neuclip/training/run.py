@@ -19,8 +19,9 @@ from neuclip.data.faults import too_many_unindexed
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
 from neuclip.data.mixture_order import order_of
+from neuclip.data.open import open_training_data
 from neuclip.data.sample import Batch
-from neuclip.data.source import Source, open_training_data
+from neuclip.data.source import Source
 from neuclip.data.transforms import decode
 from neuclip.distributed.collectives import is_main, rank, world_size
 from neuclip.distributed.error_sync import all_gather_str, main_first, on_main, raise_together, sync_errors

@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.data.tar.cache import ShardCache, digest_of
 from neuclip.data.tar.remote import Limits, RemoteShard, described_shards
 from neuclip.errors import RunFailed, UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
 from neuclip.data.tar.index import DOTTED, build_index
 from tests.data.small_shards import Member, image_bytes, write_tar
 

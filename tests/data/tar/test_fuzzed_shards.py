@@ -19,9 +19,10 @@ from PIL import Image
 
 from neuclip.data.faults import FaultLog
 from neuclip.data.loader import Batches
+from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.data.sample import Batch
-from neuclip.data.source import Source, open_source
+from neuclip.data.source import Source
 from neuclip.data.tar.index import BLOCK
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import read_lines

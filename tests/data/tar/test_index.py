@@ -18,8 +18,8 @@ from PIL import Image
 
 from neuclip.cli.main import main
 from neuclip.data.fingerprint import fingerprint
+from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source
 from neuclip.data.tar.index import build_index, index_and_change, index_of
 from neuclip.data.tar.walk import NO_END_MARK, Gap, members
 from neuclip.data.transforms import decode

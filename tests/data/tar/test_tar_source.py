@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-from neuclip.data.shards import open_files
 
 from neuclip.cli.main import main
 from neuclip.data.captions import other_keys
 from neuclip.data.convert import convert
 from neuclip.data.faults import FaultLog
+from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.source import open_source
+from neuclip.data.tar import open_files
 from neuclip.data.tar.gzip import damage_of, plain_tars, unpack
 from neuclip.data.tar.index import build_index
 from neuclip.data.tar.source import TarSource
@@ -183,7 +183,7 @@ def test_a_process_with_open_shards_ends_without_a_word(tmp_path):
     write_shards(tmp_path / "shards", [1, 1])
     program = (
         "import sys\n"
-        "from neuclip.data.source import open_source\n"
+        "from neuclip.data.open import open_source\n"
         f"source = open_source({str(tmp_path / 'shards')!r})\n"
         "source[0]; source[1]\n"
         "sys.excepthook = source.where\n"  # held until Python has taken its modules apart

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from neuclip.data.named.iconify import build as building
-from neuclip.data.named.iconify import writing
-from neuclip.data.named.icons import rasteriser
-from neuclip.data.shards import writing as shard_writing
 from PIL import Image
 
-from neuclip.data.source import open_source
+from neuclip.data.open import open_source
+from neuclip.data.tar import writing as shard_writing
 from neuclip.datasets.fetching import Package
+from neuclip.datasets.iconify import build as building
+from neuclip.datasets.iconify import writing
 from neuclip.datasets.iconify.build import build_set
 from neuclip.datasets.iconify.notes import what_it_asks
 from neuclip.datasets.iconify.spec import SET
+from neuclip.datasets.icons import rasteriser
 from neuclip.datasets.icons.split import heldout_concepts
 from neuclip.datasets.icons.workers import draw_one
 from neuclip.errors import UserError
@@ -118,7 +118,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from neuclip.datasets.fetching import Package
-from neuclip.data.named.iconify import drawing
+from neuclip.datasets.iconify import drawing
 from neuclip.datasets.iconify.build import build_set
 
 def store_two_and_die(file, *rest):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from neuclip.data.named import builtin
-from neuclip.data.named.icons import about
-from neuclip.data.named.icons import build as icon_build
 from PIL import Image
 
 from neuclip.data.cache_folder import cache_folder
+from neuclip.datasets import prepared as builtin
+from neuclip.datasets.icons import build as icon_build
+from neuclip.datasets.icons import spec as about
 from neuclip.datasets.icons.captions import words_of
 from neuclip.datasets.icons.packages import missing_packages
 from neuclip.datasets.icons.split import heldout_concepts
@@ -26,7 +26,7 @@ from neuclip.errors import UserError
 CHILD = """
 import sys
 import neuclip.datasets.icons.build
-from neuclip.data.named import builtin
+from neuclip.datasets import prepared as builtin
 
 def build(folder, *, processes):
     folder.mkdir()

@@ -6,9 +6,9 @@ import tarfile
 from dataclasses import replace
 
 import pytest
-from neuclip.data.named.icons import build as building
-from neuclip.data.named.icons import packages, rasteriser
 
+from neuclip.datasets.icons import build as building
+from neuclip.datasets.icons import packages, rasteriser
 from neuclip.datasets.icons.build import build
 from neuclip.datasets.icons.emoji_table import read_emoji_table
 from neuclip.datasets.icons.listing import list_drawings

@@ -3,8 +3,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from neuclip.data.named.icons import twins
 
+from neuclip.datasets.icons import near_duplicates as twins
 from neuclip.datasets.icons.near_duplicates import (
     Thumbnails,
     first_of_each_image,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from neuclip.data.captions import texts_in, usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.source import Source
 from neuclip.data.tables.columns import Columns
 from neuclip.data.tables.listed import image_file
 from neuclip.data.texts import PIECE, Captions
@@ -57,7 +58,7 @@ def plain_type(kind: Any) -> Any:
     return getattr(kind, "value_type", kind) if str(kind).startswith("dictionary<") else kind
 
 
-class ArrowPairs(ABC):
+class ArrowPairs(Source):
     """Pairs of blocks of rows; ids run through the blocks. A block is read when a sample of it is asked for.
 
     Blocks stay in memory up to `cache_bytes`, the last used ones, in each process for itself.

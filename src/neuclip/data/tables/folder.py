@@ -12,6 +12,7 @@ from neuclip.data.captions import captions_from_json, usable_captions
 from neuclip.data.image_kinds import READ, UNREAD, UNREAD_KIND
 from neuclip.data.locations import refuse_gone
 from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults
+from neuclip.data.source import Source
 from neuclip.data.tables.captions_file import captions_by_image, captions_file_in
 from neuclip.data.tables.columns import Asked
 from neuclip.data.tables.listed import ListedPairs, Row, Rows, file_of, image_file
@@ -71,7 +72,7 @@ def caption_ending(image: str, texts: TextFiles) -> str:
     return ""
 
 
-class ImageFolder:
+class ImageFolder(Source):
     """Images with a text file of the same name. The whole file is one caption, as a `txt` member of a shard is; of a
     JSON file its key "caption" is."""
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from neuclip.data.captions import usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample, shortened
+from neuclip.data.source import Source
 from neuclip.data.tables.columns import images_are_urls, is_url, say
 from neuclip.data.tables.inline import inline_image, is_inline
 from neuclip.data.texts import PIECE, Captions, Texts
@@ -75,7 +76,7 @@ class Rows:
             yield Row(self.images[number], tuple(self.captions(number)), self.reasons.get(number, ""))
 
 
-class ListedPairs:
+class ListedPairs(Source):
     """Pairs of a table; ids are row numbers from 0. Relative image paths start at `folder`."""
 
     def __init__(self, name: str, path: Path, rows: Rows, folder: Path | None = None, faults: tuple[Fault, ...] = ()):

@@ -12,6 +12,7 @@ from typing import Any
 
 from neuclip.data.captions import other_keys, usable_captions
 from neuclip.data.sample import BadSample, Sample, UnindexedFaults
+from neuclip.data.source import Source
 from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_used, plain_tars
 from neuclip.data.tar.index import (
     BLOCK,
@@ -38,7 +39,7 @@ ENDS_EARLY = (CUT_OFF, NO_END_MARK, PACKED_CUT_OFF)
 MOST_LISTED = 1000  # places of one reason: of a hundred thousand damaged shards nobody reads them all
 
 
-class TarSource:
+class TarSource(Source):
     """Pairs of one or many shards; ids run through the shards in the order given, in each by position.
 
     Captions are those of `txt` members, else of the key "caption" of `json` members; with a `caption_key`, those of
@@ -64,6 +65,7 @@ class TarSource:
         self._begin_reading()
         places = [str(path.resolve()) for path in self.paths] or shards  # which mean the same from every folder
         self.joined = joined_index(places, caption_key, stamps, self._numbers(), self.index)
+        self.captions_sha256 = self.joined.captions_sha256
         self.faults = self._lost().faults()
         if self.changes:
             first, change = next(iter(self.changes.items()))
@@ -110,11 +112,6 @@ class TarSource:
     def _open(self, shard: int) -> int:
         mark_used(self.paths[shard])
         return os.open(self.paths[shard], os.O_RDONLY)
-
-    @property
-    def captions_sha256(self) -> str | None:
-        """What data/fingerprint.py would find, where it is stored."""
-        return self.joined.captions_sha256
 
     def __len__(self) -> int:
         return len(self.joined.rows)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from neuclip.progress import SILENT_SECONDS, StatusLine, format_duration, progress_text
+from neuclip.formatting import format_duration
+from neuclip.progress import SILENT_SECONDS, StatusLine, progress_text
 
 
 class CollectionProgress:

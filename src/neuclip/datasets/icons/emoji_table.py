@@ -38,9 +38,7 @@ def hex_key(code_points: str) -> str:
 
 def read_emoji_table() -> list[Emoji]:
     """All base emoji (no skin tones, no components), in Unicode's order."""
-    text = gzip.decompress(files("neuclip.data.named.icons").joinpath("emoji_table.tsv.gz").read_bytes()).decode(
-        "utf-8"
-    )
+    text = gzip.decompress(files("neuclip.datasets.icons").joinpath("emoji_table.tsv.gz").read_bytes()).decode("utf-8")
     rows = (line.split("\t") for line in text.splitlines()[1:])
     return [
         Emoji("".join(chr(int(point, 16)) for point in points.split("-")), name, group, subgroup, _split_tags(tags))

@@ -33,7 +33,7 @@ class Named(NamedTuple):
 
 def heldout_concepts() -> frozenset[str]:
     """The held-out words. A list and not the rule that chose it, so that new package versions cannot move it."""
-    text = files("neuclip.data.named.icons").joinpath("heldout_concepts.txt").read_text(encoding="utf-8")
+    text = files("neuclip.datasets.icons").joinpath("heldout_concepts.txt").read_text(encoding="utf-8")
     return frozenset(text.split())
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from neuclip.data.named.labelled import reading
 from neuclip.datasets.fetching import fetched
+from neuclip.datasets.labelled import reading
 from neuclip.datasets.labelled.reading import Pixels, Reading
 from neuclip.datasets.labelled.spec import PART, LabelledFacts
 from neuclip.datasets.png import encode_png

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from neuclip.data.source import Source, open_source
+from neuclip.data.open import open_source
+from neuclip.data.source import Source
 from neuclip.data.tar.writing import Entry, write_shards
 from neuclip.data.transforms import decode
 from neuclip.progress import track

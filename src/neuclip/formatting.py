@@ -72,4 +72,41 @@ def trim(text: str) -> str:
 
 
 def plural(count: float, noun: str) -> str:
+    """'1 shard', '2,000 shards'."""
     return f"{format_count(count)} {noun}" + ("" if count == 1 else "s")
+
+
+def percent(share: float) -> str:
+    """Never '0 %' for what is there, nor '100 %' for what is not all.
+
+    >>> percent(0.0123), percent(0.0), percent(1e-5), percent(0.99999)
+    ('1.2 %', '0 %', 'below 0.1 %', '99.9 %')
+    """
+    hundredths = 100 * share
+    if hundredths in (0, 100):
+        return f"{hundredths:.0f} %"
+    if hundredths < 0.1:
+        return "below 0.1 %"
+    return f"{min(hundredths, 99.9) if hundredths < 100 else hundredths:.1f} %"
+
+
+def byte_size(count: float) -> str:
+    """In GB, MB or kB.
+
+    >>> byte_size(2.54e8), byte_size(42_400)
+    ('254 MB', '42.4 kB')
+    """
+    unit, name = next((one for one in ((1e9, "GB"), (1e6, "MB")) if count >= one[0]), (1e3, "kB"))
+    return f"{count / unit:.3g} {name}"
+
+
+def format_duration(seconds: float) -> str:
+    """At most two units, as people say it: '48 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

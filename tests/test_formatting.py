@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.report.wording import format_bytes, format_number, format_percent, format_samples, times_chance
+from neuclip.formatting import format_bytes, format_number, format_percent, format_samples, times_chance
 
 
 @pytest.mark.parametrize(

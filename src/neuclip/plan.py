@@ -1,0 +1,113 @@
+"""The numbers that follow from the settings: steps, shares of ranks, chunks, warm-up, device, precision, bytes.
+
+Computed here and nowhere else: what `neuclip doctor` says is what training does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+
+from neuclip.errors import UserError
+from neuclip.settings.sections import Settings
+
+TRAINED_BYTES = 4 + 4 + 8  # per parameter: float32 weight, gradient, AdamW's two moments
+SAVED_BYTES = 4 + 8  # per parameter in a checkpoint: weight, two moments
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run's budget is cut into steps, a batch into shares of ranks, and a share into forward passes.
+
+    >>> Plan.of(read_settings(None, ["--train.samples", "1000", "--train.batch_size", "64"]), ranks=2).steps
+    15
+    """
+
+    ranks: int
+    batch_size: int  # pairs per step over all ranks
+    steps: int
+    warmup_steps: int
+    local_batch: int  # pairs per step and rank
+    micro_batch: int  # pairs per forward pass, at most
+
+    @classmethod
+    def of(cls, settings: Settings, ranks: int = 1) -> Plan:
+        train = settings.train
+        steps, local = train.samples // train.batch_size, train.batch_size // ranks
+        return cls(
+            ranks=ranks,
+            batch_size=train.batch_size,
+            steps=steps,
+            warmup_steps=warmup_steps(settings.optimizer.warmup, steps),
+            local_batch=local,
+            micro_batch=min(local, train.micro_batch_size or local),
+        )
+
+    @property
+    def samples(self) -> int:
+        """What the run sees: whole batches only."""
+        return self.steps * self.batch_size
+
+    @property
+    def chunks(self) -> int:
+        """Forward passes per step and rank, of nearly equal size."""
+        return chunk_count(self.local_batch, self.micro_batch)
+
+    @property
+    def smallest_chunk(self) -> int:
+        return self.local_batch // max(1, self.chunks)
+
+
+def warmup_steps(warmup: float, steps: int) -> int:
+    """`warmup` below 1 is a share of the run, from 1 on a number of steps."""
+    return round(warmup * steps) if warmup < 1 else int(warmup)
+
+
+def chunk_count(pairs: int, micro_batch: int) -> int:
+    """Into how many forward passes a rank cuts its pairs; 0 means no limit.
+
+    >>> chunk_count(128, 48), chunk_count(128, 0)
+    (3, 1)
+    """
+    return math.ceil(pairs / (micro_batch or pairs)) if pairs else 0
+
+
+def trained_bytes(parameters: int) -> int:
+    """Memory of the towers in training: weights, gradients, AdamW's moments."""
+    return TRAINED_BYTES * parameters
+
+
+def checkpoint_bytes(parameters: int, model_state_bytes: int, objective_state_bytes: int) -> int:
+    """A checkpoint on disk: the model's state, AdamW's moments, the objective's state."""
+    return model_state_bytes + (SAVED_BYTES - 4) * parameters + objective_state_bytes
+
+
+def choose_device(name: str, ranks: int | None = None) -> torch.device:
+    """`auto`: cuda, then mps, then cpu. Several ranks cannot share one mps, which has no collectives.
+
+    `ranks` is the number of ranks the run will have; None: as torchrun started them.
+    """
+    several = (int(os.environ.get("WORLD_SIZE", "1")) if ranks is None else ranks) > 1
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available() and not several,
+        "cpu": True,
+    }
+    if name == "auto":
+        return torch.device(next(device for device, present in available.items() if present))
+    if not available[name]:
+        present = ", ".join(device for device, here in available.items() if here)
+        raise UserError(f"run.device {name} is not available here; give --run.device {present}, or auto")
+    return torch.device(name)
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bf16 on a GPU that has it, float32 elsewhere (on a CPU autocast to bf16 is seldom faster)."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    if name == "fp16" and device.type == "cpu":
+        raise UserError("run.precision fp16 needs a GPU; on a CPU give --run.precision fp32 or bf16")
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
