@@ -8,27 +8,30 @@ from pathlib import Path
 import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
-FLOOR = {"errors", "progress", "settings", "records"}
+FLOOR = {"errors", "formatting", "progress", "settings", "records"}
 MIDDLE = FLOOR | {"distributed"}
-PARTS = MIDDLE | {"objectives", "models", "data"}
+PARTS = MIDDLE | {"objectives", "models", "data", "plan"}
 MAY_IMPORT = {
     "errors": set(),
-    "progress": set(),
+    "formatting": set(),
+    "progress": {"formatting"},
     "settings": {"errors"},
     "records": {"errors", "settings"},
-    "summary": FLOOR,
     "distributed": FLOOR,
+    "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
     "models": MIDDLE,
-    "data": MIDDLE,
+    "data": MIDDLE | {"datasets"},
+    "datasets": MIDDLE | {"data"},
     "training": PARTS,
     "evaluation": PARTS,
     "report": FLOOR,
-    "doctor": FLOOR | {"models", "data"},
-    "api": PARTS | {"training", "evaluation", "report", "summary"},
-    "cli": FLOOR | {"api", "data", "doctor", "report", "summary"},
+    "doctor": FLOOR | {"models", "data", "plan"},
+    "runs": PARTS | {"training", "evaluation", "report"},
+    "api": PARTS | {"runs", "training", "evaluation", "report"},
+    "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs"},
 }
-NO_TORCH = ("errors", "progress", "settings", "records", "summary", "report", "cli")
+NO_TORCH = ("errors", "formatting", "progress", "settings", "records", "report", "cli")
 
 
 def imports(file: Path, *, lazy: bool) -> list[str]:

@@ -173,7 +173,7 @@ def test_data_in_the_place_of_a_recipe_is_told_where_data_goes(name, tmp_path, m
 def test_the_help_of_data_names_every_data_set(capsys):
     for arguments in (["data", "--help"], ["data", "prepare", "--help"]):
         assert main(arguments) == 0
-        assert "iconify, mnist" in capsys.readouterr().out
+        assert "iconify, cifar-10" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -255,11 +255,15 @@ def test_what_verifying_found_is_told_to_programs(tmp_path, monkeypatch, capsys)
 
 def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
-    built = {"openclipart": {"pairs": {"train": 7, "test": 3}}, "digits": {"images": 9}, "mnist": {}}
+    built = {
+        "iconify": {"pairs": {"train": 7, "new-drawings": 3, "new-concepts": 2}},
+        "cifar-10": {"images": 9},
+        "mnist": {},
+    }
     for name, notes in built.items():
         prepared_folder(catalogue()[name]).mkdir()
         (prepared_folder(catalogue()[name]) / "BUILD.json").write_text(json.dumps(notes))
-    parts = {"openclipart": {"train": 7, "test": 3}, "digits": {"zero-shot": 9}, "mnist": {"zero-shot": None}}
+    parts = {"iconify": built["iconify"]["pairs"], "cifar-10": {"zero-shot": 9}, "mnist": {"zero-shot": None}}
     for name in built:
         assert main(["data", "prepare", name, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)

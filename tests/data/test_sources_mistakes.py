@@ -160,7 +160,7 @@ def test_a_server_that_is_down_and_a_set_that_is_not_prepared_are_findings(monke
     settings = read_settings(None, ["--data.train", "http://127.0.0.1:9/a.tar", "--data.remote_timeout", "1"])
     findings, _ = examine(settings)
     assert not findings.ready and "127.0.0.1" in findings.problems[0].what
-    assert doctor.run(["tuxpaint", "--json"]) == 1
+    assert doctor.run(["iconify", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert not printed["ready"] and "neuclip data prepare" in printed["problems"][0]["remedy"]
     with pytest.raises(UserError, match="no such file"):
