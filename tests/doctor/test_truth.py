@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from neuclip import api
-from neuclip.doctor import plan
+from neuclip.doctor import plan, resources
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Advice, Findings
 from neuclip.doctor.resources import Room
