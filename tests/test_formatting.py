@@ -2,13 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.formatting import format_bytes, format_number, format_percent, format_samples, times_chance
+from neuclip.formatting import (
+    byte_size,
+    format_count,
+    format_duration,
+    format_number,
+    format_samples,
+    percent,
+    plural,
+    times_chance,
+)
+
+
+@pytest.mark.parametrize("write", [format_number, format_count, format_samples, byte_size, percent])
+def test_an_unknown_value_is_a_dash(write) -> None:
+    assert write(None) == "–"
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "–"),
         (0, "0"),
         (1234.4, "1,234"),
         (508.34, "508"),
@@ -21,7 +34,7 @@ from neuclip.formatting import format_bytes, format_number, format_percent, form
         (0.9999, "1"),
     ],
 )
-def test_numbers_have_three_digits_that_matter(value: float | None, text: str) -> None:
+def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
@@ -37,15 +50,45 @@ def test_samples_are_counted_in_thousands_millions_and_billions(value: float, te
     assert format_samples(value) == text
 
 
-def test_small_shares_keep_two_decimals() -> None:
-    assert [format_percent(share) for share in (0.123, 0.00104, 0.0, 1.0)] == ["12.3 %", "0.10 %", "0.0 %", "100.0 %"]
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(12, "12 bytes"), (42_400, "42.4 kB"), (2.54e8, "254 MB"), (999_999_999, "1 GB"), (1.421e9, "1.42 GB")],
+)
+def test_sizes_are_written_in_the_unit_that_fits(count: float, text: str) -> None:
+    assert byte_size(count) == text
 
 
-def test_memory_has_a_unit() -> None:
-    assert [format_bytes(count) for count in (12, 1_421_000_000)] == ["12 bytes", "1.42 GB"]
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.123, "12.3 %"), (0.25, "25.0 %"), (1.5, "150.0 %"), (-0.123, "−12.3 %"), (0.00996, "1.0 %")],
+)
+def test_shares_have_one_decimal(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.00104, "0.10 %"), (1 / 2184, "0.046 %"), (2e-5, "0.0020 %")])
+def test_shares_as_small_as_chance_keep_two_digits(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_only_none_is_0_percent_and_only_all_is_100_percent() -> None:
+    assert [percent(share) for share in (0.0, 1e-9, 0.99999, 1.0)] == ["0 %", "below 0.001 %", "99.9 %", "100 %"]
 
 
 def test_nothing_is_compared_with_an_unknown_chance() -> None:
-    assert times_chance(0.12, 0.00104) == "115 times chance"
-    assert times_chance(0.4, 1 / 9) == "3.6 times chance"
+    assert times_chance(0.12, 0.00104) == "115x chance"
+    assert times_chance(0.4, 1 / 9) == "3.6x chance"
     assert times_chance(0.4, None) == times_chance(None, 0.1) == times_chance(0.4, 0.0) == ""
+
+
+def test_one_is_singular() -> None:
+    assert [plural(count, "shard") for count in (0, 1, 2000)] == ["0 shards", "1 shard", "2,000 shards"]
+    assert plural(2, "class", "classes") == "2 classes"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(47.6, "48 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")],
+)
+def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
