@@ -14,7 +14,7 @@ from neuclip.formatting import (
 )
 
 
-@pytest.mark.parametrize("write", [format_number, format_count, format_samples, byte_size, percent])
+@pytest.mark.parametrize("write", [format_number, format_count, format_samples, format_duration, byte_size, percent])
 def test_an_unknown_value_is_a_dash(write) -> None:
     assert write(None) == "–"
 

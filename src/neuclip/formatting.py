@@ -20,11 +20,16 @@ def format_number(value: float | None, *, keep_zeros: bool = False) -> str:
     if size == 0:
         return "0"
     if size < 1e-3 or size >= 1e9:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{trim_zeros(mantissa)}e{int(exponent)}".replace("-", "−", 1 if value < 0 else 0)
+        return scientific(value)
     decimals = max(0, 2 - math.floor(math.log10(size)))
     text = f"{value:,.{decimals}f}"
-    return (text if keep_zeros else trim_zeros(text)).replace("-", "−")
+    return (text if keep_zeros else _trim_zeros(text)).replace("-", "−")
+
+
+def scientific(value: float) -> str:
+    """'9.8e-5', '−1e9'."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{_trim_zeros(mantissa).replace('-', '−')}e{int(exponent)}"
 
 
 def format_count(value: float | None) -> str:
@@ -75,8 +80,10 @@ def plural(count: float, noun: str, nouns: str = "") -> str:
     return f"{format_count(count)} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
-def format_duration(seconds: float) -> str:
+def format_duration(seconds: float | None) -> str:
     """At most two units: '48 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+    if seconds is None:
+        return UNKNOWN
     whole = int(seconds + 0.5)
     if whole < 60:
         return f"{whole} s"
@@ -87,8 +94,7 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def trim_zeros(text: str) -> str:
-    """'2.50' is '2.5', '2.0' is '2', '20' stays."""
+def _trim_zeros(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

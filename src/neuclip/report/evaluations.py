@@ -55,7 +55,9 @@ def parse_evaluation(figures: Mapping[str, Any], samples: float | None = None) -
         if any(map(RETRIEVAL_METRIC.fullmatch, metrics)):
             evaluation.retrieval.append(HeldOutSet(dataset, metrics))
             in_table = ("images", "skipped")
-            others = {key: metrics[key] for key in metrics if key not in in_table and not RETRIEVAL_METRIC.fullmatch(key)}
+            others = {
+                key: metrics[key] for key in metrics if key not in in_table and not RETRIEVAL_METRIC.fullmatch(key)
+            }
         elif "top1" in metrics:
             evaluation.zero_shot.append(HeldOutSet(dataset, metrics))
             others = {}
@@ -64,7 +66,7 @@ def parse_evaluation(figures: Mapping[str, Any], samples: float | None = None) -
 
 
 def all_evaluations(run: RunContents) -> list[Evaluation]:
-    """Every evaluation of the run, oldest first; the summary's is the last, and replaces the same one of the records."""
+    """Every evaluation of the run, oldest first; that of the summary is the last, and is not listed twice."""
     evaluations = [
         parse_evaluation({key: value for key, value in line.items() if key not in ("samples", "step")}, samples)
         for line in run.evaluations

@@ -1,6 +1,6 @@
-"""The places of everything in a figure: one curve, several lines, or stacked shares over samples seen.
+"""The figures of the page, each with the sentence that explains it.
 
-`templates/figures.html` draws it as SVG of 360 x 216 units, about the width of a phone: letters keep a readable size
+`templates/figures.html` draws them as SVG of 360 x 216 units, about the width of a phone: letters keep a readable size
 there and in three columns on a desk. Values show on hover through <title>, with or without script.
 """
 
@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from neuclip.formatting import format_number, format_samples, percent
-from neuclip.report.plotting import Point, Scale, evenly_spaced, smooth, thin, tick_label, value_scale
+from neuclip.report.contents import RunContents, number
+from neuclip.report.evaluations import DIRECTIONS, Evaluation
+from neuclip.report.plotting import Point, Scale, column, evenly_spaced, smooth, thin, tick_label, value_scale
 
+CALIBRATION_MEANING = "Batch mean of true over predicted normalizer: 1 when the prediction is right."
+SHARE_KEYS = {"data": "data_share", "towers": "towers_share", "normalizer": "normalizer_share"}
 TICK_HEIGHT = 12  # labels closer than this would touch
 MAX_POINTS = 600  # two per unit of the plot's width
 MAX_BANDS = 48
@@ -59,66 +63,73 @@ class Canvas:
             return [(self.y(tick), f"{tick_label(100 * tick, 100 * step)} %") for tick in ticks]
         return [(self.y(tick), tick_label(tick, tick if self.up.log else step)) for tick in ticks]
 
-    def across_ticks(self) -> list[tuple[float, str]]:
-        return [(self.x(tick), format_samples(tick)) for tick in self.across.ticks()]
-
-    def bands(self, samples: Sequence[float], texts: Sequence[str]) -> list[Band]:
-        """Upright bands, invisible until the pointer is over them, each with the value in its middle."""
-        chosen = evenly_spaced(len(samples), MAX_BANDS)
-        places = [self.x(samples[index]) for index in chosen]
+    def bands(self, hover: Sequence[tuple[float, str]]) -> list[tuple[float, float, str]]:
+        """Left edge, width and text of upright bands, invisible until the pointer is over them."""
+        chosen = [hover[index] for index in evenly_spaced(len(hover), MAX_BANDS)]
+        places = [self.x(samples) for samples, _ in chosen]
         edges = [self.left, *((left + right) / 2 for left, right in pairwise(places)), self.right]
         return [
-            Band(round(left, 1), round(max(0.0, right - left), 1), texts[index])
-            for index, (left, right) in zip(chosen, pairwise(edges), strict=True)
+            (round(left, 1), round(max(0.0, right - left), 1), text)
+            for (_, text), (left, right) in zip(chosen, pairwise(edges), strict=False)  # no text, no band
         ]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A line or an area: its CSS classes, its path, and its name in the legend, if it has one."""
+class Line:
+    """A line, or the outline of an area; `colour` is a variable of style.css, `name` the entry in the legend."""
 
-    style: str
-    path: str
+    points: list[Point]
+    style: str = "line"
+    colour: str = "accent"
     name: str = ""
-
-
-@dataclass(frozen=True)
-class Band:
-    x: float
-    width: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Dot:
-    style: str
-    x: float
-    y: float
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What the template draws; without a canvas there is only the reason why."""
+    """What the template draws; without a canvas it only says why there is nothing to draw."""
 
     title: str
     canvas: Canvas | None = None
     absence: str = ""
-    readout: str = ""  # beside the title: the last value, until the script puts the one under the pointer there
+    readout: str = ""  # below the title: the last value, until the script puts the one under the pointer there
     description: str = ""  # what a screen reader says
     explanation: str = ""
-    areas: list[Shape] = field(default_factory=list)
-    lines: list[Shape] = field(default_factory=list)
-    bands: list[Band] = field(default_factory=list)
-    dots: list[Dot] = field(default_factory=list)
+    areas: list[Line] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)  # those with a name have a dot at every point
+    hover: list[tuple[float, str]] = field(default_factory=list)  # samples, text
+
+    @property
+    def legend(self) -> list[Line]:
+        return [shape for shape in (*self.areas, *self.lines) if shape.name]
+
+
+def all_figures(run: RunContents, evaluations: list[Evaluation]) -> list[Figure]:
+    """The most important first; none before the first record."""
+    if not run.records:
+        return []
+    accuracy = "Share of the batch whose own pair scores highest."
+    figures = [
+        curve("Loss", column(run.records, "loss"), unit="loss of the batch"),
+        curve("In-batch accuracy", column(run.records, "accuracy"), "accuracy", accuracy, in_percent=True),
+        recall_figure(evaluations),
+        calibration_figure(run),
+        curve("Temperature", column(run.records, "temperature"), unit="temperature τ", noisy=False),
+        curve("Learning rate", column(run.records, "learning_rate"), unit="rate of the towers", noisy=False),
+        time_figure(run),
+    ]
+    if speed := column(run.records, "samples_per_second"):
+        figures.append(curve("Speed", speed, unit="samples per second"))
+    if norm := column(run.records, "gradient_norm"):
+        figures.append(curve("Gradient norm", norm, unit="norm of the gradient", allow_log=True))
+    return figures
 
 
 def curve(
     title: str,
     segments: list[list[Point]],
-    *,
     unit: str,
     explanation: str = "",
+    *,
     reference: float | None = None,
     in_percent: bool = False,
     allow_log: bool = False,
@@ -127,96 +138,132 @@ def curve(
     """One column of the records: the values as a light line, smoothed as a strong one; if not noisy, as they are."""
     points = [point for segment in segments for point in segment]
     if not points:
-        return Figure(title=title, absence=explanation or "The records hold no such value yet.")
+        return Figure(title=title, absence="The records hold no such value yet.")
     values = [value for _, value in points]
     include = [reference] if reference is not None else [0.0] if in_percent else []
     up = value_scale(values, include=include, allow_log=allow_log)
     across = Scale(0, max(samples for samples, _ in points) or 1)
-    canvas = Canvas(across, up, unit + (", log scale" if up.log else ""), in_percent, reference)
-    # Smoothed within the frame: one far outlier would move the whole window out of sight.
-    smoothed = [smooth(up.clamp(segment), log=up.log) if noisy else segment for segment in segments]
     say = percent if in_percent else format_number
     texts = [f"{say(value)} at {format_samples(samples)} samples" for samples, value in points]
-    last = texts[-1]
+    last, lines = texts[-1], segments
     if noisy:
-        means = [mean for segment in smoothed for _, mean in segment]
+        # Smoothed within the frame: one far outlier would move the whole window out of sight.
+        lines = [smooth(up.clamp(segment), log=up.log) for segment in segments]
+        means = [mean for line in lines for _, mean in line]
         texts = [f"{text}, smoothed {say(mean)}" for text, mean in zip(texts, means, strict=True)]
-    outside = sum(not up.log and not up.contains(value) for value in values)
-    if outside:
+    if outside := sum(not up.log and not up.low <= value <= up.high for value in values):
         explanation += f" {outside} of {len(values):,} values lie outside the frame and are drawn at its edge."
     return Figure(
         title=title,
-        canvas=canvas,
+        canvas=Canvas(across, up, unit + (", log scale" if up.log else ""), in_percent, reference),
         readout=last,
         description=f"{title} over samples seen: from {say(values[0])} to {last}; "
         f"lowest {say(min(values))}, highest {say(max(values))}.",
         explanation=explanation.strip(),
-        lines=[Shape("raw", canvas.path(thin(segment, MAX_POINTS))) for segment in segments if noisy]
-        + [Shape("line", canvas.path(thin(segment, MAX_POINTS))) for segment in smoothed],
-        bands=canvas.bands([samples for samples, _ in points], texts),
+        lines=[Line(thin(segment, MAX_POINTS), "raw", "accent-light") for segment in segments if noisy]
+        + [Line(thin(line, MAX_POINTS)) for line in lines],
+        hover=[(samples, text) for (samples, _), text in zip(points, texts, strict=True)],
     )
 
 
-@dataclass(frozen=True)
-class NamedLine:
-    """One line of a figure with a legend; `colour` counts from 0, `dashed` tells two lines of a colour apart."""
-
-    name: str
-    points: list[Point]
-    colour: int = 0
-    dashed: bool = False
+def calibration_figure(run: RunContents) -> Figure:
+    segments = column(run.records, "calibration")
+    if not segments and not run.predicts_normalizers:
+        reason = f"{run.objective} predicts no normalizer: there is nothing to calibrate."
+        return Figure(title="Calibration", absence=reason)
+    return curve("Calibration", segments, "true / predicted", CALIBRATION_MEANING, reference=1.0, allow_log=True)
 
 
-def lines(title: str, named: list[NamedLine], *, unit: str) -> Figure:
-    """Several shares over samples seen, with a dot for every measurement and a legend below."""
-    last = max(samples for line in named for samples, _ in line.points)
-    up = value_scale([value for line in named for _, value in line.points], include=[0.0])
-    canvas = Canvas(Scale(0, last or 1), up, unit, in_percent=True)
-    shapes, dots = [], []
-    for line in named:
-        style = f"series-{line.colour % NUMBER_OF_COLOURS}"
-        dashed = " dashed" if line.dashed else ""
-        shapes.append(Shape(f"line {style}{dashed}", canvas.path(line.points), line.name))
-        dots += [
-            Dot(style, canvas.x(samples), canvas.y(value), f"{percent(value)} at {format_samples(samples)}: {line.name}")
-            for samples, value in line.points
-        ]
-    ends = "; ".join(f"{line.name} {percent(line.points[-1][1])}" for line in named)
+def recall_figure(evaluations: list[Evaluation]) -> Figure:
+    """Recall at 1: one colour per held-out set, one kind of line per direction."""
+    title = "Recall at 1 on held-out data"
+    names = list(dict.fromkeys(held_out.name for evaluation in evaluations for held_out in evaluation.retrieval))
+    folder = shared_folder(names)
+    lines = [
+        Line(
+            points,
+            "line" if direction == "image_to_text" else "line dashed",
+            f"series-{index % NUMBER_OF_COLOURS}",
+            f"{name.removeprefix(folder)}, {words}",
+        )
+        for index, name in enumerate(names)
+        for direction, words in DIRECTIONS.items()
+        if (points := recall_points(evaluations, name, direction))
+    ]
+    if not lines:
+        return Figure(title=title, absence="No retrieval was evaluated.")
+    last = max(samples for line in lines for samples, _ in line.points)
+    if len({samples for line in lines for samples, _ in line.points}) == 1:
+        reason = f"There is one evaluation so far, at {format_samples(last)} samples: see the table below. "
+        return Figure(title=title, absence=reason + "A curve needs two or more; set evaluation.every.")
+    up = value_scale([value for line in lines for _, value in line.points], include=[0.0])
+    unit = f"recall at 1, {folder.rstrip('/')}" if folder else "recall at 1"
+    ends = "; ".join(f"{line.name} {percent(line.points[-1][1])}" for line in lines)
     return Figure(
         title=title,
-        canvas=canvas,
+        canvas=Canvas(Scale(0, last or 1), up, unit, in_percent=True),
         readout=f"last at {format_samples(last)} samples",
         description=f"{title} over samples seen, at the last evaluation: {ends}.",
-        lines=shapes,
-        dots=dots,
+        lines=lines,
     )
 
 
-def stacked(title: str, rows: list[tuple[float, list[float]]], names: Sequence[str]) -> Figure:
-    """Shares of a whole over samples seen, one area per name, the first at the bottom.
+def shared_folder(names: list[str]) -> str:
+    """The folder that several names begin with, which the legend need not repeat: 'a/' for a/b and a/c."""
+    if len(names) < 2:
+        return ""
+    folder = names[0][: names[0].rfind("/") + 1]
+    return folder if all(name.startswith(folder) for name in names) else ""
 
-    `rows` are (samples, one share per name); the last name is the rest, which the hover text leaves out.
-    """
-    shares = [smooth([(samples, row[index]) for samples, row in rows]) for index in range(len(names))]
+
+def recall_points(evaluations: list[Evaluation], name: str, direction: str) -> list[Point]:
+    return [
+        (evaluation.samples, recall)
+        for evaluation in evaluations
+        for held_out in evaluation.retrieval
+        if held_out.name == name
+        and evaluation.samples is not None
+        and (recall := held_out[f"{direction}_recall_at_1"]) is not None
+    ]
+
+
+def time_figure(run: RunContents) -> Figure:
+    """Shares of a step's time as stacked areas; 'other' is what is neither data, towers nor normalizer."""
+    title, names = "Time per step", [*SHARE_KEYS, "other"]
+    rows = []
+    for record in run.records:
+        samples = number(record.get("samples"))
+        if samples is not None and number(record.get("towers_share")) is not None:
+            rows.append((samples, time_shares(record)))
+    if not rows:
+        return Figure(title=title, absence="The records do not say how the time of a step is divided.")
+    smoothed = [smooth([(samples, row[index]) for samples, row in rows]) for index in range(len(names))]
     chosen = evenly_spaced(len(rows), MAX_POINTS // 4)
-    rows = [(rows[place][0], [share[place][1] for share in shares]) for place in chosen]
-    canvas = Canvas(Scale(0, rows[-1][0] or 1), Scale(0, 1), "share of a step's time", in_percent=True)
+    rows = [(rows[place][0], [points[place][1] for points in smoothed]) for place in chosen]
     areas, floor = [], [(samples, 0.0) for samples, _ in rows]
     for index, name in enumerate(names):
         roof = [(samples, below + row[index]) for (samples, below), (_, row) in zip(floor, rows, strict=True)]
-        areas.append(Shape(f"area-{index}", canvas.path([*roof, *reversed(floor)]) + "Z", name))
+        areas.append(Line([*roof, *reversed(floor)], "area", f"area-{index}", name))
         floor = roof
-    texts = [f"{format_samples(samples)}: {share_list(names[:-1], row[:-1])}" for samples, row in rows]
+    hover = [(samples, f"{format_samples(samples)}: {share_list(names[:-1], row)}") for samples, row in rows]
     return Figure(
         title=title,
-        canvas=canvas,
-        readout=texts[-1],
+        canvas=Canvas(Scale(0, rows[-1][0] or 1), Scale(0, 1), "share of a step's time", in_percent=True),
+        readout=hover[-1][1],
         description=f"{title} over samples seen, at the end: {share_list(names, rows[-1][1])}.",
         areas=areas,
-        bands=canvas.bands([samples for samples, _ in rows], texts),
+        hover=hover,
     )
 
 
+def time_shares(record: dict[str, Any]) -> list[float]:
+    """Of data, towers, normalizer and the rest. A share is null where the method has no such phase."""
+    shares = [min(1.0, max(0.0, number(record.get(key)) or 0.0)) for key in SHARE_KEYS.values()]
+    whole = max(1.0, sum(shares))
+    shares = [share / whole for share in shares]
+    return [*shares, 1.0 - sum(shares)]
+
+
 def share_list(names: Sequence[str], shares: Sequence[float]) -> str:
-    """Short enough for one line of a figure's head: 'data 5, towers 83, normalizer 12 %'."""
-    return ", ".join(f"{name} {100 * share:.0f}" for name, share in zip(names, shares, strict=True)) + " %"
+    """Short enough for one line below the title: 'data 5, towers 83, normalizer 12 %'."""
+    return ", ".join(f"{name} {100 * share:.0f}" for name, share in zip(names, shares, strict=False)) + " %"

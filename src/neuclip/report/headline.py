@@ -15,11 +15,9 @@ from neuclip.formatting import (
     times_chance,
 )
 from neuclip.report.contents import RunContents, as_dict, number
-from neuclip.report.curves import CALIBRATION_MEANING
 from neuclip.report.evaluations import Evaluation
+from neuclip.report.figures import CALIBRATION_MEANING
 from neuclip.report.tables import estimator_name
-
-AT_THE_END = "known when the run has finished"
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,7 @@ def headlines(run: RunContents, last: Evaluation | None) -> list[Headline]:
         recall_headline(last, "text_to_image", "Text to image, recall at 1"),
         zero_shot_headline(last),
         normalizer_headline(run),
-        time_headline(run),
-        speed_headline(run),
-        memory_headline(run),
+        *cost_headlines(run),
     ]
 
 
@@ -79,32 +75,27 @@ def normalizer_headline(run: RunContents) -> Headline:
     return Headline("Normalizer", UNKNOWN, ("neither calibration nor normalizer error was recorded",))
 
 
-def time_headline(run: RunContents) -> Headline:
-    seconds = number(run.summary.get("seconds"))
-    if seconds is None:
-        return Headline("Time", UNKNOWN, (AT_THE_END,))
-    return Headline("Time", format_duration(seconds), (f"for {format_samples(run.samples_seen)} samples",))
-
-
-def speed_headline(run: RunContents) -> Headline:
-    device = str(run.environment.get("device") or "")
-    threads = number(run.environment.get("threads"))
+def cost_headlines(run: RunContents) -> list[Headline]:
+    """Time, speed and memory. While the run goes on, only the speed is known, from its last record."""
+    seconds, speed, memory = (
+        number(run.summary.get(key)) for key in ("seconds", "samples_per_second", "peak_memory_bytes")
+    )
+    missing = "not measured" if run.summary else "known when the run has finished"
+    recorded = last_value(run, "samples_per_second") if speed is None else None
+    device, threads = str(run.environment.get("device") or ""), number(run.environment.get("threads"))
     where = f"on {device}" if device else ""
     if device == "cpu" and threads is not None:
         where += f", {plural(threads, 'thread')}"
-    speed = number(run.summary.get("samples_per_second"))
-    if speed is not None:
-        return Headline("Samples per second", format_number(speed), (where,))
-    speed = last_value(run, "samples_per_second")
-    when = "at the last record" if speed is not None else AT_THE_END
-    return Headline("Samples per second", format_number(speed), (where, when))
-
-
-def memory_headline(run: RunContents) -> Headline:
-    peak = number(run.summary.get("peak_memory_bytes"))
-    if peak is None:
-        return Headline("Peak memory", UNKNOWN, ("not measured" if run.summary else AT_THE_END,))
-    return Headline("Peak memory", byte_size(peak), ())
+    when = "" if speed is not None else missing if recorded is None else "at the last record"
+    return [
+        Headline(
+            "Time",
+            format_duration(seconds),
+            (missing if seconds is None else f"for {format_samples(run.samples_seen)} samples",),
+        ),
+        Headline("Samples per second", format_number(speed if recorded is None else recorded), (where, when)),
+        Headline("Peak memory", byte_size(memory), (missing if memory is None else "",)),
+    ]
 
 
 def last_value(run: RunContents, key: str) -> float | None:

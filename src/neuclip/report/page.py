@@ -13,17 +13,16 @@ from neuclip.errors import RunFailed
 from neuclip.formatting import format_count, format_number, format_samples, percent
 from neuclip.records import RunFolder, write_text_safely
 from neuclip.report.contents import RunContents, as_dict, read_contents
-from neuclip.report.curves import all_curves
 from neuclip.report.evaluations import all_evaluations
+from neuclip.report.figures import all_figures
 from neuclip.report.gallery import read_gallery
 from neuclip.report.headline import headlines
 from neuclip.report.tables import (
-    environment_table,
     evaluation_tables,
     files_table,
+    mapping_table,
     normalizer_note,
     normalizer_table,
-    settings_tables,
     skipped_sentences,
     truncated_captions_sentence,
 )
@@ -37,7 +36,12 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-TEMPLATES.filters |= {"format_count": format_count, "format_number": format_number, "format_samples": format_samples}
+TEMPLATES.filters |= {
+    "format_count": format_count,
+    "format_number": format_number,
+    "format_samples": format_samples,
+    "percent": percent,
+}
 
 
 def write_report(folder: RunFolder) -> Path:
@@ -68,15 +72,17 @@ def render_page(run: RunContents) -> str:
         facts=facts(run),
         notices=notices(run),
         headlines=headlines(run, last),
-        figures=all_curves(run, evaluations),
+        figures=all_figures(run, evaluations),
         evaluation_tables=evaluation_tables(last) if last else [],
         normalizer_table=normalizer_table(run),
         normalizer_note=normalizer_note(run),
         gallery=read_gallery(run),
         sentences=[*skipped_sentences(run, last), truncated_captions_sentence(run)],
-        settings_tables=settings_tables(run),
-        environment_table=environment_table(run),
-        files_table=files_table(run),
+        details={
+            "Settings": [mapping_table(str(name), fields) for name, fields in run.settings.items()],
+            "Environment": [mapping_table("Versions, device and data", run.environment)] if run.environment else [],
+            "Files": [files_table(run)],
+        },
     )
 
 

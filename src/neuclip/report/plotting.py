@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neuclip.formatting import trim_zeros
+from neuclip.formatting import scientific
 from neuclip.report.contents import number
 
 Point = tuple[float, float]  # samples seen, value
@@ -86,9 +86,6 @@ class Scale:
             value, low, high = math.log(max(value, low)), math.log(low), math.log(high)
         return min(1.0, max(0.0, (value - low) / (high - low)))
 
-    def contains(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
     def clamp(self, points: Sequence[Point]) -> list[Point]:
         """The points with every value outside the scale moved to its nearest end."""
         return [(samples, min(self.high, max(self.low, value))) for samples, value in points]
@@ -128,8 +125,7 @@ def tick_label(tick: float, step: float) -> str:
     if abs(tick) < step * 1e-6:
         return "0"
     if step < 1e-4 or abs(tick) >= 1e6:
-        mantissa, exponent = f"{tick:.2e}".split("e")
-        return f"{trim_zeros(mantissa)}e{int(exponent)}"
+        return scientific(tick)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if round(step * 10**decimals, 6) % 1:  # steps of 2.5, 0.25, ... need one decimal more
         decimals += 1

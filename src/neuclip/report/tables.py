@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from neuclip.report.contents import RunContents, as_dict, number
 from neuclip.report.evaluations import DIRECTIONS, RETRIEVAL_METRIC, Evaluation, HeldOutSet
 from neuclip.settings.secrets import without_queries
 
-Row = Sequence[str]
+Row = list[str]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Table:
 
 def evaluation_tables(last: Evaluation) -> list[Table]:
     """Every figure of the newest evaluation, beside chance."""
-    others = Table("Other figures", ["figure", "value"], [[key, format_number(last.others[key])] for key in last.others])
+    others = Table(
+        "Other figures", ["figure", "value"], [[key, format_number(last.others[key])] for key in last.others]
+    )
     return [table for table in (retrieval_table(last), zero_shot_table(last), others) if table.rows]
 
 
@@ -150,16 +152,8 @@ def truncated_captions_sentence(run: RunContents) -> str:
     return "" if share is None else f"{percent(share)} of the captions fill the context (possibly truncated)."
 
 
-def settings_tables(run: RunContents) -> list[Table]:
-    """One table per section of settings.yaml."""
-    return [
-        Table(str(name), ["setting", "value"], flatten(fields if isinstance(fields, dict) else {"": fields}), 2)
-        for name, fields in run.settings.items()
-    ]
-
-
-def environment_table(run: RunContents) -> Table:
-    return Table("Versions, device and data", ["what", "value"], flatten(run.environment), 2)
+def mapping_table(caption: str, values: Any) -> Table:
+    return Table(caption, ["name", "value"], flatten(values if isinstance(values, dict) else {"": values}), 2)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[Row]:
