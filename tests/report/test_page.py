@@ -73,6 +73,11 @@ def test_every_tag_is_closed_where_it_was_opened(run: RunFolder) -> None:
     assert tags.count("h1") == 1 and tags.count("main") == 1
 
 
+def test_every_section_of_the_settings_has_a_table(run: RunFolder) -> None:
+    page = report(run)
+    assert all(f"<caption>{name}</caption>" in page for name in SETTINGS)
+
+
 def test_nothing_in_the_page_refers_to_anything_outside_it(run: RunFolder) -> None:
     page = report(run)
     for tag, attributes in structure(page).seen:

@@ -81,19 +81,18 @@ def cost_headlines(run: RunContents) -> list[Headline]:
         number(run.summary.get(key)) for key in ("seconds", "samples_per_second", "peak_memory_bytes")
     )
     missing = "not measured" if run.summary else "known when the run has finished"
-    recorded = last_value(run, "samples_per_second") if speed is None else None
+    when = ""
+    if speed is None:
+        speed = last_value(run, "samples_per_second")
+        when = missing if speed is None else "at the last record"
     device, threads = str(run.environment.get("device") or ""), number(run.environment.get("threads"))
     where = f"on {device}" if device else ""
     if device == "cpu" and threads is not None:
         where += f", {plural(threads, 'thread')}"
-    when = "" if speed is not None else missing if recorded is None else "at the last record"
+    samples = f"for {format_samples(run.samples_seen)} samples"
     return [
-        Headline(
-            "Time",
-            format_duration(seconds),
-            (missing if seconds is None else f"for {format_samples(run.samples_seen)} samples",),
-        ),
-        Headline("Samples per second", format_number(speed if recorded is None else recorded), (where, when)),
+        Headline("Time", format_duration(seconds), (missing if seconds is None else samples,)),
+        Headline("Samples per second", format_number(speed), (where, when)),
         Headline("Peak memory", byte_size(memory), (missing if memory is None else "",)),
     ]
 

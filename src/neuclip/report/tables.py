@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neuclip.formatting import (
-    UNKNOWN,
-    byte_size,
-    format_count,
-    format_number,
-    percent,
-    plural,
-    times_chance,
-)
+from neuclip.formatting import UNKNOWN, byte_size, format_count, format_number, percent, plural, times_chance
 from neuclip.report.contents import RunContents, as_dict, number
 from neuclip.report.evaluations import DIRECTIONS, RETRIEVAL_METRIC, Evaluation, HeldOutSet
 from neuclip.settings.secrets import without_queries
@@ -32,11 +24,6 @@ class Table:
     head: Row
     rows: list[Row]
     text_columns: int = 1
-
-    @property
-    def narrow(self) -> bool:
-        """Stretched over the whole page, the cells of a short row would be too far apart."""
-        return len(self.head) <= 5
 
 
 def evaluation_tables(last: Evaluation) -> list[Table]:
