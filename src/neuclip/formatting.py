@@ -1,18 +1,18 @@
-"""Numbers as people read them: '50 k', '12.3 %', '1.4 GB', '115 times chance'. Unknown is a dash, never 'None'."""
+"""Numbers for people: '12.3 %', '1.4 GB', '2 h 5 min', '1 shard', '115x chance'. An unknown value is a dash."""
 
 from __future__ import annotations
 
 import math
 
 UNKNOWN = "–"
-SHORT_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+SAMPLE_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def format_number(value: float | None, *, keep_zeros: bool = False) -> str:
     """Three significant digits, thousands separated, a true minus sign: '1,234', '0.0513', '−3.1', '9.8e-5'.
 
-    With `keep_zeros`, '2.00' stays so: in a column of figures all should be equally exact.
+    `keep_zeros` writes '2.00' instead of '2', for columns in which all values are equally exact.
     """
     if value is None:
         return UNKNOWN
@@ -20,11 +20,16 @@ def format_number(value: float | None, *, keep_zeros: bool = False) -> str:
     if size == 0:
         return "0"
     if size < 1e-3 or size >= 1e9:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{trim(mantissa)}e{int(exponent)}".replace("-", "−", 1 if value < 0 else 0)
+        return scientific(value)
     decimals = max(0, 2 - math.floor(math.log10(size)))
     text = f"{value:,.{decimals}f}"
-    return (text if keep_zeros else trim(text)).replace("-", "−")
+    return (text if keep_zeros else _trim_zeros(text)).replace("-", "−")
+
+
+def scientific(value: float) -> str:
+    """'9.8e-5', '−1e9'."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{_trim_zeros(mantissa).replace('-', '−')}e{int(exponent)}"
 
 
 def format_count(value: float | None) -> str:
@@ -34,74 +39,51 @@ def format_count(value: float | None) -> str:
 
 def format_samples(value: float | None) -> str:
     """A number of samples in short: '900', '12.8 k', '50 k', '1.5 M', '2 B'."""
-    if value is None:
-        return UNKNOWN
-    for unit, letter in SHORT_UNITS:
-        if abs(value) >= unit * 0.9995:  # 999,999 is '1 M', not '1000 k'
-            return f"{trim(f'{value / unit:.3g}')} {letter}"
-    return trim(f"{value:.3g}")
+    return UNKNOWN if value is None else _in_units(value, SAMPLE_UNITS) or f"{value:.3g}"
 
 
-def format_percent(share: float | None) -> str:
-    """'12.3 %'; below one percent two decimals, because chance often lives there: '0.10 %'."""
+def byte_size(count: float | None) -> str:
+    """'12 bytes', '42.4 kB', '254 MB', '1.42 GB', '3 TB'."""
+    return UNKNOWN if count is None else _in_units(count, BYTE_UNITS) or f"{count:.0f} bytes"
+
+
+def percent(share: float | None) -> str:
+    """One decimal; below 1 % two significant digits, because chance lives there. Only all is '100 %', only none '0 %'.
+
+    >>> percent(0.123), percent(0.00104), percent(0.0), percent(1e-9), percent(0.99999), percent(1.0)
+    ('12.3 %', '0.10 %', '0 %', 'below 0.001 %', '99.9 %', '100 %')
+    """
     if share is None:
         return UNKNOWN
-    percent = 100 * share
-    return f"{percent:.{2 if 0 < abs(percent) < 0.995 else 1}f} %".replace("-", "−")
-
-
-def format_bytes(count: float | None) -> str:
-    if count is None:
-        return UNKNOWN
-    for unit, letters in BYTE_UNITS:
-        if count >= unit:
-            return f"{count / unit:.3g} {letters}"
-    return f"{count:.0f} bytes"
+    if share < 0:
+        return f"−{percent(-share)}"
+    value = 100 * share
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    if value < 0.001:
+        return "below 0.001 %"
+    if value < 0.995:
+        return f"{value:#.2g} %"
+    return f"{min(value, 99.9) if value < 100 else value:.1f} %"
 
 
 def times_chance(value: float | None, chance: float | None) -> str:
-    """'115 times chance'; empty where chance is not known."""
+    """'115x chance'; empty where chance is not known."""
     if value is None or not chance:
         return ""
     ratio = value / chance
-    return f"{ratio:,.0f} times chance" if ratio >= 9.95 else f"{ratio:.1f} times chance"
+    return f"{ratio:,.0f}x chance" if ratio >= 9.95 else f"{ratio:.1f}x chance"
 
 
-def trim(text: str) -> str:
-    return text.rstrip("0").rstrip(".") if "." in text else text
+def plural(count: float, noun: str, nouns: str = "") -> str:
+    """'1 shard', '2,000 shards'; `nouns` is the plural that an 's' does not make."""
+    return f"{format_count(count)} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
-def plural(count: float, noun: str) -> str:
-    """'1 shard', '2,000 shards'."""
-    return f"{format_count(count)} {noun}" + ("" if count == 1 else "s")
-
-
-def percent(share: float) -> str:
-    """Never '0 %' for what is there, nor '100 %' for what is not all.
-
-    >>> percent(0.0123), percent(0.0), percent(1e-5), percent(0.99999)
-    ('1.2 %', '0 %', 'below 0.1 %', '99.9 %')
-    """
-    hundredths = 100 * share
-    if hundredths in (0, 100):
-        return f"{hundredths:.0f} %"
-    if hundredths < 0.1:
-        return "below 0.1 %"
-    return f"{min(hundredths, 99.9) if hundredths < 100 else hundredths:.1f} %"
-
-
-def byte_size(count: float) -> str:
-    """In GB, MB or kB.
-
-    >>> byte_size(2.54e8), byte_size(42_400)
-    ('254 MB', '42.4 kB')
-    """
-    unit, name = next((one for one in ((1e9, "GB"), (1e6, "MB")) if count >= one[0]), (1e3, "kB"))
-    return f"{count / unit:.3g} {name}"
-
-
-def format_duration(seconds: float) -> str:
-    """At most two units, as people say it: '48 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+def format_duration(seconds: float | None) -> str:
+    """At most two units: '48 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+    if seconds is None:
+        return UNKNOWN
     whole = int(seconds + 0.5)
     if whole < 60:
         return f"{whole} s"
@@ -110,3 +92,15 @@ def format_duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _trim_zeros(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _in_units(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    """Three significant digits in the largest unit that fits; empty where none does."""
+    for unit, name in units:
+        if abs(value) >= unit * 0.9995:  # 999,999 is '1 M', not '1000 k'
+            return f"{value / unit:.3g} {name}"
+    return ""

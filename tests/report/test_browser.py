@@ -60,8 +60,8 @@ addEventListener("load", () => {
 """
 
 
-# A browser's own window is never narrower than 500 pixels, so the page is looked at through a frame. The frame's load
-# comes before the window's, so that what the probe left can be carried over to the document that is printed.
+# A browser's window is never narrower than 500 pixels; a frame can be. It loads before the window does, and the window
+# then copies what the probe measured into the document that is printed.
 FRAME = """<!doctype html><meta name="color-scheme" content="light dark">
 <iframe style="border: 0; width: {width}px; height: 900px" srcdoc="{page}"></iframe>
 <script>

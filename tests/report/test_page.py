@@ -17,7 +17,6 @@ from neuclip.report.page import write_report
 from tests.report.sample_run import SETTINGS, write_lines
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
-DRAWN = {"path", "rect", "circle"}  # SVG elements that close themselves
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
 
@@ -63,7 +62,7 @@ def change_summary(folder: RunFolder, **changes: Any) -> None:
     write_json(folder.summary, json.loads(folder.summary.read_text()) | changes)
 
 
-def test_the_page_lies_in_the_run_folder_and_stays_below_a_megabyte(run: RunFolder) -> None:
+def test_the_page_is_in_the_run_folder_and_below_a_megabyte(run: RunFolder) -> None:
     assert write_report(run) == run.path / "report.html"
     assert run.report.stat().st_size < 1_000_000
     assert run.report.read_text(encoding="utf-8").count('class="query"') == 24
@@ -72,6 +71,11 @@ def test_the_page_lies_in_the_run_folder_and_stays_below_a_megabyte(run: RunFold
 def test_every_tag_is_closed_where_it_was_opened(run: RunFolder) -> None:
     tags = [tag for tag, _ in structure(report(run)).seen]
     assert tags.count("h1") == 1 and tags.count("main") == 1
+
+
+def test_every_section_of_the_settings_has_a_table(run: RunFolder) -> None:
+    page = report(run)
+    assert all(f"<caption>{name}</caption>" in page for name in SETTINGS)
 
 
 def test_nothing_in_the_page_refers_to_anything_outside_it(run: RunFolder) -> None:
@@ -85,14 +89,14 @@ def test_nothing_in_the_page_refers_to_anything_outside_it(run: RunFolder) -> No
     assert "@import" not in page and "url(" not in page
 
 
-def test_the_browser_is_told_to_load_nothing_and_run_only_the_own_script(run: RunFolder) -> None:
+def test_the_policy_lets_the_browser_load_nothing_and_run_only_the_pages_own_script(run: RunFolder) -> None:
     policy = next(a["content"] for tag, a in structure(report(run)).seen if a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'; img-src data:;")
     assert "script-src 'sha256-" in policy
 
 
-def test_a_hostile_text_is_shown_and_not_obeyed_wherever_it_comes_from(run: RunFolder) -> None:
+def test_a_hostile_text_is_shown_and_not_run_wherever_it_comes_from(run: RunFolder) -> None:
     gallery = json.loads(run.gallery.read_text())
     gallery["dataset"] = HOSTILE
     gallery["image_to_text"][0]["caption"] = HOSTILE
@@ -114,7 +118,7 @@ def test_a_hostile_text_is_shown_and_not_obeyed_wherever_it_comes_from(run: RunF
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
-def test_a_image_from_elsewhere_is_not_fetched(run: RunFolder) -> None:
+def test_an_image_from_elsewhere_is_not_fetched(run: RunFolder) -> None:
     gallery = json.loads(run.gallery.read_text())
     gallery["image_to_text"][0]["image"] = "https://example.org/spy.png"
     write_json(run.gallery, gallery)
@@ -125,15 +129,15 @@ def test_a_image_from_elsewhere_is_not_fetched(run: RunFolder) -> None:
 
 def test_headlines_say_what_was_reached_against_chance_and_at_what_cost(run: RunFolder) -> None:
     text = visible_text(report(run))
-    assert "Image to text, recall at 1 39.9 % 383 times chance icons-30k/new-drawings 1,143 images" in text
-    assert "Zero-shot, top 1 59.9 % 5.4 times chance" in text
+    assert "Image to text, recall at 1 39.9 % 383x chance icons-30k/new-drawings 1,143 images" in text
+    assert "Zero-shot, top 1 59.9 % 5.4x chance" in text
     assert "Normalizer error 0.12 squared error of the log-normalizer a mini-batch of 128 gives 1.9" in text
     assert "Time 17 min 23 s for 512 k samples" in text
     assert "Samples per second 508 on cpu, 2 threads" in text
-    assert "Memory 1.42 GB" in text
+    assert "Peak memory 1.42 GB" in text
 
 
-def test_a_set_that_was_not_measured_is_told_at_the_top(run: RunFolder) -> None:
+def test_a_set_that_was_not_measured_has_a_notice_at_the_top(run: RunFolder) -> None:
     change_summary(run, not_measured={"d/over": "120 of 960 samples cannot be used"})
     assert '<p class="notice" role="status">d/over was not measured: 120 of 960 samples cannot be used.' in report(run)
 
@@ -186,7 +190,7 @@ def test_a_damaged_file_costs_its_own_part_of_the_page_only(run: RunFolder, name
         assert f"{getattr(run, name).name} could not be read" in page
 
 
-def test_values_of_any_wrong_kind_are_passed_over(run: RunFolder) -> None:
+def test_values_of_any_wrong_kind_are_ignored(run: RunFolder) -> None:
     odd = [None, "text", True, [], {}, -1, 0, 1e308, -1e308, 5e-324, 10**400]
     keys = [*read_lines(run.records)[0], "unknown"]
     write_lines(run.records, [dict.fromkeys(keys, value) for value in odd])
@@ -205,13 +209,29 @@ def test_values_of_any_wrong_kind_are_passed_over(run: RunFolder) -> None:
         structure(report(run))
 
 
-def test_the_objective_that_predicts_no_normalizer_has_that_said_in_words(run: RunFolder) -> None:
-    run.settings.write_text(yaml.safe_dump(SETTINGS | {"objective": {"name": "clip"}}))
+@pytest.mark.parametrize(("name", "title"), [("clip", "CLIP"), ("siglip", "SigLIP")])
+def test_an_objective_that_predicts_no_normalizer_has_nothing_to_calibrate(
+    run: RunFolder, name: str, title: str
+) -> None:
+    run.settings.write_text(yaml.safe_dump(SETTINGS | {"objective": {"name": name}}))
     write_lines(run.records, [record | {"calibration": None} for record in read_lines(run.records)])
     change_summary(run, normalizer_error=None)
     text = visible_text(report(run))
-    assert "CLIP predicts no normalizer, so there is none to calibrate." in text
+    assert f"{title} predicts no normalizer: there is nothing to calibrate." in text
     assert "The normalizer error was not measured." in text
+
+
+def test_an_objective_of_another_version_keeps_its_name(run: RunFolder) -> None:
+    run.settings.write_text(yaml.safe_dump(SETTINGS | {"objective": {"name": "future"}}))
+    assert "<li>future</li>" in report(run)
+
+
+def test_readers_learn_what_the_normalizer_error_is_and_that_nobody_chose_the_queries(run: RunFolder) -> None:
+    text = visible_text(report(run))
+    assert "Mean squared difference between the estimated and the exact log-normalizer" in text
+    assert "From icons-30k/new-drawings. The queries are drawn at random with the run's seed, not chosen." in text
+    run.gallery.unlink()
+    assert "No queries were kept" in report(run)
 
 
 def test_a_folder_that_is_not_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -229,9 +249,7 @@ def test_a_page_that_cannot_be_written_is_a_failure_in_one_line(run: RunFolder) 
         write_report(run)
 
 
-def test_the_report_is_made_without_torch_numpy_or_drawing_libraries() -> None:
-    loaded = (
-        "import sys, neuclip.report.page; print(*{'torch', 'numpy', 'matplotlib', 'PIL', 'jinja2'} & set(sys.modules))"
-    )
+def test_the_report_imports_no_torch_numpy_or_drawing_libraries() -> None:
+    loaded = "import sys, neuclip.report.page; print(*{'torch', 'numpy', 'matplotlib', 'PIL'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == ""

@@ -1,6 +1,8 @@
-"""The last words of a run."""
+"""The end of a run in a few lines."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from neuclip.runs.summary import headline_text, summary_text
 
@@ -31,50 +33,56 @@ SUMMARY = {
 }
 
 
-def test_a_person_reads_recall_against_chance_the_normalizer_and_the_time():
-    text = summary_text(SUMMARY, batch_size=128)
-    wanted = """4 min 12 s
-        20.5% (205 x chance)
-        25.0% of 9 classes (chance 11%)
-        0.46 (a batch of 128 alone: 3.44)
-        calibration 1.07 (batch mean of true over predicted
-        3 (0.011% of those read): 2 x image does not decode, 1 x caption is empty"""
-    assert [phrase for phrase in map(str.strip, wanted.splitlines()) if phrase not in text] == []
-    assert max(len(line) for line in text.splitlines()) <= 100
+def text(**changes: Any) -> str:
+    return summary_text(SUMMARY | changes, batch_size=128)
 
 
-def test_a_run_without_evaluation_and_normalizer_says_only_what_it_knows():
-    bare = SUMMARY | {"evaluation": {}, "calibration": None, "skipped": {}}
-    del bare["normalizer_error"]
-    assert len(summary_text(bare, batch_size=128).splitlines()) == 1
+def test_a_summary_has_cost_recall_against_chance_normalizer_and_skipped_samples_within_100_columns() -> None:
+    assert text().splitlines() == [
+        "Trained on 96,000 samples in 4 min 12 s (380 per second, peak memory 1.9 GB).",
+        "Recall@1 / top-1 accuracy on held-out images:",
+        "  icons   image to text 20.5 % (205x chance), text to image 19.0 % (190x chance)",
+        "  groups  25.0 % (chance 11.1 %, 9 classes)",
+        "Normalizer:",
+        "  squared error  0.46 of the log-normalizer over the training set (a mini-batch of 128: 3.44)",
+        "  calibration    1.07 (batch mean of true over predicted normalizer; 1 is exact)",
+        "Skipped samples, listed in skipped.jsonl:",
+        "  training data  3 (0.011 % of those read): 2 x image does not decode, 1 x caption is empty",
+    ]
+    assert max(map(len, text().splitlines())) <= 100
 
 
-def test_skipped_samples_have_a_heading_of_their_own_with_held_out_sets_apart():
+def test_a_run_without_evaluation_and_normalizer_says_only_what_it_knows() -> None:
+    assert len(text(evaluation={}, calibration=None, skipped={}, normalizer_error={}).splitlines()) == 1
+
+
+def test_skipped_samples_of_held_out_sets_have_rows_of_their_own() -> None:
     figures = FIGURES | {"icons.images": 705, "icons.skipped": 16}
-    held_out = {"icons": {"image does not decode": 9, "caption is empty": 7}}
-    lines = summary_text(SUMMARY | {"evaluation": figures, "skipped_held_out": held_out}, batch_size=128).splitlines()
-    heading = lines.index("Skipped samples, listed in skipped.jsonl:")
-    assert lines[heading + 1].startswith("  training data  3 (0.011% of those read): ") and len(lines) == heading + 3
-    lost = SUMMARY | {"skipped": {"shard is cut off": 2}, "skipped_share": 0, "lost_share": 0.04}
-    assert "2 (4% never became samples): 2 x shard is cut off" in summary_text(lost, batch_size=128)
+    lines = text(evaluation=figures, skipped_held_out={"icons": {"image does not decode": 9, "caption is empty": 7}})
+    assert lines.splitlines()[-2].startswith("  training data  3 (0.011 % of those read): ")
     reasons = "9 x image does not decode, 7 x caption is empty"
-    assert lines[heading + 2] == f"  icons          16 of 721 samples could not be used: {reasons}"
+    assert lines.splitlines()[-1] == f"  icons          16 of 721 samples could not be used: {reasons}"
 
 
-def test_a_set_that_is_not_measured_says_so_in_the_place_of_its_figure():
+def test_samples_that_could_not_be_indexed_are_counted_apart_from_those_read() -> None:
+    lost = text(skipped={"shard is cut off": 2}, skipped_share=0, lost_share=0.04)
+    assert "2 (4.0 % could not be indexed): 2 x shard is cut off" in lost
+
+
+def test_a_set_that_is_not_measured_says_so_in_the_place_of_its_figure() -> None:
     figures = {"icons.images": 840, "icons.skipped": 120}
     not_measured = {"icons": "120 of 960 samples cannot be used"}
-    text = summary_text(SUMMARY | {"evaluation": figures, "not_measured": not_measured}, batch_size=128)
-    assert "held-out images:\n  icons  not measured: 120 of 960 samples cannot be used\n" in text
+    row = "held-out images:\n  icons  not measured: 120 of 960 samples cannot be used\n"
+    assert row in text(evaluation=figures, not_measured=not_measured)
     assert headline_text(figures, not_measured) == "icons not measured: 120 of 960 samples cannot be used"
 
 
-def test_many_captions_that_fill_the_context_are_told():
-    assert "fill the model's context" not in summary_text(SUMMARY, batch_size=128)
-    assert "cut off: 12.3%" in summary_text(SUMMARY | {"truncated_captions": 0.123}, batch_size=128)
+def test_captions_that_fill_the_context_are_reported_where_there_are_many() -> None:
+    assert "fill the context" not in text()
+    assert "Captions that fill the context (possibly truncated): 12.3 %" in text(truncated_captions=0.123)
 
 
-def test_the_headline_prefers_retrieval():
-    assert headline_text(FIGURES, {}) == "recall@1 icons 20.5%"
-    assert headline_text({"groups.top1": 0.25}, {}) == "top-1 groups 25.0%"
+def test_the_headline_prefers_retrieval() -> None:
+    assert headline_text(FIGURES, {}) == "recall@1 icons 20.5 %"
+    assert headline_text({"groups.top1": 0.25}, {}) == "top-1 groups 25.0 %"
     assert headline_text({}, {}) == ""

@@ -1,4 +1,4 @@
-"""Results for a person's eyes: aligned columns on stdout."""
+"""Results as aligned columns, or as JSON, on stdout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neuclip.formatting import format_number, format_percent
+from neuclip.formatting import format_count, format_number, percent
 from neuclip.records import strict
 
 SHARES = ("top", "mean_per_class", "accuracy", "chance")  # metrics that read better as percent
@@ -32,7 +32,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def figures_table(figures: Mapping[str, Any]) -> str:
-    """An evaluation's flat keys, `DATASET.METRIC`, by data set; what guessing would give stands beside each figure."""
+    """An evaluation's flat keys, `DATASET.METRIC`, by data set; chance is beside each figure that has one."""
     rows: list[list[str]] = []
     dataset = None
     for key, value in figures.items():
@@ -43,13 +43,8 @@ def figures_table(figures: Mapping[str, Any]) -> str:
             rows.append([name])
             dataset = name
         chance = chance_of(name, metric, figures)
-        rows.append(
-            [
-                f"  {metric.replace('_', ' ')}",
-                as_figure(metric, value),
-                f"chance {as_figure('chance', chance)}" if chance is not None else "",
-            ]
-        )
+        beside = f"chance {as_figure('chance', chance)}" if chance is not None else ""
+        rows.append([f"  {metric.replace('_', ' ')}", as_figure(metric, value), beside])
     return aligned(rows)
 
 
@@ -61,7 +56,7 @@ def chance_of(dataset: str, metric: str, figures: Mapping[str, Any]) -> Any:
 
 
 def nested_table(values: Mapping[str, Any]) -> str:
-    """Rows of numbers under common headings, then the numbers that stand alone."""
+    """Rows of numbers under common headings, then the numbers that belong to no row."""
     groups = {name: group for name, group in values.items() if isinstance(group, Mapping)}
     headings = list(dict.fromkeys(heading for group in groups.values() for heading in group))
     rows = [["", *headings]] if groups else []
@@ -76,5 +71,5 @@ def as_figure(metric: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     if isinstance(value, float) and ("recall" in metric or metric.startswith(SHARES)):
-        return format_percent(value)
-    return f"{value:,}" if isinstance(value, int) else format_number(value)
+        return percent(value)
+    return format_count(value) if isinstance(value, int) else format_number(value)

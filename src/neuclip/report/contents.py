@@ -1,4 +1,4 @@
-"""Everything the page is made of, read once from a run's folder. What is missing or damaged is noted, never fatal."""
+"""The files of a run, read once. A missing or damaged file is noted and costs only its own part of the page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import yaml
 
 from neuclip.errors import UserError
 from neuclip.records import HELD_OUT, RunFolder, read_lines
-
-OBJECTIVE_TITLES = {"clip": "CLIP", "fastclip": "FastCLIP", "amorlip": "AmorLIP", "neuclip": "NeuCLIP"}
+from neuclip.settings.objectives import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,14 @@ class RunContents:
 
     @property
     def objective(self) -> str:
+        """The method as its authors write it; a name that this version does not know stays as it is."""
         name = str(self.setting("objective", "name") or "")
-        return OBJECTIVE_TITLES.get(name, name)
+        return OBJECTIVES[name].title if name in OBJECTIVES else name
+
+    @property
+    def predicts_normalizers(self) -> bool:
+        name = str(self.setting("objective", "name"))
+        return name not in OBJECTIVES or OBJECTIVES[name].predicts_normalizers
 
     @property
     def batch_size(self) -> int | None:
@@ -49,13 +54,13 @@ class RunContents:
 
     @property
     def samples_seen(self) -> float:
-        """The furthest point that any file tells of."""
+        """The largest count in any of the files."""
         lines = [*self.records[-1:], *self.evaluations[-1:], {"samples": self.summary.get("samples_seen")}]
         return max(number(line.get("samples")) or 0.0 for line in lines)
 
     @property
     def samples_planned(self) -> float | None:
-        """Only whole batches are taken, so a finished run may stop just short of `train.samples`."""
+        """`train.samples` rounded down to whole batches."""
         budget = number(self.setting("train", "samples"))
         if budget is None or not self.batch_size:
             return budget
@@ -70,17 +75,16 @@ class RunContents:
     def last_written(self) -> datetime | None:
         """When the run last wrote something, in UTC."""
         folder = self.folder
-        times = [modified(path) for path in (folder.records, folder.evaluation, folder.summary, folder.settings)]
-        known = [time for time in times if time is not None]
-        return datetime.fromtimestamp(max(known), tz=UTC) if known else None
+        paths = (folder.records, folder.evaluation, folder.summary, folder.settings)
+        times = [time for path in paths if (time := modification_time(path)) is not None]
+        return datetime.fromtimestamp(max(times), tz=UTC) if times else None
 
     def setting(self, section: str, name: str) -> Any:
-        fields = self.settings.get(section)
-        return fields.get(name) if isinstance(fields, dict) else None
+        return as_dict(self.settings.get(section)).get(name)
 
 
 def read_contents(folder: RunFolder) -> RunContents:
-    """Read what there is. A folder in which no run ever wrote is a mistake of the person who asks."""
+    """Read what there is; UserError for a folder that no run wrote to."""
     if not folder.path.is_dir():
         raise UserError(f"{folder.path} is not a folder; give the folder of a run, such as runs/NAME")
     if not any(path.is_file() for path in (folder.settings, folder.records, folder.summary)):
@@ -90,27 +94,27 @@ def read_contents(folder: RunFolder) -> RunContents:
         )
     unreadable: list[str] = []
 
-    def read(path: Path, reader: Callable[[Path], Any], wanted: type) -> Any:
+    def read(path: Path, reader: Callable[[Path], Any], kind: type) -> Any:
         if not path.is_file():
-            return wanted()
+            return kind()
         try:
             value = reader(path)
         except (OSError, ValueError, RecursionError, yaml.YAMLError):  # UnicodeDecodeError and JSON's are ValueErrors
             value = None
-        if not isinstance(value, wanted):
+        if not isinstance(value, kind):
             unreadable.append(path.name)
-            return wanted()
+            return kind()
         return value
 
     return RunContents(
         folder=folder,
         settings=read(folder.settings, read_yaml, dict),
-        records=only_objects(read(folder.records, read_lines, list)),
-        evaluations=only_objects(read(folder.evaluation, read_lines, list)),
+        records=dicts_in(read(folder.records, read_lines, list)),
+        evaluations=dicts_in(read(folder.evaluation, read_lines, list)),
         summary=read(folder.summary, read_json, dict),
         environment=read(folder.environment, read_json, dict),
         gallery=read(folder.gallery, read_json, dict),
-        skipped=count_skipped(only_objects(read(folder.skipped, read_lines, list))),
+        skipped=count_skipped(dicts_in(read(folder.skipped, read_lines, list))),
         unreadable=unreadable,
     )
 
@@ -118,7 +122,7 @@ def read_contents(folder: RunFolder) -> RunContents:
 def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
     for record in records:
-        times = record.get("times", 1)  # a line may stand for several
+        times = record.get("times", 1)  # one line may count several samples
         reasons = counts.setdefault(str(record.get(HELD_OUT, "")), Counter())
         reasons[str(record.get("reason", "no reason given"))] += times if isinstance(times, int) else 1
     return counts
@@ -132,8 +136,8 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def only_objects(values: list[Any]) -> list[dict[str, Any]]:
-    return [value for value in values if isinstance(value, dict)]
+def dicts_in(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def number(value: Any) -> float | None:
@@ -144,19 +148,19 @@ def number(value: Any) -> float | None:
         as_float = float(value)
     except OverflowError:  # JSON allows integers that no float holds
         return None
-    # Nothing measured lies beyond these; the drawing's arithmetic would overflow there.
+    # No measurement is larger or smaller than this, and drawing such a value would overflow.
     if not math.isfinite(as_float) or abs(as_float) > 1e100:
         return None
     return as_float if abs(as_float) > 1e-100 else 0.0
 
 
-def section(value: Any) -> dict[str, Any]:
-    """`value` if it is a mapping, else an empty one: half-written files must not stop the page."""
+def as_dict(value: Any) -> dict[str, Any]:
+    """`value` if it is a dict, else an empty one: damaged files must not stop the page."""
     return value if isinstance(value, dict) else {}
 
 
-def modified(path: Path) -> float | None:
+def modification_time(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
-    except OSError:
+    except OSError:  # absent, or just replaced by the running training
         return None

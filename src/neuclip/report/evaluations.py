@@ -1,4 +1,4 @@
-"""The flat keys of an evaluation, `DATASET.METRIC`, gathered by data set."""
+"""The flat keys of an evaluation, `DATASET.METRIC`, grouped by data set."""
 
 from __future__ import annotations
 
@@ -7,96 +7,75 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuclip.report.contents import RunContents, number, section
+from neuclip.report.contents import RunContents, as_dict, number
 
 DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
-RETRIEVAL_METRIC = re.compile(r"(image_to_text|text_to_image)_(recall|chance)_at_(\d+)")
+RETRIEVAL_METRIC = re.compile(rf"(?:{'|'.join(DIRECTIONS)})_(?:recall|chance)_at_(\d+)")
 
 
-@dataclass
-class Retrieval:
-    """Recall of one held-out set: `recall["image_to_text", 1]`, and what guessing would give."""
+@dataclass(frozen=True)
+class HeldOutSet:
+    """What was measured on one held-out set: `held_out["top1"]`, None where it was not."""
 
-    dataset: str
-    images: float | None = None
-    skipped: float | None = None
-    recall: dict[tuple[str, int], float | None] = field(default_factory=dict)
-    chance: dict[tuple[str, int], float | None] = field(default_factory=dict)
-
-
-@dataclass
-class ZeroShot:
-    """Figures of one classification task, absent ones None: top1, top5, mean_per_class, chance, images, classes,
-    skipped."""
-
-    dataset: str
-    figures: dict[str, float | None] = field(default_factory=dict)
+    name: str
+    metrics: dict[str, float | None]
 
     def __getitem__(self, metric: str) -> float | None:
-        return self.figures.get(metric)
+        return self.metrics.get(metric)
+
+    def recall_and_chance(self, direction: str, k: int = 1) -> tuple[float | None, float | None]:
+        return self[f"{direction}_recall_at_{k}"], self[f"{direction}_chance_at_{k}"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluation:
-    """One evaluation, in the order in which its keys were written."""
+    """One evaluation; the sets are in the order in which their keys were written."""
 
     samples: float | None
-    retrieval: list[Retrieval]
-    zero_shot: list[ZeroShot]
-    others: dict[str, float | None]  # figures this page has no table for, by their full key
+    retrieval: list[HeldOutSet] = field(default_factory=list)
+    zero_shot: list[HeldOutSet] = field(default_factory=list)
+    others: dict[str, float | None] = field(default_factory=dict)  # without a table of their own, by full key
 
     @property
     def counts_skipped(self) -> bool:
-        """Runs of earlier versions did not count what held-out sets lost."""
-        return any(one.skipped is not None for one in self.retrieval) or any(
-            task["skipped"] is not None for task in self.zero_shot
-        )
+        """Earlier versions did not count the skipped samples of held-out sets."""
+        return any(held_out["skipped"] is not None for held_out in (*self.retrieval, *self.zero_shot))
 
 
 def parse_evaluation(figures: Mapping[str, Any], samples: float | None = None) -> Evaluation:
-    """`{"a.image_to_text_recall_at_1": 0.1, "b.top1": 0.4}` gives one Retrieval for a and one ZeroShot for b."""
+    """`{"a.image_to_text_recall_at_1": 0.1, "b.top1": 0.4}` has retrieval on a and zero-shot classification on b."""
     by_dataset: dict[str, dict[str, float | None]] = {}
     for key, value in figures.items():
         dataset, dot, metric = str(key).rpartition(".")
         if dot:
             by_dataset.setdefault(dataset, {})[metric] = number(value)
-    found = Evaluation(samples, [], [], {})
+    evaluation = Evaluation(samples)
     for dataset, metrics in by_dataset.items():
-        if any(RETRIEVAL_METRIC.fullmatch(metric) for metric in metrics):
-            add_retrieval(found, dataset, metrics)
+        others = metrics
+        if any(map(RETRIEVAL_METRIC.fullmatch, metrics)):
+            evaluation.retrieval.append(HeldOutSet(dataset, metrics))
+            in_table = ("images", "skipped")
+            others = {
+                key: metrics[key] for key in metrics if key not in in_table and not RETRIEVAL_METRIC.fullmatch(key)
+            }
         elif "top1" in metrics:
-            found.zero_shot.append(ZeroShot(dataset, metrics))
-        else:
-            found.others.update({f"{dataset}.{metric}": value for metric, value in metrics.items()})
-    return found
-
-
-def add_retrieval(found: Evaluation, dataset: str, metrics: dict[str, float | None]) -> None:
-    retrieval = Retrieval(dataset)
-    for metric, value in metrics.items():
-        if match := RETRIEVAL_METRIC.fullmatch(metric):
-            direction, kind, k = match.groups()
-            (retrieval.recall if kind == "recall" else retrieval.chance)[direction, int(k)] = value
-        elif metric == "images":
-            retrieval.images = value
-        elif metric == "skipped":
-            retrieval.skipped = value
-        else:
-            found.others[f"{dataset}.{metric}"] = value
-    found.retrieval.append(retrieval)
+            evaluation.zero_shot.append(HeldOutSet(dataset, metrics))
+            others = {}
+        evaluation.others.update({f"{dataset}.{metric}": value for metric, value in others.items()})
+    return evaluation
 
 
 def all_evaluations(run: RunContents) -> list[Evaluation]:
-    """Every evaluation of the run, oldest first; the summary's joins as the last one unless it is already there."""
-    found = [
+    """Every evaluation of the run, oldest first; that of the summary is the last, and is not listed twice."""
+    evaluations = [
         parse_evaluation({key: value for key, value in line.items() if key not in ("samples", "step")}, samples)
         for line in run.evaluations
         if (samples := number(line.get("samples"))) is not None
     ]
-    final = section(run.summary.get("evaluation"))
+    final = as_dict(run.summary.get("evaluation"))
     if final:
         samples_seen = number(run.summary.get("samples_seen")) or run.samples_seen
-        if found and found[-1].samples == samples_seen:
-            found.pop()
-        found.append(parse_evaluation(final, samples_seen))
-    return found
+        if evaluations and evaluations[-1].samples == samples_seen:
+            evaluations.pop()
+        evaluations.append(parse_evaluation(final, samples_seen))
+    return evaluations

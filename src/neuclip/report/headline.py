@@ -1,26 +1,23 @@
-"""The row of figures at the top: what the run reached and what it cost, each with the words to judge it by."""
+"""The tiles at the top: what the run reached and what it cost, each with a note to judge it by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 
 from neuclip.formatting import (
     UNKNOWN,
-    format_bytes,
-    format_count,
+    byte_size,
     format_duration,
     format_number,
-    format_percent,
     format_samples,
+    percent,
     plural,
     times_chance,
 )
-from neuclip.report.contents import RunContents, number, section
-from neuclip.report.curves import CALIBRATION_MEANING
+from neuclip.report.contents import RunContents, as_dict, number
 from neuclip.report.evaluations import Evaluation
-
-AT_THE_END = "known when the run has finished"
+from neuclip.report.figures import CALIBRATION_MEANING
+from neuclip.report.tables import estimator_name
 
 
 @dataclass(frozen=True)
@@ -31,35 +28,23 @@ class Headline:
 
 
 def headlines(run: RunContents, last: Evaluation | None) -> list[Headline]:
-    """What a person wants to know first. `last` is the newest evaluation, if there was one."""
+    """What a reader wants to know first. `last` is the newest evaluation, if there was one."""
     return [
         recall_headline(last, "image_to_text", "Image to text, recall at 1"),
         recall_headline(last, "text_to_image", "Text to image, recall at 1"),
         zero_shot_headline(last),
         normalizer_headline(run),
-        time_headline(run),
-        speed_headline(run),
-        memory_headline(run),
+        *cost_headlines(run),
     ]
-
-
-def headline_row(found: list[Headline]) -> str:
-    tiles = "".join(
-        f"<div><dt>{escape(one.label)}</dt><dd><strong>{escape(one.value)}</strong>"
-        + "".join(f"<span>{escape(note)}</span>" for note in one.notes if note)
-        + "</dd></div>"
-        for one in found
-    )
-    return f'<dl class="headlines">{tiles}</dl>'
 
 
 def recall_headline(last: Evaluation | None, direction: str, label: str) -> Headline:
     if last is None or not last.retrieval:
         return Headline(label, UNKNOWN, ("no held-out retrieval evaluated",))
     first = last.retrieval[0]
-    recall, chance = first.recall.get((direction, 1)), first.chance.get((direction, 1))
-    images = plural(first.images, "image") if first.images is not None else ""
-    return Headline(label, format_percent(recall), (times_chance(recall, chance), first.dataset, images))
+    recall, chance = first.recall_and_chance(direction)
+    images = plural(first["images"], "image") if first["images"] is not None else ""
+    return Headline(label, percent(recall), (times_chance(recall, chance), first.name, images))
 
 
 def zero_shot_headline(last: Evaluation | None) -> Headline:
@@ -67,22 +52,21 @@ def zero_shot_headline(last: Evaluation | None) -> Headline:
     if last is None or not last.zero_shot:
         return Headline(label, UNKNOWN, ("no zero-shot task evaluated",))
     first = last.zero_shot[0]
-    classes = f"{format_count(first['classes'])} classes" if first["classes"] is not None else ""
-    notes = (times_chance(first["top1"], first["chance"]), first.dataset, classes)
-    return Headline(label, format_percent(first["top1"]), notes)
+    classes = plural(first["classes"], "class", "classes") if first["classes"] is not None else ""
+    return Headline(label, percent(first["top1"]), (times_chance(first["top1"], first["chance"]), first.name, classes))
 
 
 def normalizer_headline(run: RunContents) -> Headline:
     """The error against the exact normalizers where it was measured, else the calibration of the last record."""
-    estimators = section(section(run.summary.get("normalizer_error")).get("estimators"))
-    method = number(section(estimators.get("method")).get("mean"))
-    batch = number(section(estimators.get("minibatch")).get("mean"))
-    of_size = f"a mini-batch of {format_count(run.batch_size)}" if run.batch_size else "a mini-batch"
+    estimators = as_dict(as_dict(run.summary.get("normalizer_error")).get("estimators"))
+    method = number(as_dict(estimators.get("method")).get("mean"))
+    batch = number(as_dict(estimators.get("minibatch")).get("mean"))
+    batch_name = estimator_name("minibatch", run)
     if method is not None:
-        against = f"{of_size} gives {format_number(batch)}" if batch is not None else ""
+        against = f"{batch_name} gives {format_number(batch)}" if batch is not None else ""
         return Headline("Normalizer error", format_number(method), ("squared error of the log-normalizer", against))
     if batch is not None:
-        note = f"squared error of the log-normalizer that {of_size} gives"
+        note = f"squared error of the log-normalizer that {batch_name} gives"
         return Headline("Normalizer error", format_number(batch), (note,))
     calibration = last_value(run, "calibration")
     if calibration is not None:
@@ -91,32 +75,26 @@ def normalizer_headline(run: RunContents) -> Headline:
     return Headline("Normalizer", UNKNOWN, ("neither calibration nor normalizer error was recorded",))
 
 
-def time_headline(run: RunContents) -> Headline:
-    seconds = number(run.summary.get("seconds"))
-    if seconds is None:
-        return Headline("Time", UNKNOWN, (AT_THE_END,))
-    return Headline("Time", format_duration(seconds), (f"for {format_samples(run.samples_seen)} samples",))
-
-
-def speed_headline(run: RunContents) -> Headline:
-    device = str(run.environment.get("device") or "")
-    threads = number(run.environment.get("threads"))
+def cost_headlines(run: RunContents) -> list[Headline]:
+    """Time, speed and memory. While the run goes on, only the speed is known, from its last record."""
+    seconds, speed, memory = (
+        number(run.summary.get(key)) for key in ("seconds", "samples_per_second", "peak_memory_bytes")
+    )
+    missing = "not measured" if run.summary else "known when the run has finished"
+    when = ""
+    if speed is None:
+        speed = last_value(run, "samples_per_second")
+        when = missing if speed is None else "at the last record"
+    device, threads = str(run.environment.get("device") or ""), number(run.environment.get("threads"))
     where = f"on {device}" if device else ""
     if device == "cpu" and threads is not None:
         where += f", {plural(threads, 'thread')}"
-    speed = number(run.summary.get("samples_per_second"))
-    if speed is not None:
-        return Headline("Samples per second", format_number(speed), (where,))
-    speed = last_value(run, "samples_per_second")
-    when = "at the last record" if speed is not None else AT_THE_END
-    return Headline("Samples per second", format_number(speed), (where, when))
-
-
-def memory_headline(run: RunContents) -> Headline:
-    peak = number(run.summary.get("peak_memory_bytes"))
-    if peak is None:
-        return Headline("Memory", UNKNOWN, ("not measured" if run.summary else AT_THE_END,))
-    return Headline("Memory", format_bytes(peak), ("at its peak",))
+    samples = f"for {format_samples(run.samples_seen)} samples"
+    return [
+        Headline("Time", format_duration(seconds), (missing if seconds is None else samples,)),
+        Headline("Samples per second", format_number(speed), (where, when)),
+        Headline("Peak memory", byte_size(memory), (missing if memory is None else "",)),
+    ]
 
 
 def last_value(run: RunContents, key: str) -> float | None:

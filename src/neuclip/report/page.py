@@ -4,37 +4,53 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from html import escape
 from importlib import resources
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from neuclip.errors import RunFailed
-from neuclip.formatting import format_percent, format_samples
+from neuclip.formatting import format_count, format_number, format_samples, percent
 from neuclip.records import RunFolder, write_text_safely
-from neuclip.report.contents import RunContents, read_contents, section
-from neuclip.report.curves import all_curves
-from neuclip.report.evaluations import Evaluation, all_evaluations
-from neuclip.report.gallery import gallery_section
-from neuclip.report.headline import headline_row, headlines
+from neuclip.report.contents import RunContents, as_dict, read_contents
+from neuclip.report.evaluations import all_evaluations
+from neuclip.report.figures import all_figures
+from neuclip.report.gallery import read_gallery
+from neuclip.report.headline import headlines
 from neuclip.report.tables import (
-    environment_table,
     evaluation_tables,
     files_table,
-    full_captions_sentence,
+    mapping_table,
+    normalizer_note,
     normalizer_table,
-    settings_tables,
     skipped_sentences,
+    truncated_captions_sentence,
 )
 from neuclip.settings.secrets import without_queries
 
+TEMPLATES = Environment(
+    loader=PackageLoader("neuclip.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters |= {
+    "format_count": format_count,
+    "format_number": format_number,
+    "format_samples": format_samples,
+    "percent": percent,
+}
+
 
 def write_report(folder: RunFolder) -> Path:
-    """Write `report.html` into the run's folder, whatever of the run there is, and answer its path.
+    """Write `report.html` into the run's folder from whatever files there are, and return its path.
 
     >>> write_report(RunFolder("runs/first"))  # doctest: +SKIP
     PosixPath('runs/first/report.html')
     """
-    page = make_page(read_contents(folder))
+    page = render_page(read_contents(folder))
     try:
         write_text_safely(folder.report, page)
     except OSError as error:
@@ -42,79 +58,65 @@ def write_report(folder: RunFolder) -> Path:
     return folder.report
 
 
-def make_page(run: RunContents) -> str:
+def render_page(run: RunContents) -> str:
     """The whole document as text."""
     evaluations = all_evaluations(run)
     last = evaluations[-1] if evaluations else None
-    body = "".join(
-        [
-            header(run),
-            headline_row(headlines(run, last)),
-            section_of("Curves", all_curves(run, evaluations)),
-            section_of("Evaluation", evaluation_tables(last)),
-            section_of("Normalizer error", normalizer_table(run)),
-            section_of("What it finds", gallery_section(run)),
-            section_of("The run", particulars(run, last)),
-        ]
-    )
-    style, script = own_file("style.css"), own_file("hover.js")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{security_policy(script)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(run.name)} – neuclip</title>\n<style>\n{style}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}</main>\n<script>{script}</script>\n</body>\n</html>\n"
+    script = own_file("hover.js")
+    return TEMPLATES.get_template("page.html").render(
+        run=run,
+        last=last,
+        style=own_file("style.css"),
+        script=script,
+        policy=security_policy(script),
+        facts=facts(run),
+        notices=notices(run),
+        headlines=headlines(run, last),
+        figures=all_figures(run, evaluations),
+        evaluation_tables=evaluation_tables(last) if last else [],
+        normalizer_table=normalizer_table(run),
+        normalizer_note=normalizer_note(run),
+        gallery=read_gallery(run),
+        sentences=[*skipped_sentences(run, last), truncated_captions_sentence(run)],
+        details={
+            "Settings": [mapping_table(str(name), fields) for name, fields in run.settings.items()],
+            "Environment": [mapping_table("Versions, device and data", run.environment)] if run.environment else [],
+            "Files": [files_table(run)],
+        },
     )
 
 
-def header(run: RunContents) -> str:
-    """Name, what was trained on what, when; and how far it is, if it is not done."""
+def facts(run: RunContents) -> list[str]:
+    """What was trained on what, and when."""
     written = run.last_written
-    facts = [
+    return [
         run.objective,
         str(run.setting("model", "name") or ""),
         without_queries(str(run.setting("data", "train") or "")),
         f"{written.day} {written:%B %Y, %H:%M} UTC" if written else "",
     ]
-    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts if fact)
-    notices = [unfinished_sentence(run)] if not run.finished else []
-    notices += [f"{name} was not measured: {why}." for name, why in section(run.summary.get("not_measured")).items()]
-    notices += [f"{name} could not be read; what it holds is missing below." for name in run.unreadable]
-    boxes = "".join(f'<p class="notice" role="status">{escape(notice)}</p>' for notice in notices)
-    return (
-        '<header><p class="kind">neuclip training run</p>'
-        f'<h1>{escape(run.name)}</h1><ul class="facts">{listed}</ul>{boxes}</header>'
-    )
+
+
+def notices(run: RunContents) -> list[str]:
+    """What a reader must know before reading on: how far an unfinished run is, and what is missing."""
+    sentences = [] if run.finished else [unfinished_sentence(run)]
+    not_measured = as_dict(run.summary.get("not_measured"))
+    sentences += [f"{name} was not measured: {reason}." for name, reason in not_measured.items()]
+    return sentences + [f"{name} could not be read; its contents are missing below." for name in run.unreadable]
 
 
 def unfinished_sentence(run: RunContents) -> str:
     seen, planned = run.samples_seen, run.samples_planned
     if not seen:
         return "This run has not finished: it has not logged a step so far."
-    reached = f"{format_samples(seen)} samples seen"
+    progress = f"{format_samples(seen)} samples seen"
     if planned:
-        reached = f"{format_samples(seen)} of {format_samples(planned)} samples seen ({format_percent(seen / planned)})"
-    return f"This run has not finished: {reached}. The page shows what was written so far."
-
-
-def section_of(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
-
-
-def particulars(run: RunContents, last: Evaluation | None) -> str:
-    """What the run was told, where it ran, what it left behind."""
-    sentences = [*skipped_sentences(run, last), full_captions_sentence(run)]
-    return (
-        "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences if sentence)
-        + f'<details><summary>Settings</summary><div class="settings">{settings_tables(run.settings)}</div></details>'
-        f"<details><summary>Environment</summary>{environment_table(run.environment)}</details>"
-        f"<details><summary>Files</summary>{files_table(run)}</details>"
-    )
+        progress = f"{format_samples(seen)} of {format_samples(planned)} samples seen ({percent(seen / planned)})"
+    return f"This run has not finished: {progress}. The page shows what was written so far."
 
 
 def own_file(name: str) -> str:
-    return resources.files("neuclip.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("neuclip.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def security_policy(script: str) -> str:

@@ -1,40 +1,40 @@
-"""The last words of a run: what a person wants to know, in a few lines. Reads summary.json; imports no torch."""
+"""The end of a run in a few lines for the terminal. Reads summary.json; imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from neuclip.formatting import format_duration
+from neuclip.formatting import byte_size, format_duration, format_number, percent, plural, times_chance
+from neuclip.report.evaluations import DIRECTIONS, HeldOutSet, parse_evaluation
 
-CALIBRATION = "batch mean of true over predicted normalizer: 1 when the prediction is right"
-MANY_FULL = 0.05  # of the captions; the report gives any share
+MANY_TRUNCATED = 0.05  # of the captions; the report shows any share
 
 
 def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
+    """What a run reached and cost, one heading per topic that there is something to say about."""
     lines = [
-        f"Trained on {summary['samples_seen']:,} samples in {format_duration(summary['seconds'])} "
-        f"({summary['samples_per_second']:.0f} a second, {summary['peak_memory_bytes'] / 1e9:.1f} GB of memory).",
-        *_held_out_lines(summary["evaluation"], summary["not_measured"]),
-        *_normalizer_lines(summary, batch_size),
-        *_skipped_lines(summary),
+        f"Trained on {plural(summary['samples_seen'], 'sample')} in {format_duration(summary['seconds'])} "
+        f"({format_number(summary['samples_per_second'])} per second, "
+        f"peak memory {byte_size(summary['peak_memory_bytes'])}).",
+        *_rows("Recall@1 / top-1 accuracy on held-out images:", _held_out(summary)),
+        *_rows("Normalizer:", _normalizer(summary, batch_size)),
+        *_rows("Skipped samples, listed in skipped.jsonl:", _skipped(summary)),
     ]
-    if (summary["truncated_captions"] or 0) > MANY_FULL:
-        lines.append(
-            f"Captions that fill the model's context, what is longer cut off: {summary['truncated_captions']:.1%}"
-        )
+    truncated = summary["truncated_captions"] or 0
+    if truncated > MANY_TRUNCATED:
+        lines.append(f"Captions that fill the context (possibly truncated): {percent(truncated)}")
     return "\n".join(lines)
 
 
 def headline_text(figures: dict[str, float], not_measured: Mapping[str, str]) -> str:
-    """One line for the way: recall@1 from image to caption, or top-1 accuracy where there is no retrieval."""
-    parts = []
-    for ending, what in ((".image_to_text_recall_at_1", "recall@1"), (".top1", "top-1")):
-        shown = [f"{key.removesuffix(ending)} {value:.1%}" for key, value in figures.items() if key.endswith(ending)]
-        if shown:
-            parts.append(f"{what} {', '.join(shown)}")
-            break
-    return "; ".join(parts + [f"{name} not measured: {why}" for name, why in not_measured.items()])
+    """One line during training: recall@1 from image to text, or top-1 accuracy where there is no retrieval."""
+    evaluation = parse_evaluation(figures)
+    recalls = {held_out.name: held_out["image_to_text_recall_at_1"] for held_out in evaluation.retrieval}
+    accuracies = {task.name: task["top1"] for task in evaluation.zero_shot}
+    shown = ", ".join(f"{name} {percent(value)}" for name, value in (recalls or accuracies).items())
+    parts = [f"{'recall@1' if recalls else 'top-1'} {shown}"] if shown else []
+    return "; ".join(parts + [f"{name} not measured: {reason}" for name, reason in not_measured.items()])
 
 
 def held_out_skipped(figures: Mapping[str, float], skipped: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
@@ -46,64 +46,48 @@ def held_out_skipped(figures: Mapping[str, float], skipped: Mapping[str, Mapping
     }
 
 
-def _by_reason(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} x {reason}" for reason, count in counts.items())
-
-
-def _skipped_lines(summary: dict[str, Any]) -> list[str]:
-    """Of the training data and of each held-out set; nothing where nothing was skipped."""
-    rows = {}
-    if summary["skipped"]:
-        shares = {"of those read": summary["skipped_share"], "never became samples": summary["lost_share"]}
-        told = ", ".join(f"{100 * share:.2g}% {what}" for what, share in shares.items() if share)
-        rows["training data"] = f"{sum(summary['skipped'].values()):,} ({told}): {_by_reason(summary['skipped'])}"
-    rows |= held_out_skipped(summary["evaluation"], summary["skipped_held_out"])
-    return _rows("Skipped samples, listed in skipped.jsonl:", rows)
-
-
-def _held_out_lines(figures: dict[str, float], not_measured: Mapping[str, str]) -> list[str]:
-    """One line per held-out set: how often the right answer came first, against chance."""
-    refused = {name: f"not measured: {why}" for name, why in not_measured.items()}
-    return _rows(
-        "Right answer first, on held-out images:", _retrieval_rows(figures) | _zero_shot_rows(figures) | refused
-    )
-
-
 def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
-    width = max((len(name) for name in rows), default=0)
+    width = max(map(len, rows), default=0)
     return [heading, *(f"  {name:<{width}}  {text}" for name, text in rows.items())] if rows else []
 
 
-def _retrieval_rows(figures: dict[str, float]) -> dict[str, str]:
-    def against_chance(name: str, direction: str) -> str:
-        got, chance = figures[f"{name}.{direction}_recall_at_1"], figures[f"{name}.{direction}_chance_at_1"]
-        return f"{got:.1%} ({got / chance:.0f} x chance)"
+def _held_out(summary: dict[str, Any]) -> dict[str, str]:
+    def retrieval(held_out: HeldOutSet, direction: str) -> str:
+        recall, chance = held_out.recall_and_chance(direction)
+        return f"{DIRECTIONS[direction]} {percent(recall)} ({times_chance(recall, chance)})"
 
-    ending = ".image_to_text_recall_at_1"
-    names = [key.removesuffix(ending) for key in figures if key.endswith(ending)]
-    return {
-        name: f"caption {against_chance(name, 'image_to_text')}, image {against_chance(name, 'text_to_image')}"
-        for name in names
-    }
-
-
-def _zero_shot_rows(figures: dict[str, float]) -> dict[str, str]:
-    names = [key.removesuffix(".top1") for key in figures if key.endswith(".top1")]
-    return {
-        name: f"{figures[f'{name}.top1']:.1%} of {figures[f'{name}.classes']:,.0f} classes "
-        f"(chance {100 * figures[f'{name}.chance']:.2g}%)"
-        for name in names
-    }
+    evaluation = parse_evaluation(summary["evaluation"])
+    rows = {one.name: ", ".join(retrieval(one, direction) for direction in DIRECTIONS) for one in evaluation.retrieval}
+    for task in evaluation.zero_shot:
+        classes = plural(task["classes"] or 0, "class", "classes")
+        rows[task.name] = f"{percent(task['top1'])} (chance {percent(task['chance'])}, {classes})"
+    return rows | {name: f"not measured: {reason}" for name, reason in summary["not_measured"].items()}
 
 
-def _normalizer_lines(summary: dict[str, Any], batch_size: int) -> list[str]:
-    lines = []
+def _normalizer(summary: dict[str, Any], batch_size: int) -> dict[str, str]:
+    rows = {}
     estimators = summary.get("normalizer_error", {}).get("estimators", {})
     if "method" in estimators:
-        lines.append(
-            f"  squared error of its logarithm, over the training set: {estimators['method']['mean']:.2f} "
-            f"(a batch of {batch_size} alone: {estimators['minibatch']['mean']:.2f})"
+        rows["squared error"] = (
+            f"{format_number(estimators['method']['mean'])} of the log-normalizer over the training set "
+            f"(a mini-batch of {batch_size}: {format_number(estimators['minibatch']['mean'])})"
         )
     if summary.get("calibration") is not None:
-        lines.append(f"  calibration {summary['calibration']:.2f} ({CALIBRATION})")
-    return ["Normalizer:", *lines] if lines else []
+        rows["calibration"] = (
+            f"{format_number(summary['calibration'])} (batch mean of true over predicted normalizer; 1 is exact)"
+        )
+    return rows
+
+
+def _skipped(summary: dict[str, Any]) -> dict[str, str]:
+    """Of the training data and of each held-out set; nothing where nothing was skipped."""
+    rows = {}
+    if summary["skipped"]:
+        shares = {"of those read": summary["skipped_share"], "could not be indexed": summary["lost_share"]}
+        known = ", ".join(f"{percent(share)} {what}" for what, share in shares.items() if share)
+        rows["training data"] = f"{sum(summary['skipped'].values()):,} ({known}): {_by_reason(summary['skipped'])}"
+    return rows | held_out_skipped(summary["evaluation"], summary["skipped_held_out"])
+
+
+def _by_reason(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} x {reason}" for reason, count in counts.items())

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from neuclip.errors import UserError
 from neuclip.settings.fields import check_at_least, check_positive, described
 
 
+class ObjectiveSettings:
+    """What every objective's settings say about the method."""
+
+    title: ClassVar[str]  # as its authors write it
+    predicts_normalizers: ClassVar[bool] = True
+
+
 @dataclass(frozen=True, kw_only=True)
-class CLIPSettings:
+class CLIPSettings(ObjectiveSettings):
     """The batch is its own normalizer: softmax as in open_clip, or the paper's mini-batch form."""
+
+    title = "CLIP"
+    predicts_normalizers = False
 
     form: Literal["openclip", "minibatch"] = described(
         "openclip", "open_clip's cross-entropy; minibatch: the robust loss (Eq. 1) with the batch as the data set"
@@ -30,8 +40,11 @@ class CLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SigLIPSettings:
+class SigLIPSettings(ObjectiveSettings):
     """Every image-text combination of the batch is a yes-or-no question; no normalizer."""
+
+    title = "SigLIP"
+    predicts_normalizers = False
 
     bias_initial: str = described("-10", "where the model's bias starts; auto: -ln(batch - 1), the share of true pairs")
     mask_duplicates: bool = described(False, "pairs with an equal caption are no negatives of each other")
@@ -53,8 +66,10 @@ class SigLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastCLIPSettings:
+class FastCLIPSettings(ObjectiveSettings):
     """Each sample's normalizer remembered as a moving average over its visits."""
+
+    title = "FastCLIP"
 
     variant: Literal["v0", "v1", "v2", "v3", "sogclr", "isogclr"] = described(
         "v3", "v3: the robust loss; v0: without factor tau; v1, sogclr: constant tau; v2, isogclr: one per sample"
@@ -91,8 +106,10 @@ class FastCLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AmorLIPSettings:
+class AmorLIPSettings(ObjectiveSettings):
     """Sums over the batch, blended with what small networks learnt of them the epoch before."""
+
+    title = "AmorLIP"
 
     rho: tuple[float, ...] = described(
         (8.5, -8.5, -8.5), "one constant per equal part of the run: positive lowers the temperature, negative raises it"
@@ -137,8 +154,10 @@ class AmorLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuCLIPSettings:
+class NeuCLIPSettings(ObjectiveSettings):
     """Log-normalizers over the whole data set, predicted by two small networks of prototypes."""
+
+    title = "NeuCLIP"
 
     num_prototypes: int = described(4096, "prototypes per side (m in the paper)")
     restart: Literal["periodic", "rolling"] = described(
@@ -182,7 +201,7 @@ class NeuCLIPSettings:
         check_at_least("objective.eps", self.eps, 0, "the default is 1e-6")
 
 
-OBJECTIVES: dict[str, type] = {
+OBJECTIVES: dict[str, type[ObjectiveSettings]] = {
     "clip": CLIPSettings,
     "siglip": SigLIPSettings,
     "fastclip": FastCLIPSettings,
