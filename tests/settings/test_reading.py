@@ -95,9 +95,9 @@ def test_another_objective_by_flag_leaves_the_recipes_fields_aside(recipe, flag)
 
 
 def test_a_field_of_another_objective_is_named_with_its_owner(recipe):
-    told = "objective.inner_steps belongs to objective neuclip, but the objective is clip"
-    assert complaint(None, "--objective", "clip", "--objective.inner_steps", "5").startswith(f"--{told}")
-    assert complaint(recipe("objective:\n  name: clip\n  inner_steps: 5\n")).startswith(f"r.yaml line 3: {told}")
+    expected = "objective.inner_steps belongs to objective neuclip, but the objective is clip"
+    assert complaint(None, "--objective", "clip", "--objective.inner_steps", "5").startswith(f"--{expected}")
+    assert complaint(recipe("objective:\n  name: clip\n  inner_steps: 5\n")).startswith(f"r.yaml line 3: {expected}")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_siblings_are_listed_when_nothing_is_near():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "train:\n  batch_sise: 8\n",
@@ -156,12 +156,12 @@ def test_siblings_are_listed_when_nothing_is_near():
         ("? [a]\n: 1\n", "r.yaml line 1: expected the name of a setting"),
     ],
 )
-def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, told):
-    assert told in complaint(recipe(text))
+def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, expected):
+    assert expected in complaint(recipe(text))
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (["--optimizer.learning_rate", "-1"], "--optimizer.learning_rate is -1.0; give a number above 0"),
         (["--objective.num_prototypes", "0"], "--objective.num_prototypes is 0; give 1 or more"),
@@ -169,8 +169,8 @@ def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, told):
         (["--temperature.initial", "3"], "--temperature.initial: temperature.minimum, initial, maximum are"),
     ],
 )
-def test_a_value_out_of_range_is_blamed_on_its_flag(flags, told):
-    assert complaint(None, *flags).startswith(told)
+def test_a_value_out_of_range_is_blamed_on_its_flag(flags, expected):
+    assert complaint(None, *flags).startswith(expected)
 
 
 def test_a_value_out_of_range_is_blamed_on_its_line(recipe):
@@ -184,7 +184,7 @@ def test_a_missing_recipe_names_the_nearest_shipped_one(tmp_path, monkeypatch):
     assert "no recipe elsewhere/tiny.yaml" in complaint(Path("elsewhere/tiny.yaml"))
 
 
-def test_a_run_given_as_a_recipe_is_told_how_to_continue_or_repeat(tmp_path):
+def test_a_run_given_as_a_recipe_is_expected_how_to_continue_or_repeat(tmp_path):
     (tmp_path / "settings.yaml").touch()
     assert f"--resume {tmp_path}" in complaint(tmp_path)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuclip.errors import UserError
-from neuclip.settings.flags import split_flags
 from neuclip.settings.help import flag_lines, takes
 from neuclip.settings.nearest import nearest
+from neuclip.settings.reading import split_flags
 from neuclip.settings.values import RawValue, convert
 
 
