@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.data import ACTIONS
-from neuclip.cli.doctor import asked_examination
+from neuclip.cli.doctor import parse_arguments as parse_doctor
 from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, figures_table, nested_table
-from neuclip.cli.train import asked_run
+from neuclip.cli.train import parse_arguments as parse_train
 from neuclip.datasets.catalogue import catalogue
 from neuclip.datasets.prepared import dataset_names, prepared_folder
 from neuclip.errors import UserError
@@ -42,10 +42,10 @@ def test_the_examples_of_every_help_can_be_parsed(example):
     program, command, *arguments = shlex.split(example)
     assert program == "neuclip"
     if command == "train":
-        settings, resume, _ = asked_run(arguments)
+        settings, resume, _ = parse_train(arguments)
         assert settings != read_settings() and resume is None
     elif command == "doctor":
-        settings, _ = asked_examination(arguments)
+        settings, _ = parse_doctor(arguments)
         assert settings.data.train == arguments[0]
     elif command == "data":
         action, *rest = arguments
@@ -56,13 +56,13 @@ def test_the_examples_of_every_help_can_be_parsed(example):
 
 
 def test_train_finds_the_recipe_between_its_flags():
-    settings, resume, as_json = asked_run(["--json", "tiny", "--run.seed", "3", "--log.wandb"])
+    settings, resume, as_json = parse_train(["--json", "tiny", "--run.seed", "3", "--log.wandb"])
     assert (settings.model.name, settings.run.seed, settings.log.wandb) == ("tiny", 3, True)
     assert (resume, as_json) == (None, True)
 
 
 def test_resume_takes_the_runs_own_settings_then_the_flags(run_folder):
-    settings, resume, _ = asked_run(["--resume", str(run_folder), "--data.workers", "0"])
+    settings, resume, _ = parse_train(["--resume", str(run_folder), "--data.workers", "0"])
     assert (settings.run.seed, settings.data.workers, resume) == (7, 0, run_folder)
 
 
