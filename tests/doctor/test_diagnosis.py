@@ -15,7 +15,7 @@ from neuclip.data.open import open_source
 from neuclip.data.sample import Batch, Fault
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.pairs import estimated_meeting, note_bad, share_meeting_an_equal
+from neuclip.doctor.pairs import estimate_share_with_duplicate, note_bad, share_with_duplicate
 from neuclip.doctor.plan import note_temperature, note_warmup
 from neuclip.doctor.probe import Look, look_at
 from neuclip.errors import RunFailed, UserError
@@ -143,15 +143,15 @@ def test_the_share_that_meets_an_equal_caption_is_that_of_drawn_batches():
         batch = draw.sample(captions, 12)
         met += sum(batch.count(caption) > 1 for caption in batch)
     counts = [30, 10, *[1] * 60]
-    assert share_meeting_an_equal(counts, pairs=100, batch=12) == pytest.approx(met / 48_000, abs=0.02)
-    assert share_meeting_an_equal([1, 1, 1], pairs=3, batch=3) == 0
+    assert share_with_duplicate(counts, pairs=100, batch=12) == pytest.approx(met / 48_000, abs=0.02)
+    assert share_with_duplicate([1, 1, 1], pairs=3, batch=3) == 0
 
 
 def test_equal_captions_are_estimated_from_a_sample_without_bias():
     captions = [f"{number % 500}" for number in range(10_000)]
-    exact = share_meeting_an_equal([20] * 500, pairs=10_000, batch=64)
+    exact = share_with_duplicate([20] * 500, pairs=10_000, batch=64)
     draw = random.Random(0)
-    estimates = [estimated_meeting(draw.sample(captions, 500), 64) for _ in range(20)]
+    estimates = [estimate_share_with_duplicate(draw.sample(captions, 500), 64) for _ in range(20)]
     assert sum(estimates) / 20 == pytest.approx(exact, rel=0.1)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.doctor import resources as resources
+from neuclip.doctor import resources
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.objective import note_objective
-from neuclip.doctor.plan import note_plan, smallest_chunk
-from neuclip.doctor.resources import LIBRARIES, Room, fitting_chunk, note_memory
+from neuclip.doctor.plan import note_plan
+from neuclip.doctor.resources import LIBRARIES, Memory, fitting_chunk, note_device, note_memory
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.reading import read_settings
 
@@ -17,7 +17,7 @@ MODEL = ModelFacts(128, (48, 48), 16, PARAMETERS, 4 * PARAMETERS, ACTIVATIONS)
 
 
 def noted(free: float, everything: float, monkeypatch, *flags: str, ranks: int = 1) -> Findings:
-    monkeypatch.setattr(resources, "memory_of", lambda device: Room(int(free), int(everything)))
+    monkeypatch.setattr(resources, "available_memory", lambda device: Memory(int(free), int(everything)))
     settings = read_settings(
         None, ["--train.batch_size", str(BATCH), "--train.samples", "9000", "--run.device", "cpu", *flags]
     )
@@ -26,6 +26,7 @@ def noted(free: float, everything: float, monkeypatch, *flags: str, ranks: int =
     note_plan(findings, settings, 1000, ranks)
     note_objective(findings, settings, MODEL, 1000, ranks)
     findings.warnings.clear()
+    note_device(findings, settings)
     note_memory(findings, settings, MODEL)
     return findings
 
@@ -55,7 +56,7 @@ def test_processes_that_share_the_machine_share_its_memory(monkeypatch):
     total = noted(1e12, 1e12, monkeypatch, ranks=4)["memory.total_bytes"]
     findings = noted(2 * total, 9 * total, monkeypatch, ranks=4)
     assert findings["memory.together_bytes"] == 4 * total
-    assert "if all 4 processes are on this machine" in findings.warnings[0].what
+    assert "if all 4 ranks are on this machine" in findings.warnings[0].what
     assert noted(5 * total, 9 * total, monkeypatch, ranks=4).warnings == []
 
 

@@ -13,7 +13,7 @@ from neuclip import api
 from neuclip.doctor import plan, resources
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Advice, Findings
-from neuclip.doctor.resources import Room
+from neuclip.doctor.resources import Memory
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.reading import read_settings
 from tests.data.small_shards import pair, write_tar
@@ -130,13 +130,13 @@ def test_every_remedy_removes_what_it_is_given_for(here, data, flags, ranks):
 @pytest.mark.parametrize("model", ["tiny", "ViT-B-32"])
 @pytest.mark.parametrize("gigabytes", [1, 2, 4, 8])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_remedies_for_want_of_memory_make_it_fit(here, monkeypatch, model, gigabytes, ranks):
-    monkeypatch.setattr(resources, "memory_of", lambda device: Room(gigabytes * 10**9, gigabytes * 10**9))
+def test_remedies_against_running_out_of_memory_make_the_run_fit(here, monkeypatch, model, gigabytes, ranks):
+    monkeypatch.setattr(resources, "available_memory", lambda device: Memory(gigabytes * 10**9, gigabytes * 10**9))
     given = ["--data.train", "hollow", "--model.name", model, "--train.batch_size", "180", "--train.samples", "9000"]
     if model == "tiny":
         given += ["--model.image_size", "224"]
     findings = examine(read_settings(None, given), ranks=ranks, sample=5)[0]
-    for advice in [one for one in advice_of(findings) if "for want of memory" in one.why]:
+    for advice in [one for one in advice_of(findings) if "run out of memory" in one.why]:
         assert ways(advice.remedy) or "not even the smallest forward pass fits" in advice.remedy
         for way in ways(advice.remedy):
             left = advice_of(examine(read_settings(None, [*given, *way]), ranks=ranks, sample=5)[0])
@@ -162,15 +162,15 @@ def test_cores_are_counted_over_all_processes(here, monkeypatch):
         findings = examine(asked(f"--data.workers {workers} --train.batch_size 8"), ranks=ranks, sample=5)[0]
         told = [what for what, _, _ in findings.warnings if "cores" in what]
         assert bool(told) == warned
-        assert all(f"if all {ranks} processes are on this machine" in what for what in told if ranks > 1)
+        assert all(f"if all {ranks} ranks are on this machine" in what for what in told if ranks > 1)
 
 
 def test_recall_on_the_training_data_is_not_taken_for_held_out(here):
     for address in ("shapes", f"{here}/shapes/00000.tar", "shapes/*.tar"):
         told = [str(advice) for advice in examine(asked(f"--evaluation.retrieval {address}"), sample=5)[0].warnings]
-        assert any("is trained on" in text for text in told)
+        assert any("is both training data" in text for text in told)
     told = [str(advice) for advice in examine(asked("--evaluation.retrieval spoilt"), sample=5)[0].warnings]
-    assert not any("is trained on" in text or "nothing is held out" in text for text in told)
+    assert not any("is both training data" in text or "no held-out data" in text for text in told)
 
 
 def test_a_look_leaves_nothing_in_the_folder_of_runs(here):
