@@ -43,7 +43,7 @@ KEYS = {
     "shards": {"number", "smallest", "largest"},
     "loading": {"cores", "pairs_per_second_and_worker"},
     "memory": {
-        *("device", "towers_bytes", "activation_bytes", "objective_bytes", "loading_bytes", "total_bytes"),
+        *("device", "precision", "towers_bytes", "activation_bytes", "objective_bytes", "loading_bytes", "total_bytes"),
         *("libraries_bytes", "together_bytes", "available_bytes", "machine_bytes"),
     },
     "disk": {"checkpoint_bytes", "needed_bytes", "free_bytes"},
