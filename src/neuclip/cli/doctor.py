@@ -63,8 +63,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]:
     """The settings of the run, and the values of this command's own flags."""
-    operands, given, flags = COMMAND.split(arguments)
-    values = {"ranks": 1, "sample": None, "sheet": "", JSON.name: False, **given}
+    operands, own_flags, flags = COMMAND.split(arguments)
+    values = {"ranks": 1, "sample": None, "sheet": "", JSON.name: False, **own_flags}
     check_at_least("--ranks", values["ranks"], 1, "the number of ranks")
     if values["sample"] is not None:
         check_at_least("--sample", values["sample"], 1, "500 are usually enough")

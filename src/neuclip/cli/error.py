@@ -30,9 +30,9 @@ Prints the mean squared error of their logarithms, for images, for texts and on 
 
 
 def run(arguments: Sequence[str]) -> int:
-    (name,), given = COMMAND.parse(arguments)
+    (name,), flags = COMMAND.parse(arguments)
     folder = find_run(name)
-    values = {"anchors": ANCHORS, "seed": SEED, **given}
+    values = {"anchors": ANCHORS, "seed": SEED, **flags}
     check_at_least("--anchors", values["anchors"], 1, f"the paper uses {ANCHORS}")
     as_json = values.pop(JSON.name, False)
     from neuclip import api

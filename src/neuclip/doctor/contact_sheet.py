@@ -16,7 +16,7 @@ MARGIN = 8
 TEXT_HEIGHT = 30  # two lines
 FONT_SIZE = 11
 LETTERS = 20  # that fit below a thumbnail
-CELL = 16  # columns of an image in the terminal; a character is two pixels high, so 8 lines
+CELL = 16  # columns of an image in the terminal; 8 lines: a character is two pixels high
 
 
 def contact_sheet(shown: Sequence[Shown]) -> Image.Image:

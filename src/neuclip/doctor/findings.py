@@ -55,8 +55,8 @@ class Findings:
 
     def fail_with(self, error: Exception, why: str, remedy: str = "give other data") -> None:
         """An error that training would raise; `remedy` is used if its message has none after a semicolon."""
-        what, _, given = str(error).partition("; ")
-        self.fail(what, why, given or remedy)
+        what, _, own_remedy = str(error).partition("; ")
+        self.fail(what, why, own_remedy or remedy)
 
     @property
     def ready(self) -> bool:

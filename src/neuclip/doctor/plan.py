@@ -102,7 +102,7 @@ def note_warmup(findings: Findings) -> None:
 
 
 def note_temperature(findings: Findings, settings: Settings, steps: int) -> None:
-    """Adam moves ln(1/tau) by at most its rate per step, so a short run cannot reach a far temperature."""
+    """Adam moves ln(1/tau) by at most its rate per step, a short run cannot move it far."""
     asked = settings.temperature
     constant = asked.learning_rate == 0 or getattr(settings.objective, "variant", "") in ("v1", "sogclr")
     individual = getattr(settings.objective, "variant", "") in ("v2", "isogclr")

@@ -40,36 +40,36 @@ def declared_types(objective: str) -> dict[str, Any]:
     }
 
 
-def declared_type(given: RawValue, objective: str) -> Any:
-    """The type of a given key, or the error that names the nearest one."""
+def declared_type(raw: RawValue, objective: str) -> Any:
+    """The type of a key, or the error that names the nearest one."""
     types = declared_types(objective)
-    if given.key in types:
-        return types[given.key]
-    owners = [name for name in OBJECTIVES if given.key in declared_types(name)]
+    if raw.key in types:
+        return types[raw.key]
+    owners = [name for name in OBJECTIVES if raw.key in declared_types(name)]
     if owners:
-        raise given.error(
-            f"{given.key} belongs to objective {owners[0]}, but the objective is {objective}; "
+        raise raw.error(
+            f"{raw.key} belongs to objective {owners[0]}, but the objective is {objective}; "
             f"choose objective {owners[0]} or remove it"
         )
-    raise unknown_key(given, objective)
+    raise unknown_key(raw, objective)
 
 
-def unknown_key(given: RawValue, objective: str) -> UserError:
-    dashes = "" if given.place else "--"
-    section = given.key.partition(".")[0]
+def unknown_key(raw: RawValue, objective: str) -> UserError:
+    dashes = "" if raw.place else "--"
+    section = raw.key.partition(".")[0]
     keys = [key for key in [OBJECTIVE_KEY, *declared_types(objective)] if key.startswith(f"{section}.")]
     siblings = ", ".join(dashes + key for key in keys)
-    if given.key in SECTION_NAMES:
-        return given.error(f"{given.key} is a section; its fields are {siblings}")
-    if isinstance(given.value, dict):  # a section of a recipe
-        return given.error(f"{given.key} is not a section; {proposal(given.key, SECTION_NAMES)}")
-    if near := [dashes + key for key in nearest_keys(given.key)]:
+    if raw.key in SECTION_NAMES:
+        return raw.error(f"{raw.key} is a section; its fields are {siblings}")
+    if isinstance(raw.value, dict):  # a section of a recipe
+        return raw.error(f"{raw.key} is not a section; {proposal(raw.key, SECTION_NAMES)}")
+    if near := [dashes + key for key in nearest_keys(raw.key)]:
         remedy = f"did you mean {any_of(near)}?"
     elif siblings:
         remedy = f"{section} has {siblings}"
     else:
         remedy = f"the sections are {', '.join(SECTION_NAMES)}"
-    return given.error(f"{given.key} is not a setting; {remedy}")
+    return raw.error(f"{raw.key} is not a setting; {remedy}")
 
 
 def nearest_keys(key: str) -> list[str]:

@@ -38,13 +38,13 @@ class PaperRecipe:
 
     def settings(self) -> Settings:
         """As `neuclip train` would read them."""
-        given = [
+        values = [
             RawValue(key, raw_value(yaml.compose(value, Loader=yaml.SafeLoader)), "recipes/paper")
             for key, (value, _) in self.lines.items()
             if key.partition(".")[0] in SECTION_NAMES
         ]
         objective = self.lines[OBJECTIVE_KEY][0]
-        return build(objective, convert_all(given, objective))
+        return build(objective, convert_all(values, objective))
 
     def as_yaml(self) -> str:
         """A recipe with the origin of each value. Sections in which the paper specifies nothing are omitted, and so are

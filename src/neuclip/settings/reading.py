@@ -76,22 +76,18 @@ def split_flags(arguments: Sequence[str], switches: Collection[str] = ()) -> lis
 
 def objective_name(source: Iterable[RawValue], default: str) -> str:
     name = default
-    for given in source:
-        if given.key == OBJECTIVE_KEY:
-            if given.value not in list(OBJECTIVES):
-                remedy = proposal(str(given.value), list(OBJECTIVES))
-                raise given.error(f"{OBJECTIVE_KEY} is {describe(given.value)}; {remedy}")
-            name = given.value
+    for raw in source:
+        if raw.key == OBJECTIVE_KEY:
+            if raw.value not in list(OBJECTIVES):
+                remedy = proposal(str(raw.value), list(OBJECTIVES))
+                raise raw.error(f"{OBJECTIVE_KEY} is {describe(raw.value)}; {remedy}")
+            name = raw.value
     return name
 
 
 def convert_all(source: Iterable[RawValue], objective: str) -> Values:
     """The fields of one source in their declared types; the objective's name is not a field."""
-    return {
-        given.key: (given, convert(given, declared_type(given, objective)))
-        for given in source
-        if given.key != OBJECTIVE_KEY
-    }
+    return {raw.key: (raw, convert(raw, declared_type(raw, objective))) for raw in source if raw.key != OBJECTIVE_KEY}
 
 
 def build(objective: str, values: Values) -> Settings:
@@ -104,14 +100,14 @@ def build_section(section: str, kind: type, values: Values) -> Any:
     try:
         return kind(**{field: value for field, (_, value) in own.items()})
     except UserError as error:
-        culprit = find_culprit(str(error), {field: given for field, (given, _) in own.items()})
+        culprit = find_culprit(str(error), {field: raw for field, (raw, _) in own.items()})
         if culprit is None:
             raise
         raise culprit.error(str(error)) from None
 
 
-def find_culprit(message: str, given: Mapping[str, RawValue]) -> RawValue | None:
+def find_culprit(message: str, raw_values: Mapping[str, RawValue]) -> RawValue | None:
     """The value that a section's own check refused: of the fields its message names, a flag before the recipe."""
     complaint = message.partition(";")[0]  # the remedy after it may name other fields
-    named = [given[word] for word in re.findall(r"\w+", complaint) if word in given]
+    named = [raw_values[word] for word in re.findall(r"\w+", complaint) if word in raw_values]
     return min(named, key=lambda value: value.place != "", default=None)

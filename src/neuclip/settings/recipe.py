@@ -46,9 +46,9 @@ def read_recipe(path: Path) -> list[RawValue]:
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{name} line {line_of(root)}: expected sections such as 'train:' with their fields below them")
     return [
-        given
+        raw
         for key, node, line in entries(root, name, "")
-        for given in section_values(key, node, f"{name} line {line}", name)
+        for raw in section_values(key, node, f"{name} line {line}", name)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Addresses without their queries: the query of a signed URL gives access to the data, therefore it is never shown."""
+"""Addresses without their queries: the query of a signed URL gives access to the data and is never shown."""
 
 from __future__ import annotations
 

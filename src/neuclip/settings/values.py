@@ -37,7 +37,7 @@ class RawValue:
         return UserError(f"--{message}" if message.startswith(self.key) else f"--{self.key}: {message}")
 
 
-def convert(given: RawValue, declared: Any) -> Any:
+def convert(raw: RawValue, declared: Any) -> Any:
     """The value as its declared type.
 
     >>> convert(RawValue("train.samples", "3M"), int)
@@ -45,12 +45,12 @@ def convert(given: RawValue, declared: Any) -> Any:
     >>> convert(RawValue("data.crop_scale", "0.8,1"), tuple[float, float])
     (0.8, 1.0)
     """
-    if declared is bool and given.value is None and not given.place:
+    if declared is bool and raw.value is None and not raw.place:
         return True  # a bare flag: --log.tensorboard
     try:
-        return parse(given.value, declared)
+        return parse(raw.value, declared)
     except ValueError as error:
-        raise given.error(f"{given.key} is {describe(given.value)}; {error}") from None
+        raise raw.error(f"{raw.key} is {describe(raw.value)}; {error}") from None
 
 
 def describe(value: Any) -> str:
