@@ -48,11 +48,11 @@ def test_a_field_the_recipe_leaves_out_keeps_its_default(recipe):
     assert (settings.train.samples, settings.train.batch_size) == (20_000, 1024)
 
 
-def test_an_empty_recipe_and_an_empty_section_say_nothing(recipe):
+def test_an_empty_recipe_and_an_empty_section_keep_the_defaults(recipe):
     assert read_settings(recipe("")) == read_settings(recipe("train:\n"))
 
 
-def test_flags_overrule_the_recipe_and_later_flags_earlier_ones(recipe):
+def test_flags_override_the_recipe_and_later_flags_earlier_ones(recipe):
     path = recipe("train: {batch_size: 8}\nrun: {seed: 3}\n")
     settings = read_settings(path, ["--train.batch_size", "16", "--train.batch-size=32"])
     assert (settings.train.batch_size, settings.run.seed) == (32, 3)
@@ -89,7 +89,7 @@ def test_the_objective_may_be_a_plain_name_or_have_fields(recipe):
 
 
 @pytest.mark.parametrize("flag", ["--objective", "--objective.name"])
-def test_another_objective_by_flag_leaves_the_recipes_fields_aside(recipe, flag):
+def test_another_objective_by_flag_drops_the_recipes_objective_fields(recipe, flag):
     settings = read_settings(recipe("objective: {name: neuclip, rho: 5}"), [flag, "clip"])
     assert (settings.objective_name, settings.objective) == ("clip", CLIPSettings())
 
@@ -184,7 +184,7 @@ def test_a_missing_recipe_names_the_nearest_shipped_one(tmp_path, monkeypatch):
     assert "no recipe elsewhere/tiny.yaml" in complaint(Path("elsewhere/tiny.yaml"))
 
 
-def test_a_run_given_as_a_recipe_is_expected_how_to_continue_or_repeat(tmp_path):
+def test_a_run_given_as_a_recipe_is_answered_with_resume(tmp_path):
     (tmp_path / "settings.yaml").touch()
     assert f"--resume {tmp_path}" in complaint(tmp_path)
 
@@ -208,7 +208,7 @@ TEXTS = strategies.lists(WORDS | strategies.sampled_from("{}[]&*!|>'\"%@,.#?~=")
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
-def test_no_recipe_whatever_its_text_ends_in_anything_but_settings_or_one_line(recipe, text):
+def test_any_text_as_a_recipe_gives_settings_or_a_one_line_error(recipe, text):
     try:
         read_settings(recipe(text))
     except UserError as error:
@@ -217,6 +217,6 @@ def test_no_recipe_whatever_its_text_ends_in_anything_but_settings_or_one_line(r
 
 @settings(max_examples=200, deadline=None)
 @given(strategies.lists(TEXTS.map("--{}".format) | TEXTS | strategies.sampled_from(["--train.samples", "--objective"])))
-def test_no_flags_whatever_their_text_end_in_anything_but_settings_or_an_answer(flags):
+def test_any_text_as_flags_gives_settings_or_a_user_error(flags):
     with suppress(UserError):
         read_settings(None, flags)

@@ -15,7 +15,6 @@ from neuclip.doctor.held_out import note_held_out
 from neuclip.doctor.model import cached_facts
 from neuclip.doctor.objective import note_objective
 from neuclip.doctor.pairs import (
-    TokenCounter,
     note_bad,
     note_caption_lengths,
     note_equal_captions,
@@ -28,7 +27,7 @@ from neuclip.doctor.probe import Look, look_at
 from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
 from neuclip.doctor.shards import note_shards
 from neuclip.errors import RunFailed, UserError
-from neuclip.models.facts import ModelFacts, pretrained_is_known, token_counter
+from neuclip.models.facts import ModelFacts, pretrained_is_known
 from neuclip.models.hub import NotHere
 from neuclip.settings.sections import Settings
 
@@ -80,7 +79,7 @@ def examine_data(findings: Findings, settings: Settings, source: Source, look: L
     note_look(findings, look, source)
     note_bad(findings, look, settings, len(source))
     note_images(findings, look, model)
-    note_caption_lengths(findings, look, model, find_token_counter(findings, settings, model))
+    note_caption_lengths(findings, look, settings, model)
     note_equal_captions(findings, source, look, settings)
     note_held_out(findings, settings, source)
 
@@ -98,14 +97,6 @@ def examine_run(findings: Findings, settings: Settings, model: ModelFacts, look:
     note_folder(findings, settings)
     note_disk(findings, settings, model)
     note_extras(findings, settings)
-
-
-def find_token_counter(findings: Findings, settings: Settings, model: ModelFacts) -> TokenCounter | None:
-    try:
-        return token_counter(settings.model.name, usual=model.usual_tokenizer)
-    except NotHere as error:
-        findings.fail_with(error, "captions cannot be tokenized")
-        return None
 
 
 def note_model(findings: Findings, settings: Settings, model: ModelFacts) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from statistics import median
 
@@ -14,7 +14,8 @@ from neuclip.doctor.files import captions_are_in_files, files_of
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural
-from neuclip.models.facts import ModelFacts
+from neuclip.models.facts import ModelFacts, token_counter
+from neuclip.models.hub import NotHere
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import DataSettings, Settings
 
@@ -113,9 +114,14 @@ def note_images(findings: Findings, look: Look, model: ModelFacts) -> None:
         )
 
 
-def note_caption_lengths(findings: Findings, look: Look, model: ModelFacts, count: TokenCounter | None) -> None:
+def note_caption_lengths(findings: Findings, look: Look, settings: Settings, model: ModelFacts) -> None:
     """In tokens, with start and end; of all captions of the probed pairs."""
     captions = list(chain.from_iterable(look.captions))
+    try:
+        count = token_counter(settings.model.name, usual=model.usual_tokenizer)
+    except NotHere as error:
+        findings.fail_with(error, "captions cannot be tokenized")
+        return
     if count is None or not captions:
         return
     lengths = count(captions)
@@ -177,6 +183,3 @@ def estimate_share_with_duplicate(captions: Sequence[str], batch: int) -> float:
     couples = len(captions) * (len(captions) - 1) / 2
     equal = sum(count * (count - 1) / 2 for count in Counter(captions).values())
     return 1 - (1 - equal / couples) ** (batch - 1) if couples else 0.0
-
-
-TokenCounter = Callable[[Sequence[str]], list[int]]
