@@ -9,9 +9,6 @@ import pytest
 from PIL import Image
 
 from neuclip.cli.main import main
-from neuclip.doctor.diagnosis import examine
-from neuclip.doctor.page import page_text
-from neuclip.settings.reading import read_settings
 from tests.images import write_shards
 
 KEYS = {
@@ -103,10 +100,3 @@ def test_data_that_opens_but_cannot_be_read_is_a_problem_and_no_traceback(shards
 def test_a_sheet_that_cannot_be_written_is_one_line(shards, capsys):
     assert main(["doctor", "shapes", "--sheet", "nowhere/sheet.png"]) == 1
     assert "give another --sheet" in capsys.readouterr().err
-
-
-def test_captions_cannot_command_the_terminal(shards):
-    findings, _ = examine(read_settings(None, ["--data.train", "shapes"]), sample=3)
-    findings["sample.shown"][0]["caption"] = "red\x1b[2J" + "long " * 100
-    page = page_text(findings, width=80)
-    assert "\x1b" not in page and max(map(len, page.splitlines())) <= 80

@@ -22,10 +22,7 @@ Prints the mean squared error of their logarithms, for images, for texts and on 
         Flag("checkpoint", str, "file name in the run's folder of checkpoints [default: the last]"),
         JSON,
     ),
-    examples=(
-        "neuclip error runs/first",
-        "neuclip error runs/first --anchors 2000 --seed 1 --json",
-    ),
+    examples=("neuclip error runs/first", "neuclip error runs/first --anchors 2000 --seed 1 --json"),
 )
 
 

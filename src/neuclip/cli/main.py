@@ -77,14 +77,11 @@ def guarded(action: Callable[[], int]) -> int:
         return complain(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return complain("interrupted", INTERRUPTED)
-    except OSError as error:
+    except Exception as error:
         if isinstance(error, BrokenPipeError) and reader_is_gone():
             return FAILED
-        if reason := disk_error(error):
+        if isinstance(error, OSError) and (reason := disk_error(error)):
             return complain(reason, FAILED)
-        traceback.print_exc()
-        return FAILED
-    except Exception:
         traceback.print_exc()
         return FAILED
 

@@ -21,10 +21,7 @@ SETTING is a data set of the paper's Table 1 ({", ".join(paper_settings())}).
 OBJECTIVE is {any_of(paper_objectives())} [default: {Settings.objective_name}].
 Write it to a file (> cc3m.yaml), set data.train to your data, then: neuclip train cc3m.yaml""",
     flags=(JSON,),
-    examples=(
-        "neuclip recipe cc3m",
-        "neuclip recipe dfn-14m fastclip --json",
-    ),
+    examples=("neuclip recipe cc3m", "neuclip recipe dfn-14m fastclip --json"),
     fewest=0,
     most=2,
 )

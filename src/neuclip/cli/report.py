@@ -13,10 +13,7 @@ COMMAND = Command(
     about="""Writes report.html into each run's folder and prints its path: one file with all curves and figures.
 It reads only the run's records and also works while the run is training.""",
     flags=(),
-    examples=(
-        "neuclip report runs/first",
-        "neuclip report runs/first runs/second",
-    ),
+    examples=("neuclip report runs/first", "neuclip report runs/first runs/second"),
     most=sys.maxsize,
 )
 
