@@ -1,4 +1,4 @@
-"""What README and docs/extending.md show really runs: commands (with a tiny budget) and blocks of Python."""
+"""Commands in the README (with a tiny budget) and Python in README and docs/extending.md really run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_block_of_python_runs_as_it_stands(document):
 
 @pytest.mark.slow
 def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
-    """In their order, in one folder: later ones work on what earlier ones left in runs/NAME."""
+    """In their order, in one folder: later ones use what earlier ones wrote to runs/NAME."""
     monkeypatch.chdir(tmp_path)
     for shard in range(20):
         write_shard(tmp_path / "shards" / f"{shard:05d}.tar", range(shard * 4, shard * 4 + 4))
@@ -51,7 +51,7 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
         if command[0] == "train" and "--resume" not in command:
             name = "NAME" if number == 0 else f"run{number}"
             command = [*command, *TINY_BUDGET, "--run.name", name]
-        if command[0] == "doctor":  # what it is told here holds 80 pairs
+        if command[0] == "doctor":  # its data holds 80 pairs here
             command = [*command, *TINY_BUDGET, "--run.name", "another"]
         assert main(command) == 0, command
     assert (tmp_path / "runs" / "NAME" / "report.html").is_file()

@@ -1,4 +1,4 @@
-"""Each command understands its own examples, and hands over what was asked."""
+"""Each command parses its own examples, and passes on what the user gave."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.data import ACTIONS
-from neuclip.cli.doctor import asked_examination
+from neuclip.cli.doctor import parse_arguments as parse_doctor
 from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, figures_table, nested_table
-from neuclip.cli.train import asked_run
+from neuclip.cli.train import parse_arguments as parse_train
 from neuclip.datasets.catalogue import catalogue
 from neuclip.datasets.prepared import dataset_names, prepared_folder
 from neuclip.errors import UserError
@@ -42,10 +42,10 @@ def test_the_examples_of_every_help_can_be_parsed(example):
     program, command, *arguments = shlex.split(example)
     assert program == "neuclip"
     if command == "train":
-        settings, resume, _ = asked_run(arguments)
+        settings, resume, _ = parse_train(arguments)
         assert settings != read_settings() and resume is None
     elif command == "doctor":
-        settings, _ = asked_examination(arguments)
+        settings, _ = parse_doctor(arguments)
         assert settings.data.train == arguments[0]
     elif command == "data":
         action, *rest = arguments
@@ -56,21 +56,21 @@ def test_the_examples_of_every_help_can_be_parsed(example):
 
 
 def test_train_finds_the_recipe_between_its_flags():
-    settings, resume, as_json = asked_run(["--json", "tiny", "--run.seed", "3", "--log.wandb"])
+    settings, resume, as_json = parse_train(["--json", "tiny", "--run.seed", "3", "--log.wandb"])
     assert (settings.model.name, settings.run.seed, settings.log.wandb) == ("tiny", 3, True)
     assert (resume, as_json) == (None, True)
 
 
 def test_resume_takes_the_runs_own_settings_then_the_flags(run_folder):
-    settings, resume, _ = asked_run(["--resume", str(run_folder), "--data.workers", "0"])
+    settings, resume, _ = parse_train(["--resume", str(run_folder), "--data.workers", "0"])
     assert (settings.run.seed, settings.data.workers, resume) == (7, 0, run_folder)
 
 
-def test_a_run_that_does_not_exist_is_answered_with_the_nearest(run_folder):
+def test_a_missing_run_is_answered_with_the_nearest(run_folder):
     with pytest.raises(UserError, match=r"no run at runs/frist; did you mean runs/first\?"):
         find_run("runs/frist")
     with pytest.raises(UserError, match=r"did you mean runs/first\?"):
-        find_run("first")  # the usual folder is looked into as well
+        find_run("first")  # the default folder is searched as well
     with pytest.raises(UserError, match="runs holds first"):
         find_run("runs/zzz")
     with pytest.raises(UserError, match="runs is not a run: it has no settings"):
@@ -82,9 +82,9 @@ def test_eval_of_a_runs_bare_name_is_answered_with_its_path(run_folder, capsys):
     assert "did you mean runs/first?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("asked", ["eval runs/first --batch-size 0", "error runs/first --anchors 0"])
-def test_numbers_below_one_are_refused_before_anything_is_loaded(run_folder, capsys, asked):
-    assert main(asked.split()) == 2
+@pytest.mark.parametrize("command", ["eval runs/first --batch-size 0", "error runs/first --anchors 0"])
+def test_numbers_below_one_are_refused_before_anything_is_loaded(run_folder, capsys, command):
+    assert main(command.split()) == 2
     assert "is 0; give 1 or more" in capsys.readouterr().err
 
 
@@ -162,7 +162,7 @@ def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["photos", "pairs.csv"])
-def test_data_in_the_place_of_a_recipe_is_told_where_data_goes(name, tmp_path, monkeypatch, capsys):
+def test_data_given_as_a_recipe_is_answered_with_its_flag(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "pairs.csv").write_text("image,caption\n")
@@ -204,7 +204,7 @@ def test_the_list_of_data_sets_fits_the_terminal(columns, monkeypatch, capsys):
     assert max(map(len, lines)) <= columns and "zero-shot/subgroups" in " ".join(lines)
 
 
-def test_a_conversion_is_told_to_programs(tmp_path, monkeypatch, capsys):
+def test_convert_prints_json(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = write_csv(Path("table"), 5)
     (table.parent / "000002.png").unlink()
@@ -218,7 +218,7 @@ def test_a_conversion_is_told_to_programs(tmp_path, monkeypatch, capsys):
     }
 
 
-def test_an_index_is_told_to_programs_source_by_source(tmp_path, monkeypatch, capsys):
+def test_index_prints_json_for_each_source(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         write_shards(Path(name), 5)
@@ -232,7 +232,7 @@ def test_an_index_is_told_to_programs_source_by_source(tmp_path, monkeypatch, ca
     assert (first["faults"], first["changed"], first["corrected"]) == ({}, {}, None)
 
 
-def test_what_verifying_found_is_told_to_programs(tmp_path, monkeypatch, capsys):
+def test_index_verify_prints_json(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shards = write_shards(Path("shards"), 5)
     assert main(["data", "index", "shards", "--verify", "--json"]) == 0

@@ -1,4 +1,4 @@
-"""Held-out sets with bad samples, through a whole run and `neuclip eval`: nothing of them is lost in silence."""
+"""Held-out sets with bad samples, through a whole run and `neuclip eval`: nothing is dropped silently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spoilt_run(tmp_path_factory):
     return RunFolder(api.train(read_settings(None, flags)))
 
 
-def test_a_finished_run_is_not_lost_for_a_spoilt_held_out_set_and_says_what_is_missing(spoilt_run):
+def test_a_run_finishes_despite_a_spoilt_held_out_set_and_lists_what_is_missing(spoilt_run):
     few, many = f"{spoilt_run.path.parent}/few", f"{spoilt_run.path.parent}/many"
     summary = json.loads(spoilt_run.summary.read_text())
     figures = summary["evaluation"]
@@ -57,9 +57,9 @@ def test_each_bad_held_out_sample_is_listed_once_beside_those_of_training(spoilt
 def test_eval_prints_what_it_can_measure_and_fails_for_the_rest(spoilt_run, capsys):
     few, many = f"{spoilt_run.path.parent}/few", f"{spoilt_run.path.parent}/many"
     assert main(["eval", str(spoilt_run.path)]) == 1
-    said = capsys.readouterr()
-    assert f"{few}: 1 of 40 samples could not be used: 1 x image does not decode\n" in said.out
-    assert f"neuclip: {many} is not measured: 8 of 40 samples" in said.err and "--max-bad-share" in said.err
+    printed = capsys.readouterr()
+    assert f"{few}: 1 of 40 samples could not be used: 1 x image does not decode\n" in printed.out
+    assert f"neuclip: {many} is not measured: 8 of 40 samples" in printed.err and "--max-bad-share" in printed.err
     assert main(["eval", str(spoilt_run.path), "--max-bad-share", "0.2", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures[f"{many}.images"], figures[f"{many}.skipped"], figures[f"{few}.skipped"]) == (32, 8, 1)

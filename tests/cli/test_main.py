@@ -1,4 +1,4 @@
-"""The shell around the commands: dispatch, exit codes, one line for a user's mistake, a light help."""
+"""`neuclip COMMAND`: dispatch, exit codes, one line for a user error, and help that imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def raising(error: BaseException):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("trian", "no command 'trian'; did you mean train?"),
         ("zzz", "no command 'zzz'; choose train, eval, error, report, doctor, data or recipe"),
@@ -47,7 +47,7 @@ def raising(error: BaseException):
         ("train --objective clip --objective.inner_steps 1", "objective.inner_steps belongs to objective neuclip"),
         ("train tinny.yaml", "no recipe tinny.yaml"),
         ("train tiny tiny", "unexpected 'tiny'"),
-        ("train tiny --resume x", "leave out the recipe 'tiny'"),
+        ("train tiny --resume x", "remove the recipe 'tiny'"),
         ("train -x", "no flag '-x'"),
         ("eval", "give neuclip eval RUN|CHECKPOINT|MODEL"),
         ("eval runs/nowhere", "no run or checkpoint at runs/nowhere"),
@@ -61,22 +61,22 @@ def raising(error: BaseException):
         ("doctor x tinny.yaml", "no recipe tinny.yaml"),
         ("doctor x --rnaks 2", "did you mean --ranks?"),
         ("doctor x --ranks 0", "--ranks is 0; give 1 or more"),
-        ("doctor x --data.train y", "the data is named twice"),
+        ("doctor x --data.train y", "the data is given twice"),
         ("doctor x --train.batchsize 8", "did you mean --train.batch_size?"),
         ("data lst", "did you mean list?"),
         ("data prepare", "give neuclip data prepare NAME"),
     ],
 )
-def test_asked_wrongly_is_one_line_and_exit_code_2(arguments, told, capsys, tmp_path, monkeypatch):
+def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("neuclip: ") and err.count("\n") == 1
-    assert told in err
+    assert message in err
 
 
-def test_a_real_process_says_the_same_and_exits_with_2():
+def test_the_installed_program_prints_the_same_line_and_exits_with_2():
     done = neuclip_process("train", "--train.batchsize", "8")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "neuclip: --train.batchsize is not a setting; did you mean --train.batch_size?\n"
@@ -107,7 +107,7 @@ def test_a_bug_keeps_its_traceback(error, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_debugging_shows_the_traceback_of_a_users_mistake_too(capsys, monkeypatch):
+def test_with_neuclip_debug_a_user_error_shows_its_traceback(capsys, monkeypatch):
     monkeypatch.setenv("NEUCLIP_DEBUG", "1")
     assert main(["trian"]) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -148,7 +148,7 @@ print("neuclip.cli.train" in sys.modules)
     assert neuclip_process(code=code).stdout.endswith("False\n")
 
 
-def test_a_reader_that_stops_early_is_met_with_silence():
+def test_a_pipe_that_is_closed_early_causes_no_message():
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -163,7 +163,7 @@ def test_a_reader_that_stops_early_is_met_with_silence():
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_every_command_explains_itself_with_two_examples(command, capsys):
+def test_the_help_of_every_command_has_its_flags_and_two_examples(command, capsys):
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: neuclip {command}")

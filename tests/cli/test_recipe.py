@@ -1,4 +1,4 @@
-"""`neuclip recipe`: the list, one run as YAML or JSON, and what it answers to a wrong name."""
+"""`neuclip recipe`: the list, one run as YAML or JSON, and the answer to a wrong name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_names_may_be_written_as_in_the_paper(capsys):
     assert printed(capsys, "DFN-14M", "FastCLIP") == printed(capsys, "dfn-14m", "fastclip")
 
 
-def test_the_output_in_a_file_is_what_train_takes_and_flags_overrule_it(capsys, tmp_path):
+def test_train_reads_the_printed_recipe_and_flags_override_it(capsys, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(printed(capsys, "cc3m", "siglip"))
     settings = read_settings(file, ["--data.train", "shards", "--train.batch_size", "64"])
@@ -40,15 +40,15 @@ def test_the_output_in_a_file_is_what_train_takes_and_flags_overrule_it(capsys, 
 
 
 def test_json_holds_all_settings_of_the_run(capsys):
-    told = json.loads(printed(capsys, "cc3m", "fastclip", "--json"))
-    assert told["objective"]["name"] == "fastclip" and told["objective"]["rho"] == 6.5
-    assert told["train"]["samples"] == 100_000_000
-    assert told["log"]["every"] == 50
+    printed_settings = json.loads(printed(capsys, "cc3m", "fastclip", "--json"))
+    assert printed_settings["objective"]["name"] == "fastclip" and printed_settings["objective"]["rho"] == 6.5
+    assert printed_settings["train"]["samples"] == 100_000_000
+    assert printed_settings["log"]["every"] == 50
     assert json.loads(printed(capsys, "--json"))["settings"][0] == "cc3m"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("cc3", "no setting 'cc3' in the paper; did you mean cc3m?"),
         ("imagenet", "choose cc3m, cc12m, dfn-14m, dfn-192m or dfn-1b"),
@@ -58,7 +58,7 @@ def test_json_holds_all_settings_of_the_run(capsys):
         ("cc3m --yaml", "the flags are --json"),
     ],
 )
-def test_a_wrong_name_is_one_line_with_the_nearest_right_one(arguments, told, capsys):
+def test_a_wrong_name_is_one_line_with_the_nearest_right_one(arguments, message, capsys):
     assert main(["recipe", *arguments.split()]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and told in err
+    assert out == "" and err.count("\n") == 1 and message in err

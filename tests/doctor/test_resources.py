@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.doctor import resources as resources
+from neuclip.doctor import resources
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.objective import note_objective
-from neuclip.doctor.plan import note_plan, smallest_chunk
-from neuclip.doctor.resources import LIBRARIES, Room, fitting_chunk, note_memory
+from neuclip.doctor.plan import note_plan
+from neuclip.doctor.resources import LIBRARIES, Memory, fitting_chunk, note_device, note_memory
 from neuclip.models.facts import ModelFacts
+from neuclip.plan import Plan
 from neuclip.settings.reading import read_settings
 
 PARAMETERS, ACTIVATIONS, BATCH = 10_000_000, 20_000_000, 100
@@ -17,7 +18,7 @@ MODEL = ModelFacts(128, (48, 48), 16, PARAMETERS, 4 * PARAMETERS, ACTIVATIONS)
 
 
 def noted(free: float, everything: float, monkeypatch, *flags: str, ranks: int = 1) -> Findings:
-    monkeypatch.setattr(resources, "memory_of", lambda device: Room(int(free), int(everything)))
+    monkeypatch.setattr(resources, "available_memory", lambda device: Memory(int(free), int(everything)))
     settings = read_settings(
         None, ["--train.batch_size", str(BATCH), "--train.samples", "9000", "--run.device", "cpu", *flags]
     )
@@ -26,6 +27,7 @@ def noted(free: float, everything: float, monkeypatch, *flags: str, ranks: int =
     note_plan(findings, settings, 1000, ranks)
     note_objective(findings, settings, MODEL, 1000, ranks)
     findings.warnings.clear()
+    note_device(findings, settings)
     note_memory(findings, settings, MODEL)
     return findings
 
@@ -51,27 +53,20 @@ def test_too_much_is_warned_of_and_far_too_much_is_a_failure(free, everything, w
     assert (bool(findings.warnings), bool(findings.problems)) == (warned, failed)
 
 
-def test_processes_that_share_the_machine_share_its_memory(monkeypatch):
+def test_ranks_on_one_machine_share_its_memory(monkeypatch):
     total = noted(1e12, 1e12, monkeypatch, ranks=4)["memory.total_bytes"]
     findings = noted(2 * total, 9 * total, monkeypatch, ranks=4)
     assert findings["memory.together_bytes"] == 4 * total
-    assert "if all 4 processes are on this machine" in findings.warnings[0].what
+    assert "if all 4 ranks are on this machine" in findings.warnings[0].what
     assert noted(5 * total, 9 * total, monkeypatch, ranks=4).warnings == []
 
 
-def test_a_chunk_is_one_that_fits_and_that_training_can_cut():
+def test_the_proposed_micro_batch_fits_and_leaves_batch_norm_two_pairs():
     normed = ModelFacts(128, (48, 48), 16, PARAMETERS, 4, ACTIVATIONS, batch_norm=True)
-    assert fitting_chunk(50, 100, MODEL) == 32
-    assert fitting_chunk(500, 100, MODEL) == 64
-    assert fitting_chunk(0, 100, MODEL) == fitting_chunk(-3, 100, MODEL) == fitting_chunk(5, 1, MODEL) == 0
-    assert (fitting_chunk(2, 3, MODEL), fitting_chunk(2, 3, normed), fitting_chunk(1, 8, normed)) == (2, 0, 0)
 
+    def fitting(most: int, local: int, model: ModelFacts = MODEL) -> int:
+        return fitting_chunk(most, Plan(1, local, 10, 0, local, local), model)
 
-@pytest.mark.parametrize(("local", "micro"), [(8, 3), (128, 48), (3, 2), (7, 7), (5, 9), (17, 16)])
-def test_the_smallest_chunk_is_that_of_training(local, micro):
-    import math
-
-    import torch
-
-    chunks = torch.zeros(local).tensor_split(math.ceil(local / micro))
-    assert smallest_chunk(local, micro) == min(map(len, chunks))
+    assert (fitting(50, 100), fitting(500, 100)) == (32, 64)
+    assert fitting(0, 100) == fitting(-3, 100) == fitting(5, 1) == 0
+    assert (fitting(2, 3), fitting(2, 3, normed), fitting(1, 8, normed)) == (2, 0, 0)

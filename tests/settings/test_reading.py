@@ -48,11 +48,11 @@ def test_a_field_the_recipe_leaves_out_keeps_its_default(recipe):
     assert (settings.train.samples, settings.train.batch_size) == (20_000, 1024)
 
 
-def test_an_empty_recipe_and_an_empty_section_say_nothing(recipe):
+def test_an_empty_recipe_and_an_empty_section_keep_the_defaults(recipe):
     assert read_settings(recipe("")) == read_settings(recipe("train:\n"))
 
 
-def test_flags_overrule_the_recipe_and_later_flags_earlier_ones(recipe):
+def test_flags_override_the_recipe_and_later_flags_earlier_ones(recipe):
     path = recipe("train: {batch_size: 8}\nrun: {seed: 3}\n")
     settings = read_settings(path, ["--train.batch_size", "16", "--train.batch-size=32"])
     assert (settings.train.batch_size, settings.run.seed) == (32, 3)
@@ -89,15 +89,15 @@ def test_the_objective_may_be_a_plain_name_or_have_fields(recipe):
 
 
 @pytest.mark.parametrize("flag", ["--objective", "--objective.name"])
-def test_another_objective_by_flag_leaves_the_recipes_fields_aside(recipe, flag):
+def test_another_objective_by_flag_drops_the_recipes_objective_fields(recipe, flag):
     settings = read_settings(recipe("objective: {name: neuclip, rho: 5}"), [flag, "clip"])
     assert (settings.objective_name, settings.objective) == ("clip", CLIPSettings())
 
 
 def test_a_field_of_another_objective_is_named_with_its_owner(recipe):
-    told = "objective.inner_steps belongs to objective neuclip, but the objective is clip"
-    assert complaint(None, "--objective", "clip", "--objective.inner_steps", "5").startswith(f"--{told}")
-    assert complaint(recipe("objective:\n  name: clip\n  inner_steps: 5\n")).startswith(f"r.yaml line 3: {told}")
+    expected = "objective.inner_steps belongs to objective neuclip, but the objective is clip"
+    assert complaint(None, "--objective", "clip", "--objective.inner_steps", "5").startswith(f"--{expected}")
+    assert complaint(recipe("objective:\n  name: clip\n  inner_steps: 5\n")).startswith(f"r.yaml line 3: {expected}")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_siblings_are_listed_when_nothing_is_near():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "train:\n  batch_sise: 8\n",
@@ -156,12 +156,12 @@ def test_siblings_are_listed_when_nothing_is_near():
         ("? [a]\n: 1\n", "r.yaml line 1: expected the name of a setting"),
     ],
 )
-def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, told):
-    assert told in complaint(recipe(text))
+def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, expected):
+    assert expected in complaint(recipe(text))
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (["--optimizer.learning_rate", "-1"], "--optimizer.learning_rate is -1.0; give a number above 0"),
         (["--objective.num_prototypes", "0"], "--objective.num_prototypes is 0; give 1 or more"),
@@ -169,8 +169,8 @@ def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, told):
         (["--temperature.initial", "3"], "--temperature.initial: temperature.minimum, initial, maximum are"),
     ],
 )
-def test_a_value_out_of_range_is_blamed_on_its_flag(flags, told):
-    assert complaint(None, *flags).startswith(told)
+def test_a_value_out_of_range_is_blamed_on_its_flag(flags, expected):
+    assert complaint(None, *flags).startswith(expected)
 
 
 def test_a_value_out_of_range_is_blamed_on_its_line(recipe):
@@ -184,7 +184,7 @@ def test_a_missing_recipe_names_the_nearest_shipped_one(tmp_path, monkeypatch):
     assert "no recipe elsewhere/tiny.yaml" in complaint(Path("elsewhere/tiny.yaml"))
 
 
-def test_a_run_given_as_a_recipe_is_told_how_to_continue_or_repeat(tmp_path):
+def test_a_run_given_as_a_recipe_is_answered_with_resume(tmp_path):
     (tmp_path / "settings.yaml").touch()
     assert f"--resume {tmp_path}" in complaint(tmp_path)
 
@@ -208,7 +208,7 @@ TEXTS = strategies.lists(WORDS | strategies.sampled_from("{}[]&*!|>'\"%@,.#?~=")
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
-def test_no_recipe_whatever_its_text_ends_in_anything_but_settings_or_one_line(recipe, text):
+def test_any_text_as_a_recipe_gives_settings_or_a_one_line_error(recipe, text):
     try:
         read_settings(recipe(text))
     except UserError as error:
@@ -217,6 +217,6 @@ def test_no_recipe_whatever_its_text_ends_in_anything_but_settings_or_one_line(r
 
 @settings(max_examples=200, deadline=None)
 @given(strategies.lists(TEXTS.map("--{}".format) | TEXTS | strategies.sampled_from(["--train.samples", "--objective"])))
-def test_no_flags_whatever_their_text_end_in_anything_but_settings_or_an_answer(flags):
+def test_any_text_as_flags_gives_settings_or_a_user_error(flags):
     with suppress(UserError):
         read_settings(None, flags)

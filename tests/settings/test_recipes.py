@@ -29,7 +29,7 @@ def test_every_setting_of_the_paper_is_there_with_every_objective():
 
 
 @pytest.mark.parametrize(("setting", "objective"), ALL_RUNS)
-def test_what_is_printed_is_a_recipe_that_train_reads_as_the_same_run(setting, objective, tmp_path):
+def test_the_printed_recipe_is_read_as_the_same_run(setting, objective, tmp_path):
     recipe = paper_recipe(setting, objective)
     file = tmp_path / "recipe.yaml"
     file.write_text(recipe.as_yaml())
@@ -54,28 +54,28 @@ def test_every_run_has_the_numbers_of_tables_1_and_3(setting, objective):
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_each_method_has_its_authors_temperature(setting):
-    def told(objective):
+    def initial_and_schedule(objective):
         temperature = paper_recipe(setting, objective).settings().temperature
         return temperature.initial, temperature.schedule
 
-    assert told("clip") == (0.07, "cosine")
-    assert told("siglip") == (0.1, "cosine")
-    assert told("fastclip") == told("amorlip") == (0.07, "step_threshold")
-    assert told("neuclip") == (0.07, "constant")
+    assert initial_and_schedule("clip") == (0.07, "cosine")
+    assert initial_and_schedule("siglip") == (0.1, "cosine")
+    assert initial_and_schedule("fastclip") == initial_and_schedule("amorlip") == (0.07, "step_threshold")
+    assert initial_and_schedule("neuclip") == (0.07, "constant")
 
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_neuclip_has_the_numbers_of_table_4(setting):
-    told = paper_recipe(setting, "neuclip").settings().objective
-    assert (told.network_optimizer, told.network_lr, told.network_weight_decay) == ("adagrad", 1.0, 0.0)
-    assert (told.num_prototypes, told.restart_every, told.inner_steps) == (4096, 500, 10)
+    objective = paper_recipe(setting, "neuclip").settings().objective
+    assert (objective.network_optimizer, objective.network_lr, objective.network_weight_decay) == ("adagrad", 1.0, 0.0)
+    assert (objective.num_prototypes, objective.restart_every, objective.inner_steps) == (4096, 500, 10)
 
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_fastclip_is_what_its_code_computes_with_the_eps_of_its_scripts(setting):
-    told = paper_recipe(setting, "fastclip").settings().objective
-    assert (told.variant, told.temperature_gradient, told.gamma) == ("v3", "fastclip", 0.2)
-    assert told.eps == (1e-14 if setting.startswith("cc") else 1e-6)
+    objective = paper_recipe(setting, "fastclip").settings().objective
+    assert (objective.variant, objective.temperature_gradient, objective.gamma) == ("v3", "fastclip", 0.2)
+    assert objective.eps == (1e-14 if setting.startswith("cc") else 1e-6)
 
 
 @pytest.mark.parametrize("setting", TABLES)
@@ -96,7 +96,7 @@ def test_every_value_has_its_origin_in_a_line_of_a_wide_terminal(setting, object
 
 
 def test_no_number_of_the_paper_is_written_in_two_files():
-    """A rate of the temperature, say, stands with its setting, and objectives take it up by name."""
+    """A value of Table 1 or 3 is in the file of its setting; objectives refer to it by name."""
     for file in (FOLDER / "objectives").glob("*.yaml"):
         tables = [line for line in file.read_text().splitlines() if "# Table 3" in line or "# Table 1" in line]
         assert all("${" in line for line in tables), file

@@ -1,4 +1,4 @@
-"""What of an address opens the data is shown nowhere."""
+"""The part of an address that gives access to the data is never shown."""
 
 from __future__ import annotations
 

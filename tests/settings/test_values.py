@@ -1,4 +1,4 @@
-"""Values keep their meaning on the way from text to their declared type, or are refused."""
+"""Text is converted to its declared type without a change of meaning, or refused."""
 
 from __future__ import annotations
 

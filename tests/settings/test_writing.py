@@ -18,23 +18,7 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
 
-TROUBLESOME = [
-    "",
-    "on",
-    "no",
-    "null",
-    "~",
-    "none",
-    "012",
-    "1e-3",
-    "a: b",
-    "# c",
-    "'",
-    "two\nlines",
-    "\x85",
-    "ü 图",
-    " a ",
-]
+TROUBLESOME = ["", "on", "no", "null", "~", "none", "012", "1e-3", "a: b", "# c", "'", "two\nlines", "\x85", " ü 图 "]
 
 
 def values_of(declared: Any, default: Any) -> strategies.SearchStrategy[Any]:

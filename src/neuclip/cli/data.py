@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from neuclip.cli.flags import JSON, Command, Flag, wants_help
+from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.tables import print_json
 from neuclip.errors import UserError
 from neuclip.formatting import plural
@@ -82,9 +82,6 @@ Training does it by itself where it was not done. Exits with 1 when --verify fin
 
 def run(arguments: Sequence[str]) -> int:
     action = arguments[0] if arguments else ""
-    if wants_help(arguments):
-        print(help_of(action), end="")
-        return 0
     if action not in ACTIONS:
         what = f"no action {action!r} of data" if action else "data needs an action"
         raise UserError(f"{what}; {proposal(action, [*ACTIONS])}")
@@ -93,10 +90,11 @@ def run(arguments: Sequence[str]) -> int:
     return does(*operands, flags)
 
 
-def help_of(action: str) -> str:
-    """Of one action alone, or of them all."""
+def help_page(arguments: Sequence[str]) -> str:
+    """Of one action, or of all."""
     from neuclip.datasets.catalogue import catalogue
 
+    action = arguments[0]
     sets = textwrap.fill(f"data sets: {', '.join(catalogue())}", HELP_WIDTH) + "\n"
     if action in ACTIONS:
         return ACTIONS[action][0].help(sets if action == "prepare" else "")

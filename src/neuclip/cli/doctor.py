@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.cli.flags import JSON, Command, Flag, unknown_flag, wants_help
+from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.tables import print_json
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import waiting
@@ -19,17 +19,17 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.recipe import shipped_recipes
 from neuclip.settings.sections import Settings
 
-WIDTH = 120  # where the output is no terminal
+WIDTH = 120  # if the output is not a terminal
 
 COMMAND = Command(
     usage="doctor DATA [RECIPE] [--section.field value ...]",
-    about=f"""Looks at some of the pairs and tells what training with these settings would meet, in seconds.
-DATA is what --data.train takes, RECIPE a YAML file or a shipped one ({", ".join(shipped_recipes())}); without it: tiny.
-Exits with 0 when training would start, with 1 when it would fail. Settings: neuclip train --help""",
+    about=f"""Reads some of the pairs and reports in seconds what training on them with these settings would do.
+DATA is what --data.train accepts, RECIPE a YAML file or one of ours ({", ".join(shipped_recipes())}) [default: tiny].
+Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help""",
     flags=(
-        Flag("ranks", int, "processes that the run will have [default: 1]"),
-        Flag("sample", int, "pairs to read and decode [default: 500, or what five seconds allow]"),
-        Flag("sheet", str, "where to write the contact sheet (PNG) [default: in the system's folder for such files]"),
+        Flag("ranks", int, "number of ranks of the run [default: 1]"),
+        Flag("sample", int, "pairs to read and decode [default: 500, or as many as five seconds allow]"),
+        Flag("sheet", str, "where to write the contact sheet (PNG) [default: in the temporary folder]"),
         JSON,
     ),
     examples=(
@@ -41,10 +41,7 @@ Exits with 0 when training would start, with 1 when it would fail. Settings: neu
 
 
 def run(arguments: Sequence[str]) -> int:
-    if wants_help(arguments):
-        print(COMMAND.help(), end="")
-        return 0
-    settings, values = asked_examination(arguments)
+    settings, values = parse_arguments(arguments)
     with waiting("loading torch"):
         from neuclip.doctor.diagnosis import examine
     from neuclip.doctor.contact_sheet import contact_sheet, draws_images, strip
@@ -64,26 +61,22 @@ def run(arguments: Sequence[str]) -> int:
     return 0 if findings.ready else 1
 
 
-def asked_examination(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]:
-    """The settings of the run in question, and this command's own flags."""
-    operands, given, flags = COMMAND.take_apart(arguments)
-    values = {"ranks": 1, "sample": None, "sheet": "", JSON.name: False, **given}
-    check_at_least("--ranks", values["ranks"], 1, "the number of processes")
+def parse_arguments(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]:
+    """The settings of the run, and the values of this command's own flags."""
+    operands, own_flags, flags = COMMAND.split(arguments)
+    values = {"ranks": 1, "sample": None, "sheet": "", JSON.name: False, **own_flags}
+    check_at_least("--ranks", values["ranks"], 1, "the number of ranks")
     if values["sample"] is not None:
-        check_at_least("--sample", values["sample"], 1, "500 tell the most of it")
-    for flag in flags:
-        if flag.startswith("--data.train="):
-            raise UserError("the data is named twice; leave out --data.train")
-        if "." not in flag.partition("=")[0] and not flag.startswith("--objective"):
-            raise UserError(unknown_flag(flag, [flag.name for flag in COMMAND.flags]))
-    COMMAND.check_operands(operands)
+        check_at_least("--sample", values["sample"], 1, "500 are usually enough")
+    if any(flag.startswith("--data.train=") for flag in flags):
+        raise UserError("the data is given twice; remove --data.train")
     data, *recipe = operands
     return read_settings(Path(recipe[0]) if recipe else None, [*flags, f"--data.train={data}"]), values
 
 
-def write_sheet(sheet: Any, asked: str, name: str) -> str:
-    """Where it was written. A diagnosis leaves nothing in the working folder unless asked to."""
-    path = Path(asked or sheets_folder() / f"{name.replace('/', '-')}.png")
+def write_sheet(sheet: Any, place: str, name: str) -> str:
+    """Where it was written: not in the working folder unless the user says so."""
+    path = Path(place or sheets_folder() / f"{name.replace('/', '-')}.png")
     try:
         sheet.save(path, "PNG")
     except OSError as error:
@@ -92,7 +85,7 @@ def write_sheet(sheet: Any, asked: str, name: str) -> str:
 
 
 def sheets_folder() -> Path:
-    """One per user, so that the next sheet of the same data takes the place of the last."""
+    """One per user: the next sheet of the same data replaces the last."""
     folder = Path(tempfile.gettempdir()) / f"neuclip-doctor-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neuclip.cli.flags import JSON, Command, Flag, wants_help
+from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import nested_table, print_json
 from neuclip.settings.fields import check_at_least
 
-ANCHORS = 10_000  # as many as the paper takes
+ANCHORS = 10_000  # as in the paper
 SEED = 0
 
 COMMAND = Command(
     usage="error RUN [--anchors N] [--checkpoint NAME]",
-    about="""Computes exact normalizers over the run's whole training data, and how far its own estimates are from them.
-The error is that of the logarithms, for images, for texts and their mean; smaller is better.""",
+    about="""Computes exact normalizers over the run's whole training data and compares the run's estimates.
+Prints the mean squared error of their logarithms, for images, for texts and on average; smaller is better.""",
     flags=(
         Flag("anchors", int, f"pairs whose normalizers are computed exactly [default: {ANCHORS}]"),
-        Flag("seed", int, f"chooses the anchors [default: {SEED}]"),
-        Flag("checkpoint", str, "a file name in the run's checkpoints folder [default: the last]"),
+        Flag("seed", int, f"seed that chooses the anchors [default: {SEED}]"),
+        Flag("checkpoint", str, "file name in the run's folder of checkpoints [default: the last]"),
         JSON,
     ),
-    examples=(
-        "neuclip error runs/first",
-        "neuclip error runs/first --anchors 2000 --seed 1 --json",
-    ),
+    examples=("neuclip error runs/first", "neuclip error runs/first --anchors 2000 --seed 1 --json"),
 )
 
 
 def run(arguments: Sequence[str]) -> int:
-    if wants_help(arguments):
-        print(COMMAND.help(), end="")
-        return 0
-    (name,), given = COMMAND.parse(arguments)
+    (name,), flags = COMMAND.parse(arguments)
     folder = find_run(name)
-    values = {"anchors": ANCHORS, "seed": SEED, **given}
+    values = {"anchors": ANCHORS, "seed": SEED, **flags}
     check_at_least("--anchors", values["anchors"], 1, f"the paper uses {ANCHORS}")
     as_json = values.pop(JSON.name, False)
     from neuclip import api

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from neuclip.cli.flags import JSON, Command, Flag, wants_help
+from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import runs_beside
 from neuclip.cli.tables import figures_table, print_json
 from neuclip.errors import UserError
@@ -17,13 +17,17 @@ from neuclip.settings.sections import RunSettings
 
 COMMAND = Command(
     usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...]",
-    about="""Measures retrieval (recall at k, both ways) and zero-shot classification, with chance beside each figure.
-It takes the folder of a run, one of its checkpoints, or a saved open_clip model (local-dir:FOLDER).""",
+    about="""Measures retrieval (recall@k, in both directions) and zero-shot accuracy, with chance beside each figure.
+Give the folder of a run, one of its checkpoints, or a saved open_clip model (local-dir:FOLDER).""",
     flags=(
-        Flag("retrieval", tuple[str, ...], "held-out pairs, or none [default: those of the run's settings]"),
-        Flag("zero-shot", tuple[str, ...], "classification sets, or none [default: those of the run's settings]"),
-        Flag("batch-size", int, "images per forward pass [default: that of the run's settings]"),
-        Flag("max-bad-share", float, "a set with more bad samples is not measured [default: that of the run]"),
+        Flag("retrieval", tuple[str, ...], "held-out pairs, or none [default: as in the run]"),
+        Flag("zero-shot", tuple[str, ...], "classification data sets, or none [default: as in the run]"),
+        Flag("batch-size", int, "images per forward pass [default: as in the run]"),
+        Flag(
+            "max-bad-share",
+            float,
+            "skip data sets with a larger share of bad samples [default: as in the run]",
+        ),
         JSON,
     ),
     examples=(
@@ -34,9 +38,6 @@ It takes the folder of a run, one of its checkpoints, or a saved open_clip model
 
 
 def run(arguments: Sequence[str]) -> int:
-    if wants_help(arguments):
-        print(COMMAND.help(), end="")
-        return 0
     (target,), values = COMMAND.parse(arguments)
     check_target(target)
     if "batch_size" in values:
@@ -58,8 +59,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check_target(target: str) -> None:
-    """A path must exist; a bare word may be a model's name, which only open_clip can tell."""
-    is_path = os.sep in target and ":" not in target  # local-dir:/a/b is a model's name
+    """A path must exist; a bare word may be the name of a model, which only open_clip knows."""
+    is_path = os.sep in target and ":" not in target  # local-dir:/a/b is a model
     is_run_elsewhere = RunFolder(Path(RunSettings.folder) / target).settings.is_file()
     if (is_path or is_run_elsewhere) and not Path(target).exists():
         raise UserError(f"no run or checkpoint at {target}; {runs_beside(Path(target))}")

@@ -1,4 +1,4 @@
-"""What a command takes, declared once: its help, its flags and its two examples come from the same place."""
+"""What a command accepts, declared once: parsing, help and examples come from the same place."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuclip.errors import UserError
-from neuclip.settings.flags import split_flags
 from neuclip.settings.help import flag_lines, takes
 from neuclip.settings.nearest import nearest
+from neuclip.settings.reading import split_flags
 from neuclip.settings.values import RawValue, convert
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag of a command that is not a setting of a run. A bool is a switch: bare means true."""
+    """A flag of a command that is not a setting of a run. A bool is a switch: bare means true."""
 
     name: str
     declared: Any
@@ -24,7 +24,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Command:
-    """A command as its user meets it: `usage` without the word neuclip, `about` in two sentences."""
+    """A command's interface: `usage` without the word neuclip, `about` in two sentences."""
 
     usage: str
     about: str
@@ -34,21 +34,14 @@ class Command:
     most: int = 1
 
     def parse(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Arguments that are not flags, and the flags that were given: (['runs/x'], {'batch_size': 64})."""
-        operands, values, others = self.take_apart(arguments)
-        if others:  # first: an unknown switch has taken the argument behind it, which would then be missing
-            raise UserError(unknown_flag(others[0], [flag.name for flag in self.flags]))
-        self.check_operands(operands)
+        """Arguments that are not flags, and the values of the given flags: (['runs/x'], {'batch_size': 64})."""
+        operands, values, _ = self.split(arguments, allow_settings=False)
         return operands, values
 
-    def split(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any], list[str]]:
-        """As `parse`, and the flags that are not this command's own, as they can be given to `read_settings`."""
-        operands, values, others = self.take_apart(arguments)
-        self.check_operands(operands)
-        return operands, values, others
-
-    def take_apart(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, Any], list[str]]:
-        """As `split`, of any number of arguments that are not flags."""
+    def split(
+        self, arguments: Sequence[str], *, allow_settings: bool = True
+    ) -> tuple[list[str], dict[str, Any], list[str]]:
+        """As `parse`, and the flags that are not this command's own, for `read_settings`."""
         own = {flag.name.replace("-", "_"): flag for flag in self.flags}
         switches = [name for name, flag in own.items() if flag.declared is bool]
         operands: list[str] = []
@@ -60,15 +53,26 @@ class Command:
             elif name in own:
                 values[name] = convert(RawValue(own[name].name, value), own[name].declared)
             else:
+                self.check_unknown(name, allow_settings)
                 others.append(f"--{name}" if value is None else f"--{name}={value}")
+        self.check_operands(operands)  # last: a mistyped switch has taken the argument after it
         return operands, values, others
+
+    def check_unknown(self, name: str, allow_settings: bool) -> None:
+        """Refuse a flag that is not this command's own and cannot be a setting."""
+        known = [flag.name for flag in self.flags]
+        near = nearest(name, known)
+        if near and not (allow_settings and "." in name):
+            raise UserError(f"no flag --{name}; did you mean --{near}?")
+        if not allow_settings:
+            raise UserError(f"no flag --{name}; the flags are {', '.join(f'--{flag}' for flag in known) or 'none'}")
 
     def check_operands(self, operands: list[str]) -> None:
         for operand in operands:
             if operand.startswith("-"):
                 raise UserError(f"no flag {operand!r}; flags begin with two dashes: neuclip {self.usage}")
         if len(operands) < self.fewest:
-            raise UserError(f"something is missing; give neuclip {self.usage}")
+            raise UserError(f"an argument is missing; give neuclip {self.usage}")
         if len(operands) > self.most:
             raise UserError(f"unexpected {operands[self.most]!r}; give neuclip {self.usage}")
 
@@ -87,15 +91,4 @@ class Command:
         )
 
 
-def unknown_flag(flag: str, known: Sequence[str]) -> str:
-    name = flag.partition("=")[0]
-    near = nearest(name.removeprefix("--"), known)
-    remedy = f"did you mean --{near}?" if near else f"the flags are {', '.join(f'--{other}' for other in known)}"
-    return f"no flag {name}; {remedy}"
-
-
-def wants_help(arguments: Sequence[str]) -> bool:
-    return "--help" in arguments or "-h" in arguments
-
-
-JSON = Flag("json", bool, "print the result as JSON on stdout, for programs")
+JSON = Flag("json", bool, "print the result as JSON on stdout")

@@ -1,4 +1,4 @@
-"""`neuclip COMMAND ...`: finds the command, and turns what goes wrong into one line and an exit code."""
+"""`neuclip COMMAND ...`: runs a command, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.settings.nearest import proposal
 
 COMMANDS = {
-    "train": "train a model; with nothing said: a demonstration on the built-in icons",
-    "eval": "retrieval and zero-shot figures of a run, a checkpoint or a model",
-    "error": "how far a run's normalizers are from the exact ones",
-    "report": "one self-contained HTML page per run",
-    "doctor": "what the data is and what training on it would meet, in seconds",
-    "data": "built-in data sets: list, prepare; your own: index, convert into shards",
-    "recipe": "the paper's settings as recipes: its data sets with every objective",
+    "train": "train a model; without arguments: a demo on a data set of icons",
+    "eval": "measure retrieval and zero-shot accuracy of a run, a checkpoint or a model",
+    "error": "measure how far a run's normalizers are from the exact ones",
+    "report": "write one self-contained HTML page per run",
+    "doctor": "check data and settings before training, in seconds",
+    "data": "list and prepare data sets by name; index your own, or convert it to shards",
+    "recipe": "print the paper's settings as recipes",
 }
 
 HELP = f"""neuclip {__version__}: CLIP training with normalizers over the whole data set.
@@ -28,7 +28,7 @@ HELP = f"""neuclip {__version__}: CLIP training with normalizers over the whole 
 usage: neuclip COMMAND ...
 
 {"".join(f"  {name:<8}{text}{chr(10)}" for name, text in COMMANDS.items())}
-Each command explains itself: neuclip COMMAND --help
+Help on a command: neuclip COMMAND --help
 
 examples:
   neuclip train
@@ -39,7 +39,7 @@ DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and gives its exit code: 0 done, 1 ran and failed, 2 asked wrongly, 128 + signal stopped."""
+    """Run one command. Exit codes: 0 done, 1 failed, 2 user error, 128 + signal if interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return guarded(lambda: dispatch(arguments))
 
@@ -55,11 +55,16 @@ def dispatch(arguments: list[str]) -> int:
     if command not in COMMANDS:
         kind = "flag" if command.startswith("-") else "command"
         raise UserError(f"no {kind} {command!r}; {proposal(command, [*COMMANDS])}")
-    return import_module(f"neuclip.cli.{command}").run(arguments[1:])
+    module = import_module(f"neuclip.cli.{command}")
+    if {"--help", "-h"} & set(arguments):
+        help_page = getattr(module, "help_page", lambda _: module.COMMAND.help())
+        print(help_page(arguments[1:]), end="")
+        return DONE
+    return module.run(arguments[1:])
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """The exit code of `action`. A user's mistake or a failed run is one line on stderr; a bug keeps its traceback."""
+    """The exit code of `action`. A user error or a failed run is one line on stderr; a bug keeps its traceback."""
     try:
         code = action()
         sys.stdout.flush()
@@ -72,30 +77,27 @@ def guarded(action: Callable[[], int]) -> int:
         return complain(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return complain("interrupted", INTERRUPTED)
-    except OSError as error:
+    except Exception as error:
         if isinstance(error, BrokenPipeError) and reader_is_gone():
             return FAILED
-        if reason := machines_fault(error):
+        if isinstance(error, OSError) and (reason := disk_error(error)):
             return complain(reason, FAILED)
         traceback.print_exc()
         return FAILED
-    except Exception:
-        traceback.print_exc()
-        return FAILED
 
 
-def machines_fault(error: OSError) -> str:
-    """What to say of a full disk or a folder that cannot be written; "" for anything else, which may be a bug."""
+def disk_error(error: OSError) -> str:
+    """The message about a full disk or a folder that cannot be written; "" for any other error, which may be a bug."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = f" for {error.filename}" if error.filename else ""
         return (
-            f"the disk is full: no space{where}; what was written before is kept; make room and go on "
+            f"the disk is full: no space{where}; what was written is kept; free some space and continue "
             "(train: with --resume), or give another --run.folder, or NEUCLIP_CACHE for prepared data"
         )
     if error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR):
         return (
-            f"{error.filename}: {os.strerror(error.errno)}; check the permissions of its folder, or give another "
-            "(the cache folder: NEUCLIP_CACHE)"
+            f"{error.filename}: {os.strerror(error.errno)}; check the permissions of the folder, or give another "
+            "(NEUCLIP_CACHE is the cache folder)"
         )
     return ""
 
@@ -108,11 +110,11 @@ def complain(message: str, code: int) -> int:
 
 
 def reader_is_gone() -> bool:
-    """Whether it was our own output that nobody reads any more, as in `neuclip train --help | head -1`."""
+    """Whether the reader of our own output has closed it, as in `neuclip train --help | head -1`."""
     for stream in (sys.stdout, sys.stderr):
         try:
-            print(file=stream, flush=True)  # an empty write tells nothing: only a byte meets the closed end
+            print(file=stream, flush=True)  # writing nothing would not fail: only a byte shows that the pipe is closed
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # otherwise Python complains again at exit
             return True
     return False

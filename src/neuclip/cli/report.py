@@ -5,26 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from neuclip.cli.flags import Command, wants_help
+from neuclip.cli.flags import Command
 from neuclip.cli.runs import find_run
 
 COMMAND = Command(
     usage="report RUN...",
     about="""Writes report.html into each run's folder and prints its path: one file with all curves and figures.
-It reads the run's records only, needs no PyTorch, and works while a run is still training.""",
+It reads only the run's records and also works while the run is training.""",
     flags=(),
-    examples=(
-        "neuclip report runs/first",
-        "neuclip report runs/first runs/second",
-    ),
+    examples=("neuclip report runs/first", "neuclip report runs/first runs/second"),
     most=sys.maxsize,
 )
 
 
 def run(arguments: Sequence[str]) -> int:
-    if wants_help(arguments):
-        print(COMMAND.help(), end="")
-        return 0
     names, _ = COMMAND.parse(arguments)
     folders = [find_run(name) for name in names]
     from neuclip.report.page import write_report

@@ -1,4 +1,4 @@
-"""Finds the run folder a user named, or the one that was probably meant."""
+"""Finds the run a user named, or proposes the one that was probably meant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neuclip.settings.sections import RunSettings
 
 
 def find_run(name: str) -> RunFolder:
-    """The run at this path; when there is none, an error that names the nearest run beside it."""
+    """The run at this path, or an error that names the nearest one."""
     path = Path(name)
     if RunFolder(path).settings.is_file():
         return RunFolder(path)
@@ -21,7 +21,7 @@ def find_run(name: str) -> RunFolder:
 
 
 def runs_beside(path: Path) -> str:
-    """What to type instead: the run most like `path` among its neighbours and in the usual folder."""
+    """What to type instead: the run most like `path` in its folder or in the default folder."""
     for folder in dict.fromkeys([path.parent, Path(RunSettings.folder)]):
         runs = {run.parent.name: run.parent for run in sorted(folder.glob("*/settings.yaml"))}
         near = nearest(path.name, runs)

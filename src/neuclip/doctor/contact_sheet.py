@@ -1,4 +1,4 @@
-"""Images to look at: a contact sheet as a file, and a strip of them in a terminal that has colours."""
+"""Images to look at: a contact sheet as a file, and a strip of images in a terminal with colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARGIN = 8
 TEXT_HEIGHT = 30  # two lines
 FONT_SIZE = 11
 LETTERS = 20  # that fit below a thumbnail
-CELL = 16  # columns of an image in the terminal; a character is two pixels high, so 8 lines
+CELL = 16  # columns of an image in the terminal; 8 lines: a character is two pixels high
 
 
 def contact_sheet(shown: Sequence[Shown]) -> Image.Image:
@@ -34,12 +34,11 @@ def contact_sheet(shown: Sequence[Shown]) -> Image.Image:
 
 
 def draws_images(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is a terminal with 24-bit colour whose user has not asked for none."""
-    colours = environment.get("COLORTERM", "") in ("truecolor", "24bit") or environment.get("TERM", "").endswith(
-        "-direct"
-    )
-    can_write = "utf" in (stream.encoding or "").lower()
-    return stream.isatty() and colours and can_write and "NO_COLOR" not in environment
+    """Whether this is a terminal with 24-bit colours, and the user has not set NO_COLOR."""
+    by_name = environment.get("TERM", "").endswith("-direct")
+    colours = by_name or environment.get("COLORTERM", "") in ("truecolor", "24bit")
+    unicode = "utf" in (stream.encoding or "").lower()
+    return stream.isatty() and colours and unicode and "NO_COLOR" not in environment
 
 
 def strip(shown: Sequence[Shown], columns: int) -> str:
@@ -54,7 +53,7 @@ def strip(shown: Sequence[Shown], columns: int) -> str:
 
 
 def half_blocks(image: Image.Image) -> str:
-    """Two pixels per character: the upper half block in the upper pixel's colour, on the lower pixel's.
+    """Two pixels per character: an upper half block in the upper pixel's colour on the lower pixel's colour.
 
     >>> half_blocks(Image.new("RGB", (1, 2), "red"))
     '\\x1b[38;2;255;0;0;48;2;255;0;0m▀\\x1b[0m\\n'

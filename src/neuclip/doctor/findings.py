@@ -1,13 +1,14 @@
-"""What an examination found: figures under flat keys, warnings, and problems that training would fail of."""
+"""What an examination found: figures under flat keys, warnings, and problems that would make training fail."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 
 class Advice(NamedTuple):
-    """One line for a person."""
+    """One line for the user."""
 
     what: str
     why: str  # why it matters
@@ -23,8 +24,8 @@ class Findings:
 
     >>> findings = Findings()
     >>> findings.note("plan", steps=750)
-    >>> findings["plan.steps"]
-    750
+    >>> findings["plan.steps"], findings.section("plan").steps
+    (750, 750)
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -37,6 +38,14 @@ class Findings:
     def __getitem__(self, key: str) -> Any:
         return self.figures[key]
 
+    def __contains__(self, key: str) -> bool:
+        return key in self.figures
+
+    def section(self, name: str) -> SimpleNamespace:
+        """The figures of one section as attributes."""
+        pairs = ((key.partition("."), value) for key, value in self.figures.items())
+        return SimpleNamespace(**{figure: value for (section, _, figure), value in pairs if section == name})
+
     def warn(self, what: str, why: str, remedy: str) -> None:
         self.warnings.append(Advice(what, why, remedy))
 
@@ -44,14 +53,16 @@ class Findings:
         """Training would not start, or would stop."""
         self.problems.append(Advice(what, why, remedy))
 
+    def fail_with(self, error: Exception, why: str, remedy: str = "give other data") -> None:
+        """An error that training would raise; `remedy` is used if its message has none after a semicolon."""
+        what, _, own_remedy = str(error).partition("; ")
+        self.fail(what, why, own_remedy or remedy)
+
     @property
     def ready(self) -> bool:
         return not self.problems
 
     def as_plain(self) -> dict[str, Any]:
-        advice = {"problems": self.problems, "warnings": self.warnings}
-        return {
-            "ready": self.ready,
-            **{name: [one._asdict() for one in some] for name, some in advice.items()},
-            **self.figures,
-        }
+        """For JSON."""
+        problems, warnings = ([advice._asdict() for advice in some] for some in (self.problems, self.warnings))
+        return {"ready": self.ready, "problems": problems, "warnings": warnings, **self.figures}

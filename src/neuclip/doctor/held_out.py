@@ -1,4 +1,4 @@
-"""Held-out data, opened as the run opens it: before anything else, and all of it."""
+"""Held-out data, opened as a run opens it: all of it, before training."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from neuclip.settings.sections import Settings
 
 
 def note_held_out(findings: Findings, settings: Settings, source: Source) -> None:
-    """`source` is what is trained on."""
+    """`source` is the training data."""
     retrieval, zero_shot = asked_sets(settings)
-    asked = settings.evaluation
-    automatic = bool(asked.retrieval == ("auto",) and retrieval) or bool(asked.zero_shot == ("auto",) and zero_shot)
-    findings.note("evaluation", sets=len(retrieval) + len(zero_shot), automatic=automatic)
+    evaluation = settings.evaluation
+    automatic = (evaluation.retrieval == ("auto",) and retrieval) or (evaluation.zero_shot == ("auto",) and zero_shot)
+    findings.note("evaluation", sets=len(retrieval) + len(zero_shot), automatic=bool(automatic))
     for address in zero_shot:
-        _opened(findings, (), (address,))
+        _open(findings, (), (address,))
     for address in retrieval:
-        sets = _opened(findings, (address,), ())
+        sets = _open(findings, (address,), ())
         if sets and any(places_of(source) & places_of(held) for held in sets.retrieval.values()):
             findings.warn(
-                f"{without_queries(address)} is trained on, and evaluation.retrieval too",
-                "recall on it does not tell how the model does on other images",
-                "keep some files apart, and give those as --evaluation.retrieval DATA",
+                f"{without_queries(address)} is both training data and evaluation.retrieval",
+                "recall on it says nothing about other images",
+                "keep some files out of training and give them as --evaluation.retrieval DATA",
             )
     if not (retrieval or zero_shot):
         findings.warn(
-            "nothing is held out", "the loss alone does not tell a good model", "give --evaluation.retrieval DATA"
+            "there is no held-out data", "the loss alone does not show quality", "give --evaluation.retrieval DATA"
         )
 
 
-def _opened(findings: Findings, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets | None:
+def _open(findings: Findings, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets | None:
     try:
         return HeldOutSets.open(retrieval, zero_shot)
     except (UserError, RunFailed) as error:
-        what, _, remedy = str(error).partition("; ")
         flag = "--evaluation.retrieval" if retrieval else "--evaluation.zero_shot"
-        findings.fail(what, "held-out data is opened first", remedy or f"correct {flag}")
+        findings.fail_with(error, "held-out data is opened before training", f"correct {flag}")
         return None

@@ -1,4 +1,4 @@
-"""What the model is, remembered: to find it out takes open_clip, and importing that half of an examination's time."""
+"""Facts about the model, cached: finding them needs open_clip, whose import takes half of an examination's time."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from neuclip.progress import waiting
 from neuclip.records import write_json
 from neuclip.settings.sections import ModelSettings
 
-DECIDE = ("torch", "open_clip_torch", "timm", "transformers")  # packages on which the figures depend
+PACKAGES = ("torch", "open_clip_torch", "timm", "transformers")  # the facts depend on their versions
 
 
-def facts_of(asked: ModelSettings) -> ModelFacts:
-    """As `model_facts`, and kept in the cache folder for the next time."""
-    place = cache_folder() / "models" / f"{_digest(asked)}.json"
+def cached_facts(model: ModelSettings) -> ModelFacts:
+    """`model_facts`, kept in the cache folder for the next time."""
+    place = cache_folder() / "models" / f"{_digest(model)}.json"
     try:
         stored = json.loads(place.read_bytes())
         return ModelFacts(**stored | {"image_size": tuple(stored["image_size"])})
-    except (OSError, ValueError, TypeError, KeyError):  # not there, or not ours
+    except (OSError, ValueError, TypeError, KeyError):  # missing or broken
         pass
-    with waiting(f"building {asked.name} without its weights"):
-        found = model_facts(
-            asked.name, image_size=asked.image_size, gradient_checkpointing=asked.gradient_checkpointing
+    with waiting(f"building {model.name} without its weights"):
+        fresh = model_facts(
+            model.name, image_size=model.image_size, gradient_checkpointing=model.gradient_checkpointing
         )
-    with contextlib.suppress(OSError):  # a cache that cannot be written: found out again next time
+    with contextlib.suppress(OSError):  # without a writable cache they are computed again next time
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_json(place, asdict(found))
-    return found
+        write_json(place, asdict(fresh))
+    return fresh
 
 
-def _digest(asked: ModelSettings) -> str:
-    """Of all that decides about the figures; open_clip's own configurations come with its version."""
-    parts = [__version__, asked.name, asked.image_size, asked.gradient_checkpointing]
-    digest = hashlib.sha256(repr([*parts, *map(_installed, DECIDE)]).encode())
-    saved = Path(asked.name.removeprefix("local-dir:")) / "open_clip_config.json"
-    for file in (Path(facts.__file__), SHIPPED / f"{asked.name}.json", Path(asked.name), saved):
-        with contextlib.suppress(OSError):  # most names are no file's
+def _digest(model: ModelSettings) -> str:
+    """Of everything the facts depend on; open_clip's own configurations are covered by its version."""
+    parts = [__version__, model.name, model.image_size, model.gradient_checkpointing]
+    digest = hashlib.sha256(repr([*parts, *map(_installed, PACKAGES)]).encode())
+    saved = Path(model.name.removeprefix("local-dir:")) / "open_clip_config.json"
+    for file in (Path(facts.__file__), SHIPPED / f"{model.name}.json", Path(model.name), saved):
+        with contextlib.suppress(OSError):  # most of these files do not exist
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -1,9 +1,9 @@
-"""What the data is: files, images, captions, and what cannot be read."""
+"""What the data holds: files, images, captions, and pairs that cannot be read."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from statistics import median
 
@@ -14,12 +14,13 @@ from neuclip.doctor.files import captions_are_in_files, files_of
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural
-from neuclip.models.facts import ModelFacts
+from neuclip.models.facts import ModelFacts, token_counter
+from neuclip.models.hub import NotHere
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import DataSettings, Settings
 
-CAPTIONS_COUNTED = 2_000_000  # up to here all captions are compared, about a second per million; beyond, a sample
-CAPTION_FILES_COUNTED = 20_000  # where each is a file
+CAPTIONS_COUNTED = 2_000_000  # up to here all captions are compared, a second per million; above it a sample
+CAPTION_FILES_COUNTED = 20_000  # if each is its own file
 MANY_CUT_OFF = 0.05
 MANY_EQUAL = 0.01  # of a batch
 MANY_SMALL = 0.5
@@ -40,12 +41,12 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
     )
     if message := too_many_unindexed(source, data.max_bad_share):
         what, _, remedy = message.rpartition("; ")
-        findings.fail(what, "no run is started on them", remedy)
+        findings.fail(what, "training would not start", remedy)
     elif source.faults:
         findings.warn(
-            f"{plural(lost, 'pair')} at least never became samples",
+            f"{plural(lost, 'pair')} could not be indexed (at least)",
             describe_unindexed(source),
-            "repair those files or fetch them again",
+            "repair these files or download them again",
         )
 
 
@@ -58,31 +59,31 @@ def note_look(findings: Findings, look: Look, source: Source) -> None:
 
 
 def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> None:
-    """Judged as a run judges (data/faults.py): the share may exceed the limit by what chance explains."""
+    """Judged as in a run (data/faults.py): the share may exceed the limit by what chance explains."""
     limit, share = settings.data.max_bad_share, look.bad / look.read
-    # A data set that was looked at whole comes again and again, and chance explains less and less.
+    # Data that was probed completely is read again in every epoch, and chance explains less and less.
     reads = settings.train.samples if look.read == pairs else look.read
     alone = look.bad == look.read or bool(look.without_stand_in)
     stops = alone or too_many(share * reads, reads, limit)
     findings.note(
         "bad", pairs=look.bad, share=share, limit=limit, reasons=dict(look.faults.most_common()), stops_run=stops
     )
-    what = f"{percent(share)} of the pairs looked at are bad, data.max_bad_share is {percent(limit)}"
+    what = f"{percent(share)} of the probed pairs are bad"
+    above = f"{what}, data.max_bad_share is {percent(limit)}"
     remedy = f"repair the data (first: {look.first_fault})"
     allowed = f"{remedy}, or give --data.max_bad_share {min(1, share * 1.5):.2g}"
     if alone:
-        where = f" in the place of {look.without_stand_in}" if look.without_stand_in else ""
-        why = f"none of the pairs after them can stand in{where}, so the run would stop"
-        findings.fail(f"{percent(share)} of the pairs looked at are bad", why, f"{remedy} or leave that part out")
+        where = f" for {look.without_stand_in}" if look.without_stand_in else ""
+        findings.fail(what, f"no replacement found{where}, the run would stop", f"{remedy} or remove that part")
     elif stops:
-        findings.fail(what, "the run would stop", allowed)
+        findings.fail(above, "the run would stop", allowed)
     elif share > limit:
-        findings.warn(what, "the run may stop on its way", allowed)
+        findings.warn(above, "the run may stop", allowed)
     elif look.bad:
         findings.warn(
-            f"{percent(share)} of the pairs looked at are bad",
-            "a neighbour stands in for each, so neighbours are seen more often",
-            f"the run goes on below data.max_bad_share {limit:g}; repair or remove them, first: {look.first_fault}",
+            what,
+            "each is replaced by a neighbour, which is then seen more often",
+            f"the run continues below data.max_bad_share {limit:g}; repair or remove them, first: {look.first_fault}",
         )
 
 
@@ -95,27 +96,32 @@ def note_images(findings: Findings, look: Look, model: ModelFacts) -> None:
     findings.note(
         "images",
         **{
-            f"{name}_{side}": found(sides)
+            f"{name}_{side}": statistic(sides)
             for side, sides in (("width", widths), ("height", heights))
-            for name, found in (("smallest", min), ("median", median), ("largest", max))
+            for name, statistic in (("smallest", min), ("median", median), ("largest", max))
         },
         small_share=small,
         modes=dict(look.modes.most_common()),
         mean_bytes=look.image_bytes / len(look.sizes),
     )
-    # Rounded up to what most vision transformers cut into whole patches.
+    # Rounded up to whole patches of most vision transformers.
     fitting = -(-round(median(min(size) for size in look.sizes)) // PATCH) * PATCH
     if small > MANY_SMALL and fitting < needed:
         findings.warn(
             f"{percent(small)} of the images are smaller than the model's {needed} pixels",
-            "they are enlarged, which costs time and brings no detail",
+            "they are upscaled, which costs time and adds no detail",
             f"give --model.image_size {fitting}, or a smaller model",
         )
 
 
-def note_caption_lengths(findings: Findings, look: Look, model: ModelFacts, count: TokenCounter | None) -> None:
-    """In tokens, start and end included; of every caption of the pairs looked at."""
+def note_caption_lengths(findings: Findings, look: Look, settings: Settings, model: ModelFacts) -> None:
+    """In tokens, with start and end; of all captions of the probed pairs."""
     captions = list(chain.from_iterable(look.captions))
+    try:
+        count = token_counter(settings.model.name, usual=model.usual_tokenizer)
+    except NotHere as error:
+        findings.fail_with(error, "captions cannot be tokenized")
+        return
     if count is None or not captions:
         return
     lengths = count(captions)
@@ -131,39 +137,39 @@ def note_caption_lengths(findings: Findings, look: Look, model: ModelFacts, coun
     if cut > MANY_CUT_OFF:
         findings.warn(
             f"{percent(cut)} of the captions are longer than the model's {model.context_length} tokens",
-            f"their ends are cut off; the longest has {max(lengths)}",
+            f"their ends are cut off; the longest has {max(lengths)} tokens",
             "shorten captions, or give --model.name a model with a longer context",
         )
 
 
 def note_equal_captions(findings: Findings, source: Source, look: Look, settings: Settings) -> None:
-    """How many pairs share their caption, and how many meet an equal one in a batch, where it is a false negative."""
+    """How many pairs share their caption, in the data and in a batch, where they are false negatives of each other."""
     batch = min(settings.train.batch_size, len(source))
     if len(source) <= (CAPTION_FILES_COUNTED if captions_are_in_files(source) else CAPTIONS_COUNTED):
         counts = Counter(caption for caption in source.captions() if caption)
         equal = sum(count for count in counts.values() if count > 1) / len(source)
-        in_batch = share_meeting_an_equal(list(counts.values()), len(source), batch)
+        in_batch = share_with_duplicate(list(counts.values()), len(source), batch)
         commonest, times = counts.most_common(1)[0] if counts else ("", 0)
         findings.note("captions", equal_share=equal, commonest=commonest, commonest_count=times, counted=len(source))
     else:
-        in_batch = estimated_meeting([captions[0] for captions in look.captions], batch)
+        in_batch = estimate_share_with_duplicate([captions[0] for captions in look.captions], batch)
         findings.note("captions", equal_share=None, commonest=None, commonest_count=None, counted=len(look.captions))
     findings.note("captions", equal_in_batch_share=in_batch)
     if in_batch > MANY_EQUAL and not settings.objective.mask_duplicates:
         findings.warn(
-            f"{percent(in_batch)} of a batch meet an equal caption",
-            "each is trained to be unlike the other, though both are right",
+            f"{percent(in_batch)} of a batch have the same caption as another pair of the batch",
+            "they are false negatives of each other",
             "give --objective.mask_duplicates true",
         )
 
 
-def share_meeting_an_equal(counts: Sequence[int], pairs: int, batch: int) -> float:
-    """Expected share of a batch whose caption stands there a second time; `counts`: how often each caption occurs.
+def share_with_duplicate(counts: Sequence[int], pairs: int, batch: int) -> float:
+    """Expected share of a batch whose caption another pair of the batch has too; `counts`: how often each occurs.
 
-    >>> share_meeting_an_equal([2, 1, 1], pairs=4, batch=4)
+    >>> share_with_duplicate([2, 1, 1], pairs=4, batch=4)
     0.5
     """
-    # A pair with c - 1 equals meets none of them with about (1 - (c - 1)/(n - 1))^(B - 1).
+    # A pair with c - 1 duplicates has none of them in its batch with probability (1 - (c - 1)/(n - 1))^(B - 1), about.
     alone = sum(
         count * (1 - (count - 1) / (pairs - 1)) ** (batch - 1) * times
         for count, times in Counter(counts).items()
@@ -172,11 +178,8 @@ def share_meeting_an_equal(counts: Sequence[int], pairs: int, batch: int) -> flo
     return (sum(count for count in counts if count > 1) - alone) / pairs if pairs > 1 else 0.0
 
 
-def estimated_meeting(captions: Sequence[str], batch: int) -> float:
-    """The same from a sample: the chance that two pairs are equal, over all couples of the sample, to the batch."""
+def estimate_share_with_duplicate(captions: Sequence[str], batch: int) -> float:
+    """The same from a sample: over all its couples, how probably two pairs have the same caption."""
     couples = len(captions) * (len(captions) - 1) / 2
     equal = sum(count * (count - 1) / 2 for count in Counter(captions).values())
     return 1 - (1 - equal / couples) ** (batch - 1) if couples else 0.0
-
-
-TokenCounter = Callable[[Sequence[str]], list[int]]

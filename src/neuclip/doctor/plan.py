@@ -1,4 +1,4 @@
-"""What a run would do: steps and epochs, shares of processes and workers, warm-up, and how far the temperature gets."""
+"""What a run would do: steps and epochs, shares of ranks and workers, warm-up, and how far the temperature can move."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
+from neuclip.plan import Plan
 from neuclip.settings.sections import Settings
 
 LONG_WARMUP = 0.5
@@ -16,24 +17,37 @@ HARDLY_MOVES = 0.8  # the lowest temperature within reach over the initial one
 
 
 def note_plan(findings: Findings, settings: Settings, pairs: int, ranks: int) -> None:
-    """An epoch of weighted data has another length than the data: `plan.pairs_per_epoch` is noted when it is opened."""
-    batch, train = settings.train.batch_size, settings.train
-    epoch = findings["plan.pairs_per_epoch"]
-    steps = train.samples // batch
-    local = batch // ranks
+    """`plan.pairs_per_epoch` is already noted: with weighted data an epoch is not as long as the data."""
+    plan, epoch = Plan.of(settings, ranks), findings["plan.pairs_per_epoch"]
     findings.note(
         "plan",
-        batch_size=batch,
-        steps=steps,
-        samples=steps * batch,
-        epochs=steps * batch / epoch,
-        batches_per_epoch=epoch / batch,
+        batch_size=plan.batch_size,
+        steps=plan.steps,
+        samples=plan.samples,
+        epochs=plan.samples / epoch,
+        batches_per_epoch=epoch / plan.batch_size,
         ranks=ranks,
-        batch_per_rank=local,
-        micro_batch=min(local, train.micro_batch_size or local),
-        samples_per_rank=steps * local,
+        batch_per_rank=plan.local_batch,
+        micro_batch=plan.micro_batch,
+        samples_per_rank=plan.steps * plan.local_batch,
         workers_per_rank=settings.data.workers,
+        warmup_steps=plan.warmup_steps,
+        warmup_share=plan.warmup_steps / plan.steps,
     )
+    if plan.batch_size <= pairs and plan.samples < epoch:
+        findings.warn(
+            f"the run sees {percent(plan.samples / epoch)} of the data",
+            "the other pairs are never read",
+            f"give --train.samples {-(-epoch // plan.batch_size) * plan.batch_size} for one epoch",
+        )
+
+
+def note_batch_size(findings: Findings, settings: Settings, model: ModelFacts, pairs: int) -> None:
+    """A batch larger than the data, one that ranks cannot share, or pairs that go through the model one by one."""
+    train, plan = settings.train, Plan.of(settings, findings["plan.ranks"])
+    batch, ranks, local = plan.batch_size, plan.ranks, plan.local_batch
+    enough = max(2, min(128, train.samples, pairs))
+    alone = f"{settings.model.name} has BatchNorm, which cannot train on one image at a time"
     if batch > pairs:
         findings.fail(
             f"train.batch_size {batch:,} is larger than the data set",
@@ -43,77 +57,52 @@ def note_plan(findings: Findings, settings: Settings, pairs: int, ranks: int) ->
     elif batch % ranks:
         choices = [str(size) for size in (local * ranks, (local + 1) * ranks) if 0 < size <= pairs]
         findings.fail(
-            f"train.batch_size {batch:,} does not divide over {ranks} processes",
-            "each takes an equal share",
-            f"give --train.batch_size {' or '.join(choices)}" if choices else "give fewer processes",
+            f"train.batch_size {batch:,} is not divisible by {ranks} ranks",
+            "every rank takes an equal share",
+            f"give --train.batch_size {' or '.join(choices)}" if choices else "use fewer ranks",
         )
-    if batch <= pairs and steps * batch < epoch:
-        findings.warn(
-            f"the run sees {percent(steps * batch / epoch)} of the data",
-            "the other pairs are never read",
-            f"give --train.samples {-(-epoch // batch) * batch} for one epoch",
-        )
-
-
-def note_small_batch(findings: Findings, settings: Settings, model: ModelFacts, pairs: int) -> None:
-    """One pair at a time: nothing to be unlike to, and with BatchNorm a failure."""
-    train, ranks, local = settings.train, findings["plan.ranks"], findings["plan.batch_per_rank"]
-    enough = max(2, min(128, train.samples, pairs))
     if model.batch_norm and local == 1:
         findings.fail(
-            f"train.batch_size {train.batch_size:,} leaves each process one pair a step",
-            f"{settings.model.name} has BatchNorm, which cannot train on one image at a time",
+            f"train.batch_size {batch:,} leaves one pair per rank and step",
+            alone,
             f"give --train.batch_size {max(enough // ranks, 2) * ranks}",
         )
-    elif model.batch_norm and smallest_chunk(local, findings["plan.micro_batch"]) == 1:
+    elif model.batch_norm and plan.smallest_chunk == 1:
         findings.fail(
             f"train.micro_batch_size {train.micro_batch_size} leaves a forward pass of one pair",
-            f"{settings.model.name} has BatchNorm, which cannot train on one image at a time",
+            alone,
             f"give --train.micro_batch_size {4 if local > 4 else 0}",
         )
-    elif train.batch_size == 1:
-        findings.warn("train.batch_size is 1", "a pair has nothing to differ from", f"give --train.batch_size {enough}")
-
-
-def smallest_chunk(local: int, micro: int) -> int:
-    """Pairs in the smallest forward pass: training cuts its share into nearly equal parts (training/accumulation.py).
-
-    >>> smallest_chunk(128, 48), smallest_chunk(3, 2)
-    (42, 1)
-    """
-    return local // max(1, -(-local // max(1, micro)))
+    elif batch == 1:
+        findings.warn("train.batch_size is 1", "there are no negatives", f"give --train.batch_size {enough}")
 
 
 def note_loading(findings: Findings, settings: Settings, look: Look) -> None:
-    """How fast pairs come: what a worker reads and decodes, the transform aside, and how many may work at a time."""
+    """How fast a worker reads and decodes pairs, without the transform, and whether there are cores for all workers."""
     workers, ranks, cores = settings.data.workers, findings["plan.ranks"], available_cores()
     rate = look.read / look.seconds if look.seconds else None
     findings.note("loading", cores=cores, pairs_per_second_and_worker=rate)
     if workers * ranks > cores:
-        together = f" if all {ranks} processes are on this machine" if ranks > 1 else ""
+        where = f" if all {ranks} ranks are on this machine" if ranks > 1 else ""
         findings.warn(
-            f"{plural(workers * ranks, 'worker')} on {plural(cores, 'core')}{together}",
-            "they take turns, and take them from the towers",
+            f"{plural(workers * ranks, 'worker')} on {plural(cores, 'core')}{where}",
+            "workers will compete with training for CPU",
             f"give --data.workers {max(1 if ranks == 1 else 0, cores // ranks - 1)}",
         )
 
 
-def note_warmup(findings: Findings, settings: Settings, steps: int) -> None:
-    """A share of the run below 1, a number of steps from 1 on, as training/schedule.py has it."""
-    asked = settings.optimizer.warmup
-    warmup = round(asked * steps) if asked < 1 else int(asked)
-    findings.note("plan", warmup_steps=warmup, warmup_share=warmup / steps)
+def note_warmup(findings: Findings) -> None:
+    warmup, steps = findings["plan.warmup_steps"], findings["plan.steps"]
     if warmup > LONG_WARMUP * steps:
-        reached = "the rate never reaches its peak" if warmup > steps else "the rate is at its peak for a moment only"
         findings.warn(
             f"warm-up of {warmup:,} steps in a run of {steps:,}",
-            reached,
+            f"the learning rate {'never reaches' if warmup > steps else 'hardly stays at'} its peak",
             "give --optimizer.warmup 0.05",
         )
 
 
 def note_temperature(findings: Findings, settings: Settings, steps: int) -> None:
-    """Adam moves ln(1/tau) by at most its rate per step, so a short run cannot reach a far temperature."""
+    """Adam moves ln(1/tau) by at most its rate per step, a short run cannot move it far."""
     asked = settings.temperature
     constant = asked.learning_rate == 0 or getattr(settings.objective, "variant", "") in ("v1", "sogclr")
     individual = getattr(settings.objective, "variant", "") in ("v2", "isogclr")
@@ -133,8 +122,8 @@ def note_temperature(findings: Findings, settings: Settings, steps: int) -> None
         and asked.minimum < HARDLY_MOVES * asked.initial
     ):
         findings.warn(
-            f"the temperature can fall from {asked.initial:g} to {reach:.3g} at most",
-            f"its rate {asked.learning_rate:g} is made for more than {steps:,} steps",
+            f"the temperature can only fall from {asked.initial:g} to {reach:.3g}",
+            f"its learning rate {asked.learning_rate:g} is too small for {steps:,} steps",
             f"give --temperature.learning_rate {1.5 / steps:.2g}",
         )
     if asked.initial == asked.minimum and not constant:

@@ -1,4 +1,4 @@
-"""Whether it fits: memory of one process and of all, and a folder with room for checkpoints."""
+"""Whether the run fits: device, memory of one rank and of all, and disk space for checkpoints."""
 
 from __future__ import annotations
 
@@ -13,161 +13,161 @@ import torch
 
 from neuclip.data.loader import PREFETCH
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.model import facts_of
-from neuclip.doctor.plan import smallest_chunk
+from neuclip.doctor.model import cached_facts
+from neuclip.errors import UserError
 from neuclip.formatting import byte_size
 from neuclip.models.facts import ModelFacts
+from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, trained_bytes
 from neuclip.settings.sections import Settings
 
-TRAINED = 4 + 4 + 8  # bytes per parameter: float32 weight, gradient, AdamW's two moments
-STORED = 4 + 8  # in a checkpoint
-# Python, torch and open_clip in a process that trains on the CPU: the most it held, less the other parts of the
-# estimate, was 466 MB at batch 16 and 486 MB at batch 256. On a GPU they lie elsewhere.
+# Python, torch and open_clip in a process that trains on the CPU: its peak memory minus the other parts of the estimate
+# was 466 MB at batch 16 and 486 MB at batch 256. On a GPU they are not in the GPU's memory.
 LIBRARIES = 480_000_000
-NEARLY_ALL = 0.9  # of what is free: more than this may be too much
-FAR_TOO_MUCH = 1.5  # of all the memory there is: no estimate is so wrong
+NEARLY_ALL = 0.9  # of the free memory: above this the run may not fit
+FAR_TOO_MUCH = 1.5  # of all memory: the estimate is not that wrong
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-class Room(NamedTuple):
-    """Bytes of memory."""
+class Memory(NamedTuple):
+    """In bytes."""
 
     free: int
-    all: int
+    total: int
+
+
+def note_device(findings: Findings, settings: Settings) -> None:
+    """Device and precision as training chooses them. What it refuses is a problem, and still used for the estimate."""
+    run = settings.run
+    try:
+        device = choose_device(run.device, findings["plan.ranks"])
+    except UserError as error:
+        findings.fail_with(error, "training would not start")
+        device = torch.device(run.device)
+    try:
+        precision = choose_precision(run.precision, device)
+    except UserError as error:
+        findings.fail_with(error, "training would not start")
+        precision = torch.float16
+    findings.note("memory", device=device.type, precision=str(precision).removeprefix("torch."))
 
 
 def note_memory(findings: Findings, settings: Settings, model: ModelFacts) -> None:
-    """An estimate: what the data workers hold for themselves comes on top."""
-    device, ranks = device_of(settings), findings["plan.ranks"]
+    """An estimate, without what the data workers hold for themselves."""
+    device, ranks = findings["memory.device"], findings["plan.ranks"]
     parts = memory_parts(findings, settings, model)
-    total, room = sum(parts.values()), memory_of(device)
-    together = total * ranks if device == "cpu" else None  # elsewhere each process has a device of its own
-    findings.note("memory", device=device, **parts, total_bytes=total, together_bytes=together)
-    findings.note("memory", available_bytes=room and room.free, machine_bytes=room and room.all)
-    if room is None:
+    total, memory = sum(parts.values()), available_memory(device)
+    together = total * ranks if device == "cpu" else None  # elsewhere each rank has its own device
+    findings.note("memory", **parts, total_bytes=total, together_bytes=together)
+    findings.note("memory", available_bytes=memory and memory.free, machine_bytes=memory and memory.total)
+    if memory is None:
         return
-    fits = int(NEARLY_ALL * room.free)
-    there = f"{byte_size(room.free)} of {byte_size(room.all)} are free"
-    if total > fits:
-        what = f"about {byte_size(total)} per process, {there}"
+    limit = int(NEARLY_ALL * memory.free)
+    free = f"{byte_size(memory.free)} of {byte_size(memory.total)} are free"
+    if total > limit:
+        what = f"about {byte_size(total)} per rank, {free}"
         smaller = "not even the smallest forward pass fits: give a smaller --model.name, or a machine with more memory"
-        remedy = less_memory(findings, settings, model, fits) or smaller
-        if total > FAR_TOO_MUCH * room.all:
-            findings.fail(what, "the run would end for want of memory", remedy)
+        remedy = less_memory(findings, settings, model, limit) or smaller
+        if total > FAR_TOO_MUCH * memory.total:
+            findings.fail(what, "training would run out of memory", remedy)
         else:
-            findings.warn(what, "the run may end for want of memory", remedy)
-    elif together and together > fits:
-        less = less_memory(findings, settings, model, fits // ranks)
+            findings.warn(what, "training may run out of memory", remedy)
+    elif together and together > limit:
+        less = less_memory(findings, settings, model, limit // ranks) or "give a smaller --model.name"
         findings.warn(
-            f"about {byte_size(together)} if all {ranks} processes are on this machine, {there}",
-            "they may end for want of memory",
-            f"use more machines, or {less or 'a smaller --model.name'}",
+            f"about {byte_size(together)} if all {ranks} ranks are on this machine, {free}",
+            "together they may run out of memory",
+            f"use more machines, or {less}",
         )
 
 
 def memory_parts(findings: Findings, settings: Settings, model: ModelFacts) -> dict[str, int]:
-    """Of one process."""
-    device, (height, width) = device_of(settings), model.image_size
-    half = settings.run.precision in ("bf16", "fp16") or (settings.run.precision == "auto" and device == "cuda")
-    ready = max(1, settings.data.workers * PREFETCH)
+    """Of one rank."""
+    height, width = model.image_size
+    itemsize = getattr(torch, findings["memory.precision"]).itemsize
+    batches = max(1, settings.data.workers * PREFETCH)
     return {
-        "libraries_bytes": LIBRARIES if device == "cpu" else 0,
-        "towers_bytes": TRAINED * model.parameters,
-        "activation_bytes": model.activation_bytes * findings["plan.micro_batch"] // (2 if half else 1),
+        "libraries_bytes": LIBRARIES if findings["memory.device"] == "cpu" else 0,
+        "towers_bytes": trained_bytes(model.parameters),
+        "activation_bytes": model.activation_bytes * findings["plan.micro_batch"] * itemsize // 4,  # given for float32
         "objective_bytes": findings["objective.state_bytes_per_rank"] + findings["objective.working_bytes_per_rank"],
-        "loading_bytes": ready * findings["plan.batch_per_rank"] * 3 * height * width,
+        "loading_bytes": batches * findings["plan.batch_per_rank"] * 3 * height * width,
     }
 
 
-def less_memory(findings: Findings, settings: Settings, model: ModelFacts, fits: int) -> str:
-    """The flags that bring one process below `fits` bytes, as the estimate has it; "": none do."""
-    local, micro = findings["plan.batch_per_rank"], findings["plan.micro_batch"]
-    lean = facts_of(replace(settings.model, gradient_checkpointing=True))
+def less_memory(findings: Findings, settings: Settings, model: ModelFacts, limit: int) -> str:
+    """The flags that bring one rank below `limit` bytes by this estimate; "" if none do."""
+    plan = Plan.of(settings, findings["plan.ranks"])
+    lean = cached_facts(replace(settings.model, gradient_checkpointing=True))
     ways = []
-    for towers in (model, lean):
-        parts = memory_parts(findings, settings, towers)
+    for facts in (model, lean):
+        parts = memory_parts(findings, settings, facts)
         total, activations = sum(parts.values()), parts["activation_bytes"]
-        recomputing = "--model.gradient_checkpointing true" if towers is lean and lean != model else ""
-        if recomputing and total <= fits:
-            ways.append(f"{recomputing} (then about {byte_size(total)})")
-        elif pairs := fitting_chunk((fits - total + activations) * micro // max(1, activations), local, model):
-            ways.append(f"{recomputing} --train.micro_batch_size {pairs}".strip())
+        recompute = "--model.gradient_checkpointing true" if facts is lean and lean != model else ""
+        if recompute and total <= limit:
+            ways.append(f"{recompute} (then about {byte_size(total)})")
+            continue
+        most = (limit - total + activations) * plan.micro_batch // max(1, activations)
+        if size := fitting_chunk(most, plan, model):
+            ways.append(f"{recompute} --train.micro_batch_size {size}".strip())
     return f"give {', or '.join(dict.fromkeys(ways))}" if ways else ""
 
 
-def fitting_chunk(most: int, local: int, model: ModelFacts) -> int:
-    """The largest power of two up to `most` that training can cut its share into; 0: none."""
-    sizes = [2**power for power in range(30) if 2**power <= min(most, local - 1)]
+def fitting_chunk(most: int, plan: Plan, model: ModelFacts) -> int:
+    """The largest power of two up to `most` that training can use as micro batch; 0 if there is none."""
+    sizes = [2**power for power in range(30) if 2**power <= min(most, plan.local_batch - 1)]
     least = 2 if model.batch_norm else 1
-    return max((size for size in sizes if smallest_chunk(local, size) >= least), default=0)
+    return max((size for size in sizes if replace(plan, micro_batch=size).smallest_chunk >= least), default=0)
 
 
-def device_of(settings: Settings) -> str:
-    """As training chooses: cuda, then mps, then cpu."""
-    if settings.run.device != "auto":
-        return settings.run.device
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def note_device(findings: Findings, settings: Settings) -> None:
-    device = device_of(settings)
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not present[device]:
-        findings.fail(f"run.device {device} is not here", "the towers have nowhere to run", "give --run.device auto")
-    elif settings.run.precision == "fp16" and device == "cpu":
-        findings.fail("run.precision fp16 needs a GPU", "this run is on the CPU", "give --run.precision fp32")
-
-
-def memory_of(device: str) -> Room | None:
-    """Of the first GPU, or of this machine or container; None where it is not told."""
+def available_memory(device: str) -> Memory | None:
+    """Of the first GPU, or of this machine or container; None if it is not known."""
     if device == "cuda":
-        return Room(*torch.cuda.mem_get_info(0)) if torch.cuda.is_available() else None
+        return Memory(*torch.cuda.mem_get_info(0)) if torch.cuda.is_available() else None
     try:
-        free = everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        free = total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
     except (OSError, ValueError):  # not Linux
         return None
     limits = [Path(file).read_text().strip() for file in CGROUP_LIMITS if Path(file).is_file()]
-    limit = min([everything, *(int(limit) for limit in limits if limit.isdigit())])
-    return Room(min(free, limit), limit)
+    total = min([total, *(int(limit) for limit in limits if limit.isdigit())])
+    return Memory(min(free, total), total)
 
 
 def note_folder(findings: Findings, settings: Settings) -> None:
-    """Where the run will be written."""
+    """Whether the run's folder can be created."""
     folder = Path(settings.run.folder) / settings.run.name
     if settings.run.name and folder.exists():
         findings.fail(f"{folder} exists", "a run never overwrites another", "give another --run.name")
         return
-    nearest = nearest_folder(Path(settings.run.folder))
+    parent = existing_folder(Path(settings.run.folder))
     try:
-        Path(tempfile.mkdtemp(dir=nearest)).rmdir()
+        Path(tempfile.mkdtemp(dir=parent)).rmdir()
     except OSError as error:
         findings.fail(
-            f"nothing can be written to run.folder {settings.run.folder}",
-            f"{nearest}: {error.strerror}",
+            f"run.folder {settings.run.folder} cannot be written",
+            f"{parent}: {error.strerror}",
             "give another --run.folder",
         )
 
 
 def note_disk(findings: Findings, settings: Settings, model: ModelFacts) -> None:
-    checkpoint = model.state_bytes + (STORED - 4) * model.parameters + findings["objective.state_bytes"]
-    # The next is written before the oldest goes; the exported model comes last.
+    checkpoint = checkpoint_bytes(model.parameters, model.state_bytes, findings["objective.state_bytes"])
+    # A checkpoint is written before the oldest is removed; the exported model comes last.
     needed = (settings.checkpoint.keep + 1) * checkpoint + model.state_bytes
-    free = shutil.disk_usage(nearest_folder(Path(settings.run.folder))).free
+    free = shutil.disk_usage(existing_folder(Path(settings.run.folder))).free
     findings.note("disk", checkpoint_bytes=checkpoint, needed_bytes=needed, free_bytes=free)
     what = f"checkpoints and model take {byte_size(needed)}, {byte_size(free)} are free in {settings.run.folder}"
-    remedy = "make room, or give --run.folder a larger disk" + (
-        ", or --checkpoint.keep 1" if settings.checkpoint.keep > 1 else ""
-    )
+    fewer = ", or --checkpoint.keep 1" if settings.checkpoint.keep > 1 else ""
+    remedy = f"free some space, or give --run.folder on a larger disk{fewer}"
     if free < checkpoint:
         findings.fail(what, "not even the first checkpoint fits", remedy)
     elif free < needed:
         findings.warn(what, "the run would stop when the disk is full", remedy)
 
 
-def nearest_folder(folder: Path) -> Path:
-    """Itself, or the first of its parents that exists."""
+def existing_folder(folder: Path) -> Path:
+    """The folder itself, or the first of its parents that exists."""
     folder = folder.absolute()
     return next(place for place in (folder, *folder.parents) if place.exists())

@@ -1,1 +1,1 @@
-"""What a run is told: typed sections, read from YAML and flags. The floor of the package: imports no torch."""
+"""The settings of a run: typed sections, read from YAML and flags. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Help for every setting: flag, what it takes, what it means, its default and what the laptop recipe says instead."""
+"""Help for every setting: its flag, type, meaning and default, and its value in the recipe `tiny`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INDENT = 44
 
 
 def help_text(sections: Sequence[str] = SECTION_NAMES) -> str:
-    """All fields of the named sections, grouped."""
+    """All fields of these sections, grouped."""
     tiny = read_settings()
     return "\n".join(section_help(section, tiny) for section in sections)
 
@@ -27,8 +27,8 @@ def section_help(section: str, tiny: Settings) -> str:
     if section != "objective":
         heading = f"{section}: {first_line(section_type(section, tiny.objective_name))}\n"
         return heading + field_lines(section, tiny.objective_name, getattr(tiny, section))
-    choice = f"which method; its own fields follow [default: {Settings.objective_name}]"
-    text = "objective: What is minimized. Each method has its own fields.\n"
+    choice = f"the training objective; its fields are listed below [default: {Settings.objective_name}]"
+    text = "objective: Training objective. Each has its own fields.\n"
     text += flag_lines([(f"--objective {'|'.join(OBJECTIVES)}", choice)])
     for name, kind in OBJECTIVES.items():
         text += f"objective {name}: {first_line(kind)}\n"
@@ -64,7 +64,7 @@ def takes(declared: Any) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """A value as a person would type it behind its flag."""
+    """A value as it is typed after its flag."""
     if isinstance(value, tuple):
         return ",".join(as_typed(item) for item in value) or "none"
     if isinstance(value, bool):
@@ -75,10 +75,10 @@ def as_typed(value: Any) -> str:
 
 
 def flag_lines(rows: Sequence[tuple[str, str]]) -> str:
-    """Flags on the left, their wrapped help on the right; a long flag has a line of its own."""
+    """Flags on the left, their wrapped help on the right; a long flag gets its own line."""
     text = ""
     for flag, help in rows:
-        # what stands in brackets stays on one line
+        # "[default: ...]" stays on one line
         help = re.sub(r"\[[^][]*\]$", lambda match: match[0].replace(" ", "\u00a0"), help)
         lines = textwrap.wrap(help, WIDTH - INDENT, break_long_words=False, break_on_hyphens=False)
         left = f"  {flag}"

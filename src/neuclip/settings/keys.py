@@ -1,9 +1,10 @@
-"""Which settings exist: their sections, fields and declared types, found from the dataclasses alone."""
+"""Which settings exist: sections, fields and declared types, taken from the dataclasses."""
 
 from __future__ import annotations
 
 from dataclasses import Field, fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from neuclip.errors import UserError
@@ -13,18 +14,7 @@ from neuclip.settings.sections import Settings
 from neuclip.settings.values import RawValue
 
 OBJECTIVE_KEY = "objective.name"
-SECTION_NAMES = (
-    "run",
-    "data",
-    "model",
-    "objective",
-    "optimizer",
-    "temperature",
-    "train",
-    "evaluation",
-    "checkpoint",
-    "log",
-)
+SECTION_NAMES = tuple(field.name for field in fields(Settings) if field.name != "objective_name")
 
 
 @cache
@@ -50,40 +40,42 @@ def declared_types(objective: str) -> dict[str, Any]:
     }
 
 
-def declared_type(given: RawValue, objective: str) -> Any:
-    """The type of a given key, or the error that names the nearest one."""
+def declared_type(raw: RawValue, objective: str) -> Any:
+    """The type of a key, or the error that names the nearest one."""
     types = declared_types(objective)
-    if given.key in types:
-        return types[given.key]
-    owners = [name for name in OBJECTIVES if given.key in declared_types(name)]
+    if raw.key in types:
+        return types[raw.key]
+    owners = [name for name in OBJECTIVES if raw.key in declared_types(name)]
     if owners:
-        raise given.wrong(
-            f"{given.key} belongs to objective {owners[0]}, but the objective is {objective}; "
-            f"choose objective {owners[0]} or leave it out"
+        raise raw.error(
+            f"{raw.key} belongs to objective {owners[0]}, but the objective is {objective}; "
+            f"choose objective {owners[0]} or remove it"
         )
-    raise unknown(given, objective)
+    raise unknown_key(raw, objective)
 
 
-def unknown(given: RawValue, objective: str) -> UserError:
-    dashes = "" if given.place else "--"
-    section = given.key.partition(".")[0]
-    siblings = [key for key in [OBJECTIVE_KEY, *declared_types(objective)] if key.startswith(f"{section}.")]
-    if given.key in SECTION_NAMES:
-        return given.wrong(f"{given.key} is a section; its fields are {', '.join(dashes + key for key in siblings)}")
-    if isinstance(given.value, dict):  # a section of a recipe
-        return given.wrong(f"{given.key} is not a section; {proposal(given.key, SECTION_NAMES)}")
-    near = [dashes + key for key in nearest_keys(given.key)]
-    if near:
-        return given.wrong(f"{given.key} is not a setting; did you mean {any_of(near)}?")
-    if siblings:
-        return given.wrong(f"{given.key} is not a setting; {section} has {', '.join(dashes + key for key in siblings)}")
-    return given.wrong(f"{given.key} is not a setting; the sections are {', '.join(SECTION_NAMES)}")
+def unknown_key(raw: RawValue, objective: str) -> UserError:
+    dashes = "" if raw.place else "--"
+    section = raw.key.partition(".")[0]
+    keys = [key for key in [OBJECTIVE_KEY, *declared_types(objective)] if key.startswith(f"{section}.")]
+    siblings = ", ".join(dashes + key for key in keys)
+    if raw.key in SECTION_NAMES:
+        return raw.error(f"{raw.key} is a section; its fields are {siblings}")
+    if isinstance(raw.value, dict):  # a section of a recipe
+        return raw.error(f"{raw.key} is not a section; {proposal(raw.key, SECTION_NAMES)}")
+    if near := [dashes + key for key in nearest_keys(raw.key)]:
+        remedy = f"did you mean {any_of(near)}?"
+    elif siblings:
+        remedy = f"{section} has {siblings}"
+    else:
+        remedy = f"the sections are {', '.join(SECTION_NAMES)}"
+    return raw.error(f"{raw.key} is not a setting; {remedy}")
 
 
 def nearest_keys(key: str) -> list[str]:
     """At most two keys that were probably meant, the likelier first.
 
-    Near are, in this order: a field of the same section, the same field elsewhere, a similar spelling elsewhere.
+    In this order: a field of the same section, the same field elsewhere, a similar spelling elsewhere.
 
     >>> nearest_keys("batch_size")
     ['train.batch_size', 'evaluation.batch_size']
@@ -91,14 +83,10 @@ def nearest_keys(key: str) -> list[str]:
     section, _, field = key.rpartition(".")
     section = section if section in SECTION_NAMES else nearest(section, SECTION_NAMES)
     known = list(dict.fromkeys(key for name in OBJECTIVES for key in [OBJECTIVE_KEY, *declared_types(name)]))
-    siblings = {other.partition(".")[2]: other for other in known if other.startswith(f"{section}.")}
-    meant = [name for name in siblings if is_called(field, name)] or [nearest(field, siblings)]
-    if meant[0]:
-        return [siblings[meant[0]]]
     namesakes = [other for other in known if is_called(field, other.partition(".")[2])]
-    fields = {other.partition(".")[2]: other for other in reversed(known)}
-    alike = nearest(field, fields)
-    return namesakes[:2] or ([fields[alike]] if alike else [])
+    siblings = [other for other in known if other.startswith(f"{section}.")]
+    same_section = [other for other in namesakes if other in siblings] or nearest_field(field, siblings)
+    return same_section[:1] or namesakes[:2] or nearest_field(field, known)
 
 
 def is_called(word: str, field: str) -> bool:
@@ -106,14 +94,16 @@ def is_called(word: str, field: str) -> bool:
     return word == field or (len(word) > 1 and word == "".join(part[0] for part in field.split("_") if part))
 
 
+def nearest_field(field: str, keys: list[str]) -> list[str]:
+    """The first key whose field is spelled most like `field`, or none."""
+    by_field = {key.partition(".")[2]: key for key in reversed(keys)}
+    near = nearest(field, by_field)
+    return [by_field[near]] if near else []
+
+
 def changed_fields(before: Settings, after: Settings) -> list[str]:
     """The keys in which two runs differ: ['objective.name', 'train.samples']."""
     if before.objective_name != after.objective_name:
         return [OBJECTIVE_KEY]
     keys = declared_types(before.objective_name)
-    return [key for key in keys if _value(before, key) != _value(after, key)]
-
-
-def _value(settings: Settings, key: str) -> Any:
-    section, _, field = key.partition(".")
-    return getattr(getattr(settings, section), field)
+    return [key for key in keys if attrgetter(key)(before) != attrgetter(key)(after)]

@@ -1,4 +1,4 @@
-"""The nearest right word: what an error proposes instead of what was typed."""
+"""What an error proposes in place of a mistyped word or path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-COMPARED = 10_000  # names of one folder; comparing those of a million images would take seconds
+COMPARED = 10_000  # file names per folder at most; a million would take seconds
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -17,8 +17,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("trian", ["train", "eval"])
     'train'
     """
-    found = get_close_matches(word, list(known), n=1)
-    return found[0] if found else ""
+    return next(iter(get_close_matches(word, list(known), n=1)), "")
 
 
 def any_of(words: Sequence[str]) -> str:
@@ -33,7 +32,7 @@ def proposal(word: str, known: Sequence[str]) -> str:
 
 
 def nearest_path(path: Path) -> Path | None:
-    """What lies where `path` was looked for under nearly its name, its folders put right too; None if nothing does.
+    """The existing path with nearly this name, mistyped folders corrected too; None if there is none.
 
     >>> nearest_path(Path("phtos/pairs.cvs"))                                            # doctest: +SKIP
     PosixPath('photos/pairs.csv')
@@ -48,8 +47,8 @@ def nearest_path(path: Path) -> Path | None:
             return folder / path.name
         with os.scandir(folder) as entries:
             shown = (entry.name for entry in islice(entries, COMPARED) if not entry.name.startswith("."))
-            names = sorted(name for name in shown if (folder / name).exists())  # not links to what is gone
-    except OSError:  # a folder that may not be listed, a name that is too long
+            names = sorted(name for name in shown if (folder / name).exists())  # not broken links
+    except OSError:  # no permission to list the folder, or a name that is too long
         return None
     near = nearest(path.name, names)
     return folder / near if near else None

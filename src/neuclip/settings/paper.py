@@ -1,7 +1,8 @@
-"""The paper's runs: the settings of its Table 1 with every objective, put together from `recipes/paper/`.
+"""The paper's runs: the settings of its Table 1 with every objective, composed from `recipes/paper/`.
 
-A number stands in one file: `everywhere.yaml`, the setting's or the objective's. Later wins, and an objective takes up
-what belongs to the setting by name: `rho: ${setting.rho}`. The comment behind a number says where it comes from.
+Each number is written once: in `everywhere.yaml`, in the file of the setting or in that of the objective. Later files
+win, and an objective refers to a value of the setting by name: `rho: ${setting.rho}`. The comment after a number says
+where it comes from.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import yaml
 
 from neuclip.settings.keys import OBJECTIVE_KEY, SECTION_NAMES, section_fields
 from neuclip.settings.objectives import OBJECTIVES
-from neuclip.settings.reading import build, checked
-from neuclip.settings.recipe import SHIPPED, plain
+from neuclip.settings.reading import build, convert_all
+from neuclip.settings.recipe import SHIPPED, raw_value
 from neuclip.settings.sections import Settings
 from neuclip.settings.values import RawValue
 from neuclip.settings.writing import scalar
 
 FOLDER = SHIPPED / "paper"
 LINE = re.compile(r"  (\w+): (.*?)(?: +# (.*))?")
-TAKEN_UP = re.compile(r"\$\{([\w.]+)\}")
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 COMMENT_COLUMN = 32
 
 Lines = dict[str, tuple[str, str]]  # key -> value and origin, as written: {'train.batch_size': ('1024', 'Table 1')}
@@ -30,24 +31,24 @@ Lines = dict[str, tuple[str, str]]  # key -> value and origin, as written: {'tra
 
 @dataclass(frozen=True)
 class PaperRecipe:
-    """One run of the paper. Keys `setting.*` are what its objectives take up, not settings of a run."""
+    """One run of the paper. Keys `setting.*` are only for references, they are not settings of a run."""
 
     heading: list[str]
     lines: Lines
 
     def settings(self) -> Settings:
         """As `neuclip train` would read them."""
-        given = [
-            RawValue(key, plain(yaml.compose(value, Loader=yaml.SafeLoader)), "recipes/paper")
+        values = [
+            RawValue(key, raw_value(yaml.compose(value, Loader=yaml.SafeLoader)), "recipes/paper")
             for key, (value, _) in self.lines.items()
             if key.partition(".")[0] in SECTION_NAMES
         ]
         objective = self.lines[OBJECTIVE_KEY][0]
-        return build(objective, checked(given, objective))
+        return build(objective, convert_all(values, objective))
 
     def as_yaml(self) -> str:
-        """A recipe of which every section is complete, each value with its origin. Sections of which the paper's run
-        says nothing are left out, and so is what the objective chooses by itself."""
+        """A recipe with the origin of each value. Sections in which the paper specifies nothing are omitted, and so are
+        values that the objective chooses."""
         settings = self.settings()
         text = "\n".join(self.heading) + "\n"
         for section in SECTION_NAMES:
@@ -93,12 +94,12 @@ def heading(file: Path) -> list[str]:
 
 
 def read_lines(file: Path, known: Lines) -> Lines:
-    """The lines of one file; `${...}` is filled with a value that is known from the files before it."""
+    """The lines of one file; `${...}` refers to a value of the files before it."""
     lines: Lines = {}
     section = ""
     for line in file.read_text(encoding="utf-8").splitlines():
         if match := LINE.fullmatch(line):
-            filled = TAKEN_UP.sub(lambda key: known[key[1]][0], f"{match[2]}\n{match[3] or ''}")
+            filled = REFERENCE.sub(lambda key: known[key[1]][0], f"{match[2]}\n{match[3] or ''}")
             value, _, origin = filled.partition("\n")
             lines[f"{section}.{match[1]}"] = (value, origin)
         elif line and not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""A recipe: YAML with one section per group of fields. Read with the line of every value, for errors that say where."""
+"""A recipe: YAML with one mapping per section. Each value is read with its line, which errors name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import yaml
 
 from neuclip.errors import UserError
 from neuclip.settings.keys import OBJECTIVE_KEY, SECTION_NAMES
-from neuclip.settings.nearest import proposal
-from neuclip.settings.values import RawValue, shown
+from neuclip.settings.nearest import any_of, proposal
+from neuclip.settings.values import RawValue, describe
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".gz", ".tgz")
@@ -22,45 +22,37 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def find_recipe(asked: Path) -> Path:
+def find_recipe(path: Path) -> Path:
     """A file, or the name of a shipped recipe ('tiny', 'tiny.yaml')."""
-    if asked.is_file() and asked.suffix in DATA_SUFFIXES:
-        raise UserError(f"{asked} is no recipe; data is given with --data.train {asked}")
-    if asked.is_file():
-        return asked
-    if str(asked).removesuffix(".yaml") in shipped_recipes():
-        return SHIPPED / f"{asked.stem}.yaml"
-    if (asked / "settings.yaml").is_file():
-        raise UserError(
-            f"{asked} is a run, not a recipe; continue it with --resume {asked}, "
-            f"or repeat it with {asked / 'settings.yaml'}"
-        )
-    if asked.is_dir():
-        raise UserError(
-            f"{asked} is a folder, not a recipe; data is given with --data.train {asked}, "
-            f"a recipe is a YAML file or one of {', '.join(shipped_recipes())}"
-        )
-    raise UserError(
-        f"no recipe {asked}: neither a file nor a shipped recipe; {proposal(asked.stem, shipped_recipes())}"
-    )
+    if path.is_file() and path.suffix not in DATA_SUFFIXES:
+        return path
+    if str(path).removesuffix(".yaml") in shipped_recipes():
+        return SHIPPED / f"{path.stem}.yaml"
+    settings = path / "settings.yaml"
+    if settings.is_file():
+        raise UserError(f"{path} is a run, not a recipe; to continue, give --resume {path}; to repeat it, {settings}")
+    if path.is_dir() or path.is_file():
+        choices = any_of(["a YAML file", *shipped_recipes()])
+        raise UserError(f"{path} is not a recipe; give data as --data.train {path}, and as recipe {choices}")
+    raise UserError(f"no recipe {path}: neither a file nor a shipped recipe; {proposal(path.stem, shipped_recipes())}")
 
 
 def read_recipe(path: Path) -> list[RawValue]:
-    """Every value of a recipe with its key and line. Whether a key exists, and its type, is not looked at here."""
+    """Every value of a recipe with its key and line; keys and types are not checked here."""
     name = path.name if path.parent == SHIPPED else str(path)
-    root = compose(path, name)
+    root = parse_yaml(path, name)
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{name} line {line_of(root)}: expected sections such as 'train:' with their fields below them")
     return [
-        given
+        raw
         for key, node, line in entries(root, name, "")
-        for given in section_values(key, node, f"{name} line {line}", name)
+        for raw in section_values(key, node, f"{name} line {line}", name)
     ]
 
 
-def compose(path: Path, name: str) -> yaml.Node | None:
+def parse_yaml(path: Path, name: str) -> yaml.Node | None:
     try:
         return yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
     except UnicodeDecodeError:
@@ -76,20 +68,20 @@ def compose(path: Path, name: str) -> yaml.Node | None:
 
 
 def section_values(section: str, node: yaml.Node, place: str, name: str) -> Iterator[RawValue]:
-    value = plain(node)
+    value = raw_value(node)
     if section not in SECTION_NAMES:
-        yield RawValue(section, value, place)  # the reader names the nearest key
+        yield RawValue(section, value, place)  # `declared_type` names the nearest key
     elif isinstance(node, yaml.MappingNode):
         for field, field_node, line in entries(node, name, f"{section}."):
-            yield RawValue(f"{section}.{field}", plain(field_node), f"{name} line {line}")
+            yield RawValue(f"{section}.{field}", raw_value(field_node), f"{name} line {line}")
     elif section == "objective" and value is not None:
         yield RawValue(OBJECTIVE_KEY, value, place)
-    elif value is not None:  # a section without fields says nothing
-        raise UserError(f"{place}: {section} is {shown(value)}; give its fields in the lines below, indented")
+    elif value is not None:  # an empty section is allowed
+        raise UserError(f"{place}: {section} is {describe(value)}; give its fields in the lines below, indented")
 
 
 def entries(mapping: yaml.MappingNode, name: str, prefix: str) -> Iterator[tuple[str, yaml.Node, int]]:
-    """Key, value and line of each entry; a key given twice is an error, where YAML drops the first silently."""
+    """Key, value and line of each entry. A key that is given twice is an error; YAML would drop the first silently."""
     first_lines: dict[str, int] = {}
     for key_node, value in mapping.value:
         line = line_of(key_node)
@@ -108,10 +100,10 @@ def line_of(node: yaml.Node) -> int:
     return node.start_mark.line + 1
 
 
-def plain(node: yaml.Node) -> Any:
-    """What `RawValue.value` holds. Numbers stay text: the declared type, not YAML, says what 012 or 1e-3 is."""
+def raw_value(node: yaml.Node) -> Any:
+    """The node's value for `RawValue`. Numbers stay text: the declared type, not YAML, decides what 012 or 1e-3 is."""
     if isinstance(node, yaml.SequenceNode):
-        return [plain(item) if isinstance(item, yaml.ScalarNode) else {} for item in node.value]
+        return [raw_value(item) if isinstance(item, yaml.ScalarNode) else {} for item in node.value]
     if isinstance(node, yaml.MappingNode):
         return {}
     if node.tag == f"{YAML_TAG}null":

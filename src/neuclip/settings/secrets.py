@@ -1,4 +1,4 @@
-"""Addresses as people may see them: the query of a signed one opens the data to whoever reads it."""
+"""Addresses without their queries: the query of a signed URL gives access to the data and is never shown."""
 
 from __future__ import annotations
 

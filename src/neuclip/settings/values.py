@@ -1,4 +1,4 @@
-"""One value as it was given, and its conversion to the type its field declares. A change of meaning is an error."""
+"""A value as a user gave it, and its conversion to the declared type of its field. Nothing is converted silently."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from neuclip.errors import UserError
 from neuclip.settings.nearest import any_of, nearest
+from neuclip.settings.secrets import between_commas
 
 NUMBER = re.compile(r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)(k|K|M|G|B|[kMG]B)?")
 LEADING_ZERO = re.compile(r"[+-]?0\d")  # YAML 1.1 reads 012 as 10
-COMMA_OUTSIDE_BRACES = re.compile(r",(?![^{}]*\})")  # shards/{0,1}.tar is one address
 SCALE = {"k": 10**3, "K": 10**3, "kB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "B": 10**9, "GB": 10**9}
 WHOLE_NUMBER_LIMIT = 2**63
 
 
 @dataclass(frozen=True)
 class RawValue:
-    """A value and where it stands.
+    """A value as given: text (also for numbers), a boolean, None (nothing), a list, or a dict (a group of fields).
 
-    `value` is what the source can tell apart: text (numbers too), true/false, None (nothing), a list, or a dict for a
-    group of fields. `place` is 'tiny.yaml line 12', or '' for a flag.
+    `place` is 'tiny.yaml line 12', or '' for a flag.
     """
 
     key: str
     value: Any
     place: str = ""
 
-    def wrong(self, message: str) -> UserError:
-        """The error about this value: `message` begins with a key, the place comes in front of it."""
+    def error(self, message: str) -> UserError:
+        """The error about this value: its place, then `message`, which begins with a key."""
         if self.place:
             return UserError(f"{self.place}: {message}")
         return UserError(f"--{message}" if message.startswith(self.key) else f"--{self.key}: {message}")
 
 
-def convert(given: RawValue, declared: Any) -> Any:
+def convert(raw: RawValue, declared: Any) -> Any:
     """The value as its declared type.
 
     >>> convert(RawValue("train.samples", "3M"), int)
@@ -46,15 +45,15 @@ def convert(given: RawValue, declared: Any) -> Any:
     >>> convert(RawValue("data.crop_scale", "0.8,1"), tuple[float, float])
     (0.8, 1.0)
     """
-    if declared is bool and given.value is None and not given.place:
+    if declared is bool and raw.value is None and not raw.place:
         return True  # a bare flag: --log.tensorboard
     try:
-        return parse(given.value, declared)
+        return parse(raw.value, declared)
     except ValueError as error:
-        raise given.wrong(f"{given.key} is {shown(given.value)}; {error}") from None
+        raise raw.error(f"{raw.key} is {describe(raw.value)}; {error}") from None
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -68,7 +67,7 @@ def parse(value: Any, declared: Any) -> Any:
     """As `convert`, but raises ValueError with the remedy alone."""
     if get_origin(declared) is Literal:
         return parse_choice(value, get_args(declared))
-    if get_origin(declared) in (Union, UnionType):  # X | None: not said, so that the method may choose
+    if get_origin(declared) in (Union, UnionType):  # X | None: the objective chooses
         return None if value in (None, "default") else parse(value, get_args(declared)[0])
     if get_origin(declared) is tuple:
         return parse_tuple(value, get_args(declared))
@@ -107,7 +106,7 @@ def parse_boolean(value: Any) -> bool:
 
 def parse_text(value: Any) -> str:
     if isinstance(value, bool):
-        raise ValueError("YAML reads this word as a boolean; put it in quotes if it is a text")
+        raise ValueError("YAML reads this word as a boolean; put it in quotes to give a text")
     if not isinstance(value, str):
         raise ValueError("give a text; '' for none")
     try:
@@ -128,11 +127,11 @@ def parse_tuple(value: Any, declared: tuple[Any, ...]) -> tuple[Any, ...]:
     any_length = declared[-1] is Ellipsis
     if isinstance(value, str):
         empty = value.strip() in ("", "none")
-        value = [] if empty else [item.strip() for item in COMMA_OUTSIDE_BRACES.split(value)]
+        value = [] if empty else [item.strip() for item in between_commas(value)]
         if "" in value:
-            raise ValueError("remove the comma that stands alone")
+            raise ValueError("remove the extra comma")
     if not isinstance(value, list):
-        raise ValueError("give values separated by commas, or none" if any_length else "give values between commas")
+        raise ValueError("give values separated by commas" + (", or none" if any_length else ""))
     if not any_length and len(value) != len(declared):
         raise ValueError(f"give {len(declared)} values separated by commas")
     return tuple(parse(item, declared[0]) for item in value)

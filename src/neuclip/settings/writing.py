@@ -1,4 +1,4 @@
-"""Writes settings as YAML: complete, readable, and read back equal."""
+"""Writes settings: complete and readable YAML that is read back equal."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import yaml
 from neuclip.settings.keys import SECTION_NAMES
 from neuclip.settings.sections import Settings
 
-HEADER = "# The settings of one run, complete. To repeat the run: neuclip train settings.yaml --run.name ANOTHER_NAME\n"
+HEADER = "# All settings of one run. To repeat the run: neuclip train settings.yaml --run.name ANOTHER_NAME\n"
+
+
+def settings_as_dict(settings: Settings) -> dict[str, dict[str, Any]]:
+    """All sections with all fields, in the order of the help; the objective's name is the first of its fields."""
+    sections = {section: asdict(getattr(settings, section)) for section in SECTION_NAMES}
+    return sections | {"objective": {"name": settings.objective_name, **sections["objective"]}}
 
 
 def settings_as_yaml(settings: Settings) -> str:
-    """All sections with all fields, in the order of the help."""
-    parts = [HEADER]
-    for section in SECTION_NAMES:
-        values = asdict(getattr(settings, section))
-        if section == "objective":
-            values = {"name": settings.objective_name, **values}
-        parts.append(f"\n{section}:\n" + "".join(f"  {field}: {scalar(value)}\n" for field, value in values.items()))
-    return "".join(parts)
+    text = HEADER
+    for section, values in settings_as_dict(settings).items():
+        text += f"\n{section}:\n" + "".join(f"  {field}: {scalar(value)}\n" for field, value in values.items())
+    return text
 
 
 def scalar(value: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.doctor.diagnosis import examine
-from neuclip.doctor.model import facts_of
+from neuclip.doctor.model import cached_facts
 from neuclip.models.facts import model_facts, token_counter
 from neuclip.models.hub import NotHere
 from neuclip.models.towers import SHIPPED, build_model
@@ -25,16 +25,16 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_second_time_facts_are_read_and_equal_those_of_the_first(cache):
-    first = facts_of(ModelSettings(name="tiny"))
-    assert first == facts_of(ModelSettings(name="tiny")) == model_facts("tiny")
+    first = cached_facts(ModelSettings(name="tiny"))
+    assert first == cached_facts(ModelSettings(name="tiny")) == model_facts("tiny")
     (kept,) = cache.glob("models/*.json")
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"parameters": 7}))
-    assert facts_of(ModelSettings(name="tiny")).parameters == 7
+    assert cached_facts(ModelSettings(name="tiny")).parameters == 7
 
 
 @pytest.mark.parametrize("asked", [{"image_size": 64}, {"gradient_checkpointing": True}])
-def test_other_settings_of_a_model_have_facts_of_their_own(asked, cache):
-    assert facts_of(ModelSettings(name="tiny")) != facts_of(ModelSettings(name="tiny", **asked))
+def test_other_settings_of_a_model_have_cached_facts_their_own(asked, cache):
+    assert cached_facts(ModelSettings(name="tiny")) != cached_facts(ModelSettings(name="tiny", **asked))
 
 
 def test_a_changed_configuration_is_looked_at_again(cache, tmp_path):
@@ -43,22 +43,22 @@ def test_a_changed_configuration_is_looked_at_again(cache, tmp_path):
     widths = []
     for width in (128, 64):
         file.write_text(json.dumps(config | {"embed_dim": width}))
-        widths.append(facts_of(ModelSettings(name=str(file))).embed_dim)
+        widths.append(cached_facts(ModelSettings(name=str(file))).embed_dim)
     assert widths == [128, 64]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"image_size": [1, 1], "other": 1}'])
 def test_a_spoilt_file_is_made_again(content, cache):
-    first = facts_of(ModelSettings(name="tiny"))
+    first = cached_facts(ModelSettings(name="tiny"))
     (kept,) = cache.glob("models/*.json")
     kept.write_text(content)
-    assert facts_of(ModelSettings(name="tiny")) == first and json.loads(kept.read_text())
+    assert cached_facts(ModelSettings(name="tiny")) == first and json.loads(kept.read_text())
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file"))
-    assert facts_of(ModelSettings(name="tiny")) == model_facts("tiny")
+    assert cached_facts(ModelSettings(name="tiny")) == model_facts("tiny")
 
 
 def test_the_usual_tokenizer_counts_alone_as_within_open_clip(tmp_path):

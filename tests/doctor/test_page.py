@@ -1,0 +1,58 @@
+"""The page: complete for every objective and kind of data, within the terminal's width, and safe to print."""
+
+from __future__ import annotations
+
+import pytest
+
+from neuclip.doctor import pairs
+from neuclip.doctor.diagnosis import examine
+from neuclip.doctor.findings import Findings
+from neuclip.doctor.page import page_text
+from neuclip.settings.reading import read_settings
+from tests.images import write_shards
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("page") / "shapes", 140)
+
+
+def examined(data, flags: str = "", ranks: int = 1) -> Findings:
+    settings = read_settings(None, ["--data.train", str(data), "--train.batch_size", "32", *flags.split()])
+    return examine(settings, ranks=ranks, sample=3)[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        ("--objective clip", ["objective   clip; the first loss is 3.5", "can fall to 0.01"]),
+        ("--objective siglip", ["objective   siglip;", "prototypes by default"]),
+        ("--objective fastclip --objective.variant v1", ["starts at 0.07, constant"]),
+        ("--objective fastclip --objective.variant v2", ["starts at 0.07, one per sample"]),
+        ("--objective amorlip", ["objective   amorlip;"]),
+        ("--objective.restart rolling", ["m = 1,024 prototypes for n = 140 candidates"]),
+        ("--objective.restart_every 0", ["never replaced"]),
+        ("--train.micro_batch_size 5", ["2 ranks; per rank 16 pairs per step, 5 per forward pass"]),
+    ],
+)
+def test_the_page_has_the_figures_of_every_objective(shards, flags, lines):
+    page = page_text(examined(shards, flags, ranks=2), width=200)
+    assert all(line in page for line in lines) and "None" not in page
+    assert page.splitlines()[-1] == "ready: training would start"
+
+
+def test_remote_shards_and_an_estimate_of_duplicates_are_described(shards, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+    monkeypatch.setattr(pairs, "CAPTIONS_COUNTED", 100)
+    page = page_text(examined(f"file://{shards}"), width=200)
+    assert "2 shards of 70 pairs, mixed 16 at a time; the cache holds up to 2 of them" in page
+    assert "once, all shards fit into the cache" in page and "(estimated from 3 captions)" in page
+
+
+def test_captions_cannot_command_the_terminal_and_are_cut_to_its_width(shards, monkeypatch):
+    monkeypatch.chdir(shards.parent)
+    findings = examined(shards.name)
+    findings["sample.shown"][0]["caption"] = "red\x1b[2J" + "long " * 100
+    page = page_text(findings, width=80)
+    assert "\x1b" not in page and max(map(len, page.splitlines())) <= 80
