@@ -1,6 +1,6 @@
 """From an icon's name to its caption: the words of the name, without those that only tell its style.
 
-A word of style lets a model tell images apart without looking at what they show; it is kept in the JSON instead.
+The style is kept in the JSON: in a caption it would let a model tell images apart without looking at what they show.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from neuclip.datasets.icons.captions import emoji_caption, words_of
-from neuclip.datasets.icons.emoji_table import read_emoji_table
+from neuclip.datasets.captions import emoji_caption, words_of
+from neuclip.datasets.emoji import read_emoji_table
 
 ALWAYS_STYLE = ("outline", "outlined", "filled", "fill", "solid", "duotone", "twotone", "two-tone")
 # Words that may mean something (`traffic-light`, `text-bold`, `chart-line`): they are style only where the collection

@@ -1,109 +1,106 @@
-"""Which pairs are for training and which for testing: the rule of icons-30k (icons/split.py), with two additions.
+"""Which icons are for training and which for testing: the common rule (datasets/splitting.py), with two additions.
 
 - All skin tones of an emoji go where the emoji goes.
-- Of a concept that is tested, one drawing per family is: its dozen sizes and styles are no dozen tests. The others
-  are in no part, because a model that was trained on them would know the tested one.
+- Of a tested concept, each family shows one drawing: its dozen sizes and styles are not a dozen tests. The others are
+  in no part, because a model that was trained on them would know the tested one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from neuclip.datasets.iconify.captions import concept_of
-from neuclip.datasets.iconify.collection_progress import CollectionProgress
-from neuclip.datasets.iconify.collections import Collection
-from neuclip.datasets.iconify.drawing import Drawings, Row
-from neuclip.datasets.iconify.families import family_of
-from neuclip.datasets.icons.near_duplicates import Thumbnails, first_of_each_image, has_near_twin
-from neuclip.datasets.icons.split import TRAIN, Named, number_from, split_pairs
-
-Place = tuple[int, int]  # of a drawing: which collection, which row
+from neuclip.datasets.iconify.collections import Collection, family_of
+from neuclip.datasets.iconify.drawing import DrawnCollection, DrawnIcon
+from neuclip.datasets.near_duplicates import Thumbnails, unique_images
+from neuclip.datasets.splitting import (
+    Concept,
+    Pair,
+    drop_near_duplicates,
+    group_by_part,
+    held_out_positions,
+    heldout_concepts,
+    number_from,
+    split_by_concept,
+    train_positions,
+)
+from neuclip.progress import StatusLine, track
 
 
 @dataclass(frozen=True)
-class Pair:
-    """An image that occurs once, with all that is known of it but its pixels."""
+class IconifyPair(Pair):
+    """An icon whose image occurs once."""
 
     collection: Collection
-    row: Row
-    place: Place
-
-    @property
-    def id(self) -> str:
-        return f"{self.collection.prefix}/{self.row.name}"
-
-    @property
-    def family(self) -> str:
-        return family_of(self.collection.prefix)
-
-    @property
-    def caption(self) -> str:
-        return self.row.captions[0]
+    icon: DrawnIcon
+    place: tuple[int, int]  # number of its collection, position there
 
 
-def different_images(drawings: Sequence[Drawings]) -> list[Pair]:
+def split_all(drawn: Sequence[DrawnCollection]) -> tuple[dict[str, list[IconifyPair]], Mapping[str, int]]:
+    """The pairs of every part, and how many drawn icons are in none, by reason."""
+    status = StatusLine()
+    status.show("looking for equal images")
+    pairs = different_images(drawn)
+    status.show(f"splitting {len(pairs):,} different images")
+    parts = split_by_name(pairs, heldout_concepts())
+    status.close()
+    tested = list(_thumbnails(pairs, held_out_positions(parts), drawn))
+    train = _thumbnails(pairs, train_positions(parts), drawn)
+    kept = drop_near_duplicates(
+        parts,
+        Thumbnails(np.concatenate([one.grey for one in tested]), np.concatenate([one.colour for one in tested])),
+        track(train, "looking for near duplicates", len(drawn), "collections"),
+    )
+    in_no_part = parts.count(None)
+    return group_by_part(pairs, kept), {
+        "equal to another image": sum(len(one.icons) for one in drawn) - len(pairs),
+        "other sizes and styles of tested drawings": in_no_part,
+        "test images with a near duplicate in train": kept.count(None) - in_no_part,
+    }
+
+
+def different_images(drawn: Sequence[DrawnCollection]) -> list[IconifyPair]:
     """All drawn icons without repeated images; of equal ones the shortest caption stays, then the first."""
     pairs = [
-        Pair(of_one.collection, row, (number, position))
-        for number, of_one in enumerate(drawings)
-        for position, row in enumerate(of_one.rows)
+        make_pair(one.collection, icon, (number, position))
+        for number, one in enumerate(drawn)
+        for position, icon in enumerate(one.icons)
     ]
-    digests = [digest for of_one in drawings for digest in of_one.digests()]
-    return [pairs[position] for position in first_of_each_image(digests, [pair.caption for pair in pairs])]
+    digests = [digest for one in drawn for digest in one.digests()]
+    return [pairs[position] for position in unique_images(digests, [pair.caption for pair in pairs])]
 
 
-def split_by_names(pairs: Sequence[Pair], concepts: frozenset[str]) -> list[str | None]:
-    """The part of every pair, before twins are looked for; None for those in no part."""
-    named = [Named(concept_of(pair.caption), pair.family) for pair in pairs]
-    splits: list[str | None] = list(split_pairs(named, concepts))
-    held: dict[Named, list[int]] = defaultdict(list)
-    for position, (name, split) in enumerate(zip(named, splits, strict=True)):
-        if split != TRAIN:
-            held[name].append(position)
-    for positions in held.values():
+def make_pair(collection: Collection, icon: DrawnIcon, place: tuple[int, int]) -> IconifyPair:
+    family = family_of(collection.prefix)
+    return IconifyPair(f"{collection.prefix}/{icon.name}", icon.captions[0], family, collection, icon, place)
+
+
+def split_by_name(pairs: Sequence[IconifyPair], held_out_words: Set[str]) -> list[str | None]:
+    """The part of every pair, before near duplicates are dropped; None for those in no part."""
+    concepts = [Concept(concept_of(pair.caption), pair.family) for pair in pairs]
+    parts: list[str | None] = list(split_by_concept(concepts, held_out_words))
+    tested: dict[Concept, list[int]] = defaultdict(list)
+    for position in held_out_positions(parts):
+        tested[concepts[position]].append(position)
+    for positions in tested.values():
         shown = min(positions, key=lambda position: number_from(f"show|{pairs[position].id}"))
         for position in positions:
             if position != shown:
-                splits[position] = None
-    return splits
+                parts[position] = None
+    return parts
 
 
-def drop_twins_of_train(
-    pairs: Sequence[Pair], splits: Sequence[str | None], drawings: Sequence[Drawings]
-) -> list[str | None]:
-    """The splits again, with None for test images that have a near twin in train; one collection at a time."""
-    tested = [position for position, split in enumerate(splits) if split not in (None, TRAIN)]
-    of_train = [pairs[position].place for position, split in enumerate(splits) if split == TRAIN]
-    questioned = _thumbnails([pairs[position].place for position in tested], drawings)
-    twins = np.zeros(len(tested), dtype=bool)
-    rows = _rows_by_collection(of_train, len(drawings))
-    progress = CollectionProgress("looking for near twins", len(of_train))
-    for of_one, chosen in zip(drawings, rows, strict=True):
-        progress.show(of_one.collection.prefix)
-        open_questions = np.flatnonzero(~twins)
-        twins[open_questions] = has_near_twin(questioned.rows(open_questions), of_one.thumbnails(chosen))
-        progress.done += len(chosen)
-    progress.close()
-    result = list(splits)
-    for position, twin in zip(tested, twins, strict=True):
-        if twin:
-            result[position] = None
-    return result
-
-
-def _thumbnails(places: Sequence[Place], drawings: Sequence[Drawings]) -> Thumbnails:
-    """Of these places, in their order; places are sorted by collection, as pairs are."""
-    rows = _rows_by_collection(places, len(drawings))
-    found = [of_one.thumbnails(chosen) for of_one, chosen in zip(drawings, rows, strict=True)]
-    return Thumbnails(np.concatenate([one.grey for one in found]), np.concatenate([one.colour for one in found]))
-
-
-def _rows_by_collection(places: Sequence[Place], collections: int) -> list[np.ndarray]:
-    rows: list[list[int]] = [[] for _ in range(collections)]
-    for number, row in places:
+def _thumbnails(
+    pairs: Sequence[IconifyPair], positions: Sequence[int] | np.ndarray, drawn: Sequence[DrawnCollection]
+) -> Iterator[Thumbnails]:
+    """Of the pairs at these positions, one collection at a time; in their order, as pairs are sorted by collection."""
+    rows: list[list[int]] = [[] for _ in drawn]
+    for position in positions:
+        number, row = pairs[position].place
         rows[number].append(row)
-    return [np.array(chosen, dtype=np.int64) for chosen in rows]
+    for one, chosen in zip(drawn, rows, strict=True):
+        yield one.thumbnails(np.array(chosen, dtype=np.int64))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from neuclip.datasets.icons.captions import emoji_caption, icon_caption, is_brand
-from neuclip.datasets.icons.drawing import Glyph
-from neuclip.datasets.icons.emoji_table import Emoji, hex_key
-from neuclip.datasets.icons.packages import Source, art_path
+from neuclip.datasets.captions import emoji_caption, plain_caption
+from neuclip.datasets.drawing import Drawable, Glyph
+from neuclip.datasets.emoji import Emoji, hex_key
+from neuclip.datasets.icons.sources import Source, art_path
+
+STYLE_WORDS = frozenset(["outline", "outlined", "filled", "fill", "variant", "alt", "solid"])
+STYLE_WORD_SETS = ("mdi", "tabler")  # the sets that write the style into the name of a drawing
 
 
 @dataclass(frozen=True)
@@ -20,12 +24,8 @@ class Drawing:
     source: Source
     key: str
     caption: str
-    image: str | Glyph
+    image: Drawable
     emoji: Emoji | None = None
-
-    @property
-    def id(self) -> str:
-        return f"{self.source.name}/{self.key}"
 
 
 def list_drawings(source: Source, emoji: list[Emoji]) -> list[Drawing]:
@@ -40,10 +40,32 @@ def list_drawings(source: Source, emoji: list[Emoji]) -> list[Drawing]:
     return list(_archive_icons(source, path))
 
 
+def icon_caption(icon_set: str, stem: str) -> str:
+    """The caption of an icon, from the stem of its file; `icon_set` is the source without its style.
+
+    >>> icon_caption("tabler", "mood-happy"), icon_caption("mdi", "account-box-outline")
+    ('face happy', 'account box')
+    """
+    words = plain_caption(re.sub(r"[-_\s]+", " ", stem)).split()
+    if icon_set in STYLE_WORD_SETS:
+        words = [word for word in words if word not in STYLE_WORDS] or words
+    if icon_set == "tabler" and len(words) > 1:
+        if words[0] == "mood":
+            words[0] = "face"
+        elif words[0] == "device":
+            words = words[1:]
+    return " ".join(words)
+
+
+def is_brand(icon_set: str, stem: str) -> bool:
+    """Brand marks are left out: they are trade marks, and their names describe nothing that is seen."""
+    return (icon_set == "tabler" and stem.startswith("brand-")) or (icon_set == "phosphor" and stem.endswith("-logo"))
+
+
 def _emoji_files(source: Source, folder: Path, emoji: list[Emoji]) -> Iterator[Drawing]:
     by_hex = {row.hex: row for row in emoji}
     for file in sorted(folder.glob("*.svg")):
-        # Taken out of the table, so that a vendor's second spelling of the same emoji is not drawn again.
+        # Removed from the table, because a vendor may spell the same emoji twice.
         row = by_hex.pop(hex_key(file.stem), None)
         if row:
             yield Drawing(source, row.hex, emoji_caption(row.name), file.read_text(encoding="utf-8"), row)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from neuclip.datasets.icons.drawing import Glyph, draw, draw_svg
-from neuclip.datasets.icons.packages import SOURCES, art_path
-from neuclip.datasets.icons.workers import draw_all, draw_one
-from neuclip.datasets.png import encode_png
+from neuclip.datasets.drawing import Glyph, draw, draw_one, draw_svg, encode_png
+from neuclip.datasets.icons.sources import SOURCES, art_path
+from neuclip.datasets.workers import Drawers
 
 pytest.importorskip("resvg_py")
 
@@ -78,6 +77,17 @@ def test_an_empty_or_broken_document_is_left_out():
     assert draw_one("not a drawing") is None
 
 
+def test_a_drawing_that_resvg_panics_on_is_left_out(monkeypatch):
+    class PanicException(BaseException):
+        """As pyo3 makes it: no Exception. The only known case is 55 kB of somebody's emoji."""
+
+    def panic(**_):
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr("resvg_py.svg_to_bytes", panic)
+    assert draw_one('<svg viewBox="0 0 1 1"></svg>') is None
+
+
 def test_png_holds_the_pixels_and_nothing_else():
     pixels = draw_svg(SQUARE.format(frame='viewBox="0 0 24 24"'))
     image = Image.open(io.BytesIO(encode_png(pixels)))
@@ -91,6 +101,7 @@ def test_child_processes_draw_the_same_bytes_in_the_same_order():
         for r in range(5, 45)
     ]
     images = [*circles, glyph("😀"), "not a drawing", glyph("🇫🇷")]
-    drawn = list(draw_all(images * 3, processes=2))
+    with Drawers(processes=2) as drawers:
+        drawn = list(drawers.draw(images * 3))
     assert drawn == [draw_one(image) for image in images] * 3
     assert drawn[-2] is None and drawn[-1] is not None

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from neuclip.datasets.iconify.collections import read_collections, read_icons
-from neuclip.datasets.iconify.families import FAMILIES, family_of
-from neuclip.datasets.icons.drawing import draw
+from neuclip.datasets.drawing import draw
+from neuclip.datasets.iconify.collections import FAMILIES, family_of, read_collections, read_icons
 from neuclip.errors import RunFailed
 
 
@@ -35,10 +34,10 @@ def test_an_alias_is_a_name_of_the_same_drawing_and_a_mirrored_one_is_not(packag
     assert aliases["house"] == ("home",) and aliases["key"] == ()
 
 
-def test_aliases_in_a_ring_end(package):
+def test_aliases_that_name_each_other_end(package):
     file = package / "json" / "beta.json"
-    rings = {"a": {"parent": "b"}, "b": {"parent": "a"}, "lune": {"parent": "luna"}, "luna": {"parent": "moon"}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"aliases": rings}))
+    cycles = {"a": {"parent": "b"}, "b": {"parent": "a"}, "lune": {"parent": "luna"}, "luna": {"parent": "moon"}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"aliases": cycles}))
     aliases = {icon.name: icon.aliases for icon in read_icons(read_collections(package)[1]).icons}
     assert aliases["moon"] == ("luna", "lune") and aliases["sun"] == ()
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import tarfile
 
 from neuclip.data.tar.writing import write_shards
-from neuclip.datasets.icons.zero_shot import Labelled, frequent_classes, group_words, write_task
+from neuclip.datasets.splitting import Pair
+from neuclip.datasets.writing import shuffle, write_zero_shot_folder
 
 SAMPLES = [(("png", bytes([number] * number)), ("txt", f"ñ {number}".encode())) for number in range(10)]
 
@@ -31,20 +32,17 @@ def test_members_carry_no_time_no_owner_and_running_keys(tmp_path):
     assert names == [f"{number:08d}.{extension}" for number in range(10) for extension in ("png", "txt")]
 
 
+def test_pairs_stand_in_an_order_that_depends_on_their_ids_alone():
+    pairs = [Pair(f"set/{number}", "", "") for number in range(50)]
+    assert shuffle(pairs) == shuffle(pairs[::-1]) != pairs
+
+
 def test_a_label_is_the_line_number_of_its_class_name(tmp_path):
-    samples = [Labelled(b"1", "objects"), Labelled(b"2", group_words("animals-nature")), Labelled(b"3", "objects")]
-    write_task(tmp_path / "groups", samples)
-    names = (tmp_path / "groups" / "classnames.txt").read_text().splitlines()
-    assert names == ["animals and nature", "objects"]
-    with tarfile.open(tmp_path / "groups" / "test" / "0.tar") as tar:
+    write_zero_shot_folder(tmp_path, [(b"1", 1), (b"2", 0), (b"3", 1)], ["animals", "objects"], ["{c}", "a {c}"])
+    assert (tmp_path / "classnames.txt").read_text() == "animals\nobjects\n"
+    with tarfile.open(tmp_path / "test" / "0.tar") as tar:
         contents = {member.name: tar.extractfile(member).read() for member in tar}
-    assert [names[int(contents[f"{key:08d}.cls"])] for key in range(3)] == [sample.class_name for sample in samples]
+    assert [contents[f"{key:08d}.cls"] for key in range(3)] == [b"1", b"0", b"1"]
     assert [contents[f"{key:08d}.png"] for key in range(3)] == [b"1", b"2", b"3"]
-    assert (tmp_path / "groups" / "test" / "nshards.txt").read_text().strip() == "1"
-    templates = (tmp_path / "groups" / "zeroshot_classification_templates.txt").read_text().splitlines()
-    assert templates and all("{c}" in template for template in templates)
-
-
-def test_classes_with_few_images_are_left_out():
-    samples = [Labelled(b"", "often")] * 5 + [Labelled(b"", "rare")] * 4
-    assert {sample.class_name for sample in frequent_classes(samples)} == {"often"}
+    assert (tmp_path / "test" / "nshards.txt").read_text().strip() == "1"
+    assert (tmp_path / "zeroshot_classification_templates.txt").read_text() == "{c}\na {c}\n"

@@ -17,21 +17,18 @@ from PIL import Image
 
 from neuclip.data.open import open_source
 from neuclip.data.tar import writing as shard_writing
+from neuclip.datasets import rasteriser, writing
 from neuclip.datasets.fetching import Package
 from neuclip.datasets.iconify import build as building
-from neuclip.datasets.iconify import writing
-from neuclip.datasets.iconify.build import build_set
+from neuclip.datasets.iconify.build import build
 from neuclip.datasets.iconify.notes import what_it_asks
-from neuclip.datasets.iconify.spec import SET
-from neuclip.datasets.icons import rasteriser
-from neuclip.datasets.icons.split import heldout_concepts
-from neuclip.datasets.icons.workers import draw_one
+from neuclip.datasets.sets import ICONIFY
+from neuclip.datasets.splitting import PARTS, heldout_concepts
 from neuclip.errors import UserError
 
 pytest.importorskip("resvg_py", reason="needs pip install 'neuclip[demo]'")
 
 PACKAGE = Package("npm", "@iconify/json", "0.0.1", 1)  # as in conftest.py
-PARTS = ("train", "new-drawings", "new-concepts")
 
 
 def samples(folder: Path) -> list[tuple[dict, dict[str, bytes]]]:
@@ -70,12 +67,12 @@ def test_every_drawing_is_in_one_part_or_left_out_for_a_reason(built):
     assert about["pairs"] == {part: len(found) for part, found in parts.items()}
 
 
-def test_a_held_out_drawing_is_trained_on_in_other_hands_only(built):
+def test_a_held_out_drawing_is_trained_on_in_other_families_only(built):
     parts = names_of(built)
     assert parts["new-drawings"]
     for name in parts["new-drawings"]:
-        hand, _, thing = name.partition("/")
-        assert not {trained for trained in parts["train"] if trained.startswith(f"{hand}/{thing}")}
+        family, _, thing = name.partition("/")
+        assert not {trained for trained in parts["train"] if trained.startswith(f"{family}/{thing}")}
         assert len([trained for trained in parts["train"] if trained.endswith(f"/{thing}")]) >= 2
 
 
@@ -97,7 +94,7 @@ def test_a_second_name_is_a_second_caption_without_held_out_words(package, tmp_p
     content = json.loads(file.read_text())
     content["aliases"] |= {"villa": {"parent": "house"}, "cat-door": {"parent": "house"}, "tomcat": {"parent": "cat"}}
     file.write_text(json.dumps(content))
-    build_set(tmp_path / "set", PACKAGE, package, processes=1)
+    build(tmp_path / "set", PACKAGE, package, processes=1)
     found = {}
     for part in PARTS:
         source = open_source(str(tmp_path / "set" / part))
@@ -108,7 +105,7 @@ def test_a_second_name_is_a_second_caption_without_held_out_words(package, tmp_p
 
 
 def test_two_builds_give_the_same_files_with_any_number_of_processes(package, built, tmp_path):
-    build_set(tmp_path / "second", PACKAGE, package, processes=2)
+    build(tmp_path / "second", PACKAGE, package, processes=2)
     first = files_and_hashes(built)
     assert first == files_and_hashes(tmp_path / "second")
     assert set(first) == {"README.md", "BUILD.json", *(f"{part}/00000.tar" for part in PARTS)}, "nothing is left over"
@@ -119,7 +116,7 @@ import os, signal, sys
 from pathlib import Path
 from neuclip.datasets.fetching import Package
 from neuclip.datasets.iconify import drawing
-from neuclip.datasets.iconify.build import build_set
+from neuclip.datasets.iconify.build import build
 
 def store_two_and_die(file, *rest):
     if file.stem == "gamma":
@@ -128,11 +125,11 @@ def store_two_and_die(file, *rest):
     store(file, *rest)
 
 store, drawing._store = drawing._store, store_two_and_die
-build_set(Path(sys.argv[1]), Package("npm", "@iconify/json", "0.0.1", 1), Path(sys.argv[2]), processes=1)
+build(Path(sys.argv[1]), Package("npm", "@iconify/json", "0.0.1", 1), Path(sys.argv[2]), processes=1)
 """
 
 
-def test_a_build_killed_while_drawing_goes_on_with_the_collections_that_are_missing(package, built, tmp_path, capsys):
+def test_a_build_killed_while_drawing_continues_with_the_collections_that_are_missing(package, built, tmp_path, capsys):
     folder = tmp_path / "killed"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.run([sys.executable, "-c", CHILD, str(folder), str(package)], env=environment, check=False)
@@ -141,7 +138,7 @@ def test_a_build_killed_while_drawing_goes_on_with_the_collections_that_are_miss
     assert set(drawn) == {"alpha.npz", "beta.npz"}
     for prefix in ("alpha", "beta"):  # what is drawn is not even read again
         (package / "json" / f"{prefix}.json").rename(tmp_path / f"{prefix}.json")
-    build_set(folder, PACKAGE, package, processes=1)
+    build(folder, PACKAGE, package, processes=1)
     assert "2 of 4 collections are already drawn" in capsys.readouterr().err
     assert files_and_hashes(folder) == files_and_hashes(built)
 
@@ -151,14 +148,14 @@ def test_a_drawn_collection_that_is_damaged_is_drawn_again(package, built, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(building, "split_all", None)
         with pytest.raises(TypeError):
-            build_set(tmp_path / "set", PACKAGE, package, processes=1)
+            build(tmp_path / "set", PACKAGE, package, processes=1)
     drawn = tmp_path / "set" / "drawn" / "beta.npz"
     drawn.write_bytes(damage(drawn.read_bytes()))
-    build_set(tmp_path / "set", PACKAGE, package, processes=1)
+    build(tmp_path / "set", PACKAGE, package, processes=1)
     assert files_and_hashes(tmp_path / "set") == files_and_hashes(built)
 
 
-def test_a_build_stopped_while_writing_goes_on_with_the_parts_that_are_missing(package, built, tmp_path, monkeypatch):
+def test_a_build_stopped_while_writing_continues_with_the_parts_that_are_missing(package, built, tmp_path, monkeypatch):
     folder, written = tmp_path / "stopped", []
 
     def write_two_and_stop(path, samples):
@@ -175,21 +172,21 @@ def test_a_build_stopped_while_writing_goes_on_with_the_parts_that_are_missing(p
     with monkeypatch.context() as patch:
         patch.setattr(writing, "write_shards", write_shards)
         with pytest.raises(KeyboardInterrupt):
-            build_set(folder, PACKAGE, package, processes=1)
+            build(folder, PACKAGE, package, processes=1)
     assert (folder / "train").is_dir() and not (folder / "new-drawings").exists()
     before = (folder / "train" / "00000.tar").stat().st_mtime_ns
-    build_set(folder, PACKAGE, package, processes=1)
+    build(folder, PACKAGE, package, processes=1)
     assert (folder / "train" / "00000.tar").stat().st_mtime_ns == before
     assert files_and_hashes(folder) == files_and_hashes(built)
 
 
-def test_a_finished_build_that_was_not_swept_is_only_swept(package, built, tmp_path, monkeypatch):
+def test_a_finished_build_that_was_not_cleaned_up_is_only_cleaned_up(package, built, tmp_path, monkeypatch):
     shutil.copytree(built, tmp_path / "set")
     before = files_and_hashes(tmp_path / "set")
     (tmp_path / "set" / "drawn").mkdir()
     (tmp_path / "set" / "drawn" / "alpha.npz").write_bytes(b"")
     monkeypatch.setattr(building, "draw_collections", None)
-    build_set(tmp_path / "set", PACKAGE, package)
+    build(tmp_path / "set", PACKAGE, package)
     assert files_and_hashes(tmp_path / "set") == before
 
 
@@ -212,20 +209,9 @@ def test_what_a_licence_asks_is_said_for_every_kind(licence, word):
 def test_without_the_rasteriser_the_message_says_what_to_install(package, tmp_path, monkeypatch):
     monkeypatch.setattr(rasteriser, "RASTERISER_MODULE", "not_there_resvg")
     with pytest.raises(UserError, match=r"pip install 'neuclip\[demo\]'"):
-        build_set(tmp_path / "set", PACKAGE, package)
+        build(tmp_path / "set", PACKAGE, package)
     assert not (tmp_path / "set").exists()
 
 
-def test_the_entry_of_the_catalogue_names_what_is_built():
-    assert SET.parts == PARTS and SET.packages[0].version in SET.version()
-
-
-def test_a_drawing_that_resvg_stumbles_over_is_left_out(monkeypatch):
-    class PanicException(BaseException):
-        """As pyo3 makes it: no Exception. The only known case is 55 kB of somebody's emoji."""
-
-    def stumble(**_):
-        raise PanicException("index out of bounds")
-
-    monkeypatch.setattr("resvg_py.svg_to_bytes", stumble)
-    assert draw_one('<svg viewBox="0 0 1 1"></svg>') is None
+def test_the_catalogue_names_the_parts_that_are_built():
+    assert ICONIFY.parts == PARTS

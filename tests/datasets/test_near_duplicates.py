@@ -4,17 +4,17 @@ import math
 
 import numpy as np
 
-from neuclip.datasets.icons import near_duplicates as twins
-from neuclip.datasets.icons.near_duplicates import (
+from neuclip.datasets import near_duplicates
+from neuclip.datasets.near_duplicates import (
     Thumbnails,
-    first_of_each_image,
-    has_near_twin,
+    has_near_duplicate,
     stack_thumbnails,
     thumbnail,
+    unique_images,
 )
 
 
-def reference_twins(grey_a, grey_b, colour_a, colour_b) -> bool:
+def reference_near_duplicates(grey_a, grey_b, colour_a, colour_b) -> bool:
     product = sum(x * y for x, y in zip(grey_a, grey_b, strict=True))
     cosine = product / math.sqrt(sum(x * x for x in grey_a) * sum(y * y for y in grey_b))
     difference = sum(abs(x - y) / 255 for x, y in zip(colour_a, colour_b, strict=True)) / len(colour_a)
@@ -22,7 +22,7 @@ def reference_twins(grey_a, grey_b, colour_a, colour_b) -> bool:
 
 
 def noisy_thumbnails(seed: int, count: int, base: np.ndarray) -> Thumbnails:
-    """Rows of `base` with noise that grows from row to row, so that some are twins and some just not."""
+    """Rows of `base` with noise that grows from row to row, so that some are near duplicates and some just not."""
     generator = np.random.default_rng(seed)
     strength = np.linspace(1, 60, count)[:, None]
     rows = base[generator.integers(len(base), size=count)]
@@ -31,39 +31,39 @@ def noisy_thumbnails(seed: int, count: int, base: np.ndarray) -> Thumbnails:
     return Thumbnails(noisy, colour.astype(np.uint8))
 
 
-def test_near_twins_are_those_of_the_double_loop(monkeypatch):
+def test_near_duplicates_are_those_of_the_double_loop(monkeypatch):
     base = np.random.default_rng(0).integers(0, 256, size=(4, 60))
-    questioned, others = noisy_thumbnails(1, 41, base), noisy_thumbnails(2, 33, base)
+    tested, others = noisy_thumbnails(1, 41, base), noisy_thumbnails(2, 33, base)
     want = [
         any(
-            reference_twins(
-                *(row.tolist() for row in (questioned.grey[i], others.grey[j], questioned.colour[i], others.colour[j]))
+            reference_near_duplicates(
+                *(row.tolist() for row in (tested.grey[i], others.grey[j], tested.colour[i], others.colour[j]))
             )
             for j in range(33)
         )
         for i in range(41)
     ]
     assert 5 < sum(want) < 36
-    monkeypatch.setattr(twins, "BLOCK_ROWS", 7)
-    monkeypatch.setattr(twins, "BLOCK_PAIRS", 5)
-    assert has_near_twin(questioned, others).tolist() == want
+    monkeypatch.setattr(near_duplicates, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(near_duplicates, "BLOCK_PAIRS", 5)
+    assert has_near_duplicate(tested, others).tolist() == want
 
 
-def test_equal_shape_in_another_colour_is_no_twin():
+def test_an_equal_shape_in_another_colour_is_no_near_duplicate():
     red, blue = (np.full((64, 64, 3), 255, np.uint8) for _ in range(2))
     red[16:48, 16:48] = (200, 0, 0)
     blue[16:48, 16:48] = (0, 60, 200)
     pair = stack_thumbnails([thumbnail(red), thumbnail(blue)])
-    assert has_near_twin(pair.rows(np.array([0])), pair.rows(np.array([1]))).tolist() == [False]
-    assert has_near_twin(pair, pair).tolist() == [True, True]
+    assert has_near_duplicate(pair.rows(np.array([0])), pair.rows(np.array([1]))).tolist() == [False]
+    assert has_near_duplicate(pair, pair).tolist() == [True, True]
 
 
-def test_without_others_nothing_has_a_twin():
+def test_without_others_nothing_has_a_near_duplicate():
     one = stack_thumbnails([thumbnail(np.zeros((64, 64, 3), np.uint8))])
-    assert has_near_twin(one, one.rows(np.array([], dtype=int))).tolist() == [False]
+    assert has_near_duplicate(one, one.rows(np.array([], dtype=int))).tolist() == [False]
 
 
 def test_of_equal_images_the_shortest_caption_stays_then_the_first():
     digests = [b"a", b"b", b"a", b"c", b"b", b"a"]
     captions = ["man farmer", "star", "farmer", "moon", "disc", "worker"]
-    assert first_of_each_image(digests, captions) == [1, 2, 3]
+    assert unique_images(digests, captions) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Equal images and near twins: a test image must not have been seen in training under another name."""
+"""Equal images and near duplicates: a test image must not have been trained on under another name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 GREY_SIDE = 24
 COLOUR_SIDE = 32
-# Both set by looking at pairs around them. Strict on purpose: clocks and letters in boxes count as twins.
+# Both set by looking at pairs around them. Strict on purpose: clocks and letters in boxes count as near duplicates.
 LEAST_COSINE = 0.98
 MOST_DIFFERENCE = 0.03
 ROUNDING = 1e-4  # float32 products only pick candidates; the decision is made in whole numbers, equal on every machine
@@ -20,7 +20,7 @@ BLOCK_PAIRS = 4096
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """What twins are found by: grey (n, 576) with ink high and paper 0, colour (n, 3072), both uint8."""
+    """What near duplicates are found by: grey (n, 576) with ink high and white 0, colour (n, 3072), both uint8."""
 
     grey: np.ndarray
     colour: np.ndarray
@@ -37,14 +37,15 @@ def thumbnail(pixels: np.ndarray) -> tuple[bytes, bytes]:
     return (255 - np.asarray(grey)).tobytes(), colour.tobytes()
 
 
-def stack_thumbnails(pairs: Sequence[tuple[bytes, bytes]]) -> Thumbnails:
-    grey = np.frombuffer(b"".join(grey for grey, _ in pairs), np.uint8).reshape(len(pairs), GREY_SIDE**2)
-    colour = np.frombuffer(b"".join(colour for _, colour in pairs), np.uint8).reshape(len(pairs), 3 * COLOUR_SIDE**2)
+def stack_thumbnails(thumbnails: Sequence[tuple[bytes, bytes]]) -> Thumbnails:
+    count = len(thumbnails)
+    grey = np.frombuffer(b"".join(grey for grey, _ in thumbnails), np.uint8).reshape(count, GREY_SIDE**2)
+    colour = np.frombuffer(b"".join(colour for _, colour in thumbnails), np.uint8).reshape(count, 3 * COLOUR_SIDE**2)
     return Thumbnails(grey, colour)
 
 
-def first_of_each_image(digests: Sequence[bytes], captions: Sequence[str]) -> list[int]:
-    """Positions to keep so that no image occurs twice: of equal ones the shortest caption, then the first.
+def unique_images(digests: Sequence[bytes], captions: Sequence[str]) -> list[int]:
+    """Positions to keep, so that each image occurs once: of equal ones the shortest caption, then the first.
 
     The shortest caption is the most general one: `farmer` rather than `man farmer`.
     """
@@ -56,23 +57,23 @@ def first_of_each_image(digests: Sequence[bytes], captions: Sequence[str]) -> li
     return sorted(best.values())
 
 
-def has_near_twin(questioned: Thumbnails, others: Thumbnails) -> np.ndarray:
-    """bool (n,): which of the questioned images have a near twin among the others."""
-    found = np.zeros(len(questioned.grey), dtype=bool)
+def has_near_duplicate(tested: Thumbnails, others: Thumbnails) -> np.ndarray:
+    """bool (n,): which of the tested images have a near duplicate among the others."""
+    found = np.zeros(len(tested.grey), dtype=bool)
     if not len(others.grey):
         return found
     unit_others = _unit_rows(others.grey).T
     for start in range(0, len(found), BLOCK_ROWS):
-        cosine = _unit_rows(questioned.grey[start : start + BLOCK_ROWS]) @ unit_others
+        cosine = _unit_rows(tested.grey[start : start + BLOCK_ROWS]) @ unit_others
         rows, columns = np.nonzero(cosine >= LEAST_COSINE - ROUNDING)
         for pair in range(0, len(rows), BLOCK_PAIRS):
             left, right = rows[pair : pair + BLOCK_PAIRS] + start, columns[pair : pair + BLOCK_PAIRS]
-            found[left[are_twins(questioned.rows(left), others.rows(right))]] = True
+            found[left[are_near_duplicates(tested.rows(left), others.rows(right))]] = True
     return found
 
 
-def are_twins(left: Thumbnails, right: Thumbnails) -> np.ndarray:
-    """bool (n,): whether row i of one and row i of the other are near twins."""
+def are_near_duplicates(left: Thumbnails, right: Thumbnails) -> np.ndarray:
+    """bool (n,): whether row i of one and row i of the other are near duplicates."""
     first, second = left.grey.astype(np.int64), right.grey.astype(np.int64)
     product = (first * second).sum(axis=1)
     lengths = np.sqrt((first * first).sum(axis=1) * (second * second).sum(axis=1).astype(np.float64))

@@ -1,12 +1,11 @@
 """Drawing in several child processes: chunks of drawings in, drawn chunks out.
 
-Plain child processes rather than multiprocessing: that one runs the user's script again in every child, and a script
-without a `__main__` guard would build the set inside the build.
+Plain child processes, not multiprocessing, which runs the user's script again in every child: a script without a
+`__main__` guard would build the set inside the build.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import queue
@@ -17,57 +16,39 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-from neuclip.datasets.icons.drawing import Glyph, draw
-from neuclip.datasets.icons.near_duplicates import thumbnail
-from neuclip.datasets.png import encode_png
+from neuclip.data.cores import available_cores
+from neuclip.datasets.drawing import Drawable, Drawn, draw_one
 from neuclip.errors import RunFailed
 
+MOST_PROCESSES = 8
 CHUNK = 64
 LENGTH = struct.Struct("<Q")
 
 
-class Drawn(NamedTuple):
-    """A drawn image, without its pixels: 30,000 of them fit well into memory."""
-
-    png: bytes
-    digest: bytes  # of the pixels
-    thumbnail: tuple[bytes, bytes]
-
-
-def draw_one(image: str | Glyph) -> Drawn | None:
-    """None when there is nothing to see, or the document cannot be drawn."""
-    try:
-        pixels = draw(image)
-    except ValueError:  # what resvg and draw_svg raise for a document they cannot read
-        return None
-    if pixels is None:
-        return None
-    return Drawn(encode_png(pixels), hashlib.sha256(pixels.tobytes()).digest(), thumbnail(pixels))
-
-
 class Drawers:
-    """Child processes that draw, for as long as the `with` block lasts.
+    """Child processes that draw, for as long as the `with` block lasts; without a number, one per core.
 
-    >>> with Drawers(2) as drawers:
+    >>> with Drawers() as drawers:
     ...     first, second = drawers.draw([svg, another]), drawers.draw(more)        # doctest: +SKIP
     """
 
-    def __init__(self, processes: int):
-        self.workers = [_start_worker() for _ in range(max(1, processes))]
+    def __init__(self, processes: int | None = None):
+        processes = processes or min(MOST_PROCESSES, available_cores())
+        self.workers = [_start_worker() for _ in range(processes)]
         self.threads = ThreadPoolExecutor(len(self.workers))
         self.idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for worker in self.workers:
             self.idle.put(worker)
 
-    def draw(self, images: Sequence[str | Glyph]) -> Iterator[Drawn | None]:
+    def draw(self, images: Sequence[Drawable]) -> Iterator[Drawn | None]:
         """Draw everything, in order; None for what shows nothing."""
         chunks = [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
         for drawn in self.threads.map(self._draw_chunk, chunks):
             yield from drawn
 
-    def _draw_chunk(self, chunk: Sequence[str | Glyph]) -> list[Drawn | None]:
+    def _draw_chunk(self, chunk: Sequence[Drawable]) -> list[Drawn | None]:
         worker = self.idle.get()
         try:
             return _ask(worker, chunk)
@@ -86,21 +67,15 @@ class Drawers:
             worker.communicate()
 
 
-def draw_all(images: Sequence[str | Glyph], processes: int) -> Iterator[Drawn | None]:
-    """Draw everything, in order, in `processes` child processes."""
-    with Drawers(processes) as drawers:
-        yield from drawers.draw(images)
-
-
 def serve() -> None:
-    """Answer chunks from stdin on stdout until the parent closes the pipe, or is gone."""
+    """Draw the chunks that come on stdin and answer on stdout, until the parent closes the pipe or is gone."""
     _hide_panics()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer; this process then sees the end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
     # Opened anew: where Python runs unbuffered, sys.stdout may write only a part of what it is given.
-    with open(0, "rb", closefd=False) as questions, open(1, "wb", closefd=False) as answers:
+    with open(0, "rb", closefd=False) as requests, open(1, "wb", closefd=False) as answers:
         while True:
             try:
-                chunk = _receive(questions)
+                chunk = _receive(requests)
             except EOFError:
                 return
             _send(answers, [draw_one(image) for image in chunk])
@@ -130,11 +105,11 @@ def _receive(pipe: IO[bytes]) -> Any:
 
 def _start_worker() -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-P", "-c", "from neuclip.datasets.icons.workers import serve; serve()"]
+    command = [sys.executable, "-P", "-c", "from neuclip.datasets.workers import serve; serve()"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
-def _ask(worker: subprocess.Popen[bytes], chunk: Sequence[str | Glyph]) -> list[Drawn | None]:
+def _ask(worker: subprocess.Popen[bytes], chunk: Sequence[Drawable]) -> list[Drawn | None]:
     assert worker.stdin and worker.stdout
     try:
         _send(worker.stdin, chunk)

@@ -1,6 +1,6 @@
 """Where the drawings come from: one row per package and style, with family, licence and home page of the art.
 
-Packages are looked up on the path but never imported: their code is not ours to run, only their files are read.
+Packages are looked up on the path but never imported: only their files are read, none of their code runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from neuclip.datasets.icons.rasteriser import RASTERISER, has_rasteriser
+from neuclip.datasets.rasteriser import RASTERISER, has_rasteriser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Source:
     """One style of one package. `name` begins every id, e.g. `phosphor-fill/acorn`."""
 
     name: str
-    family: str  # drawings of one hand; a held-out drawing is held out in all styles of its family
+    family: str  # drawings of one origin; a held-out drawing is held out in all styles of its family
     package: str  # what pip calls it
     module: str  # its folder in site-packages
     kind: Literal["emoji files", "emoji font", "archive"]

@@ -1,4 +1,4 @@
-"""resvg, which draws SVG documents: whether it is there, its version, and drawing that fails with a ValueError only.
+"""resvg, which draws SVG documents: whether it is installed, its version, and drawing that fails with ValueError only.
 
 Imported late, because the rest of the package must work without the demo's extra.
 """
@@ -9,8 +9,6 @@ import importlib.metadata
 import importlib.util
 from typing import Any
 
-from neuclip.errors import UserError
-
 RASTERISER = "resvg-py"  # what pip calls it
 RASTERISER_MODULE = "resvg_py"
 
@@ -19,23 +17,12 @@ def has_rasteriser() -> bool:
     return importlib.util.find_spec(RASTERISER_MODULE) is not None
 
 
-def require_rasteriser(name: str) -> None:
-    """`name`: the data set that is to be drawn."""
-    if not has_rasteriser():
-        raise UserError(f"{name} is drawn with {RASTERISER}, which is not installed: pip install 'neuclip[demo]'")
-
-
-def rasteriser_and_version() -> str:
-    """For the version of a set; without the rasteriser too, because sets are listed before they can be built.
-
-    >>> rasteriser_and_version()
-    'resvg-py 0.3.2'
-    """
+def rasteriser_version() -> str:
+    """Of the Python package; "none" without it, because sets are listed before they can be built."""
     try:
-        version = importlib.metadata.version(RASTERISER)
+        return importlib.metadata.version(RASTERISER)
     except importlib.metadata.PackageNotFoundError:
-        version = "none"
-    return f"{RASTERISER} {version}"
+        return "none"
 
 
 def svg_to_png(**document: Any) -> bytes:
@@ -48,7 +35,7 @@ def svg_to_png(**document: Any) -> bytes:
     try:
         return bytes(resvg_py.svg_to_bytes(**document, skip_system_fonts=True))
     except BaseException as problem:
-        # A slip inside resvg (a Rust panic) comes as a class that is no Exception and cannot be imported.
+        # A bug inside resvg (a Rust panic) comes as a class that is no Exception and cannot be imported.
         if type(problem).__name__ != "PanicException":
             raise
         raise ValueError(f"resvg cannot draw this document: {problem}") from problem

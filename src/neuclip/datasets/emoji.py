@@ -1,4 +1,4 @@
-"""Names, groups and keywords of the emoji: a small table kept in the package (scripts/make_emoji_table.py makes it).
+"""Names, groups and keywords of the emoji: a small table in the package, made by scripts/make_emoji_table.py.
 
 Its data derive from Unicode CLDR (Unicode-3.0) by way of emojibase (MIT).
 """
@@ -28,7 +28,7 @@ class Emoji:
 
 
 def hex_key(code_points: str) -> str:
-    """Code points as every vendor can be brought to write them: upper case, FE0F left out.
+    """Code points in one spelling for all vendors: upper case, FE0F left out.
 
     >>> hex_key("2764-fe0f-200d-1f525")
     '2764-200D-1F525'
@@ -38,7 +38,7 @@ def hex_key(code_points: str) -> str:
 
 def read_emoji_table() -> list[Emoji]:
     """All base emoji (no skin tones, no components), in Unicode's order."""
-    text = gzip.decompress(files("neuclip.datasets.icons").joinpath("emoji_table.tsv.gz").read_bytes()).decode("utf-8")
+    text = gzip.decompress(files("neuclip.datasets").joinpath("emoji_table.tsv.gz").read_bytes()).decode("utf-8")
     rows = (line.split("\t") for line in text.splitlines()[1:])
     return [
         Emoji("".join(chr(int(point, 16)) for point in points.split("-")), name, group, subgroup, _split_tags(tags))
