@@ -3,6 +3,8 @@ from __future__ import annotations
 import tarfile
 
 from neuclip.data.tar.writing import write_shards
+from neuclip.datasets.collection import Collection
+from neuclip.datasets.drawn import Names
 from neuclip.datasets.splitting import Pair
 from neuclip.datasets.writing import shuffle, write_zero_shot_folder
 
@@ -33,7 +35,8 @@ def test_members_carry_no_time_no_owner_and_running_keys(tmp_path):
 
 
 def test_pairs_stand_in_an_order_that_depends_on_their_ids_alone():
-    pairs = [Pair(f"set/{number}", "", "") for number in range(50)]
+    collection = Collection(name="set", family="set", licence="MIT", expected=50)
+    pairs = [Pair(collection, Names(str(number), ("",))) for number in range(50)]
     assert shuffle(pairs) == shuffle(pairs[::-1]) != pairs
 
 

@@ -70,7 +70,7 @@ out and listed there; nothing is overwritten. If interrupted, run the command ag
 INDEX = Command(
     usage="data index DATA [--verify ...]",
     about="""Reads tar shards once, stores where each sample is, and reports the samples and what is wrong with them.
-Training does it where it was not done. Exits with 1 when --verify finds a stale index.""",
+Training indexes shards that have no index yet. Exits with 1 when --verify finds a stale index.""",
     flags=(
         CAPTION_KEY,
         Flag("verify", bool, "read all shards again; reports and repairs stale indexes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+SKIN_TONE = re.compile(r" (?:medium light|medium dark|light|medium|dark) skin tone")
 PLAIN_QUOTES = str.maketrans({"’": "'", "‘": "'", "“": "", "”": ""})
 
 
@@ -28,6 +29,14 @@ def emoji_caption(name: str) -> str:
 def plain_caption(text: str) -> str:
     """In lower case, with plain quotes and single spaces."""
     return " ".join(unicodedata.normalize("NFC", text).translate(PLAIN_QUOTES).lower().split())
+
+
+def without_skin_tones(caption: str) -> str:
+    """
+    >>> without_skin_tones("handshake light skin tone dark skin tone")
+    'handshake'
+    """
+    return SKIN_TONE.sub("", caption)
 
 
 def words_of(caption: str) -> set[str]:

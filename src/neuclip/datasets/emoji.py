@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 EMOJI_PRESENTATION = "FE0F"  # asks for the colourful form; vendors disagree on writing it into file names
@@ -44,6 +45,11 @@ def read_emoji_table() -> list[Emoji]:
         Emoji("".join(chr(int(point, 16)) for point in points.split("-")), name, group, subgroup, _split_tags(tags))
         for points, name, group, subgroup, tags in rows
     ]
+
+
+@cache
+def emoji_by_hex() -> dict[str, Emoji]:
+    return {emoji.hex: emoji for emoji in read_emoji_table()}
 
 
 def _split_tags(tags: str) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from neuclip.datasets.fetching import Package
-from neuclip.datasets.iconify import drawing
+from neuclip.datasets import drawn
 from neuclip.datasets.iconify.build import build
 
 def store_two_and_die(file, *rest):
@@ -124,7 +124,7 @@ def store_two_and_die(file, *rest):
         os.kill(os.getpid(), signal.SIGKILL)
     store(file, *rest)
 
-store, drawing._store = drawing._store, store_two_and_die
+store, drawn._store = drawn._store, store_two_and_die
 build(Path(sys.argv[1]), Package("npm", "@iconify/json", "0.0.1", 1), Path(sys.argv[2]), processes=1)
 """
 

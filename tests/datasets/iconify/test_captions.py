@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from neuclip.datasets.captions import without_skin_tones
 from neuclip.datasets.iconify.captions import (
     Naming,
     caption_and_style,
-    concept_of,
     flag_caption,
     further_captions,
 )
@@ -51,7 +51,7 @@ def test_skin_tones_are_written_alike_and_belong_to_one_concept():
     assert caption_and_style("wave-medium-light", fluent)[0] == "wave medium light skin tone"
     assert caption_and_style("horizontal-traffic-light", fluent)[0] == "horizontal traffic light"
     captions = [caption_and_style(name, Naming("noto", frozenset()))[0] for name in ("wave", "wave-dark-skin-tone")]
-    assert {concept_of(caption) for caption in captions} == {"wave"}
+    assert {without_skin_tones(caption) for caption in captions} == {"wave"}
 
 
 def test_flags_are_called_by_their_country():

@@ -11,7 +11,7 @@ from neuclip.errors import RunFailed
 
 
 def test_logos_brands_and_forbidding_licences_are_left_out(package):
-    assert [collection.prefix for collection in read_collections(package)] == ["alpha", "beta", "gamma", "delta"]
+    assert [collection.name for collection in read_collections(package)] == ["alpha", "beta", "gamma", "delta"]
 
 
 def test_hidden_icons_and_brand_marks_are_left_out(package):

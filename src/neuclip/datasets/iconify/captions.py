@@ -46,7 +46,6 @@ FLAG_SETS = ("flag", "circle-flags", "flagpack", "cif")  # their names are codes
 UNICODE_SETS = ("openmoji", "twemoji", "noto", "noto-v1", "emojione", "emojione-monotone", "emojione-v1")
 TONES = ("medium-light", "medium-dark", "light", "medium", "dark")  # longer ones first
 SHORT_TONE_SETS = ("fluent-emoji", "fluent-emoji-flat", "fluent-emoji-high-contrast")
-SKIN_TONE = re.compile(r" (?:medium light|medium dark|light|medium|dark) skin tone")
 REGIONAL_A = 0x1F1E6  # flags of countries are written as two letters of this alphabet
 
 
@@ -117,15 +116,6 @@ def split_style(name: str, naming: Naming) -> tuple[str, str]:
     while style := _style_at_end(stem, naming):
         stem, back = stem[: -len(style) - 1], f"{style}-{back}".rstrip("-")
     return stem, " ".join(part for part in (front, back) if part)
-
-
-def concept_of(caption: str) -> str:
-    """The caption without skin tones: all tones of an emoji belong to one part of the split.
-
-    >>> concept_of("handshake light skin tone dark skin tone")
-    'handshake'
-    """
-    return SKIN_TONE.sub("", caption)
 
 
 def flag_caption(code: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neuclip.datasets.collection import Collection
 from neuclip.errors import RunFailed
 
 BRAND_CATEGORY = re.compile(r"brands?|logos?|brands? / logos?|brand logos", re.IGNORECASE)
@@ -45,18 +46,15 @@ FAMILIES = {
 _FAMILY = {prefix: family for family, prefixes in FAMILIES.items() for prefix in prefixes}
 
 
-@dataclass(frozen=True)
-class Collection:
-    """One icon set as collections.json describes it. `prefix` begins every id, e.g. `ph/acorn-fill`."""
+@dataclass(frozen=True, kw_only=True)
+class IconifyCollection(Collection):
+    """One icon set as collections.json describes it."""
 
-    prefix: str
     title: str
     author: str
     home: str
-    licence: str
     category: str
     palette: bool  # True: colours of its own; False: one colour, drawn in black
-    total: int
     file: Path
 
 
@@ -91,7 +89,7 @@ def family_of(prefix: str) -> str:
     return _FAMILY.get(prefix, prefix)
 
 
-def read_collections(package: Path) -> list[Collection]:
+def read_collections(package: Path) -> list[IconifyCollection]:
     """The collections to draw, in the package's order: no logos, no licence that forbids commercial use."""
     described = _read(package / "collections.json")
     collections = [_collection(package, prefix, about) for prefix, about in described.items()]
@@ -99,11 +97,11 @@ def read_collections(package: Path) -> list[Collection]:
         collection
         for collection in collections
         # Font Awesome's old brand marks are filed under Archive.
-        if collection.category != "Logos" and "-NC" not in collection.licence and not _is_brands(collection.prefix)
+        if collection.category != "Logos" and "-NC" not in collection.licence and not _is_brands(collection.name)
     ]
 
 
-def read_icons(collection: Collection) -> Icons:
+def read_icons(collection: IconifyCollection) -> Icons:
     """All visible icons that are no brand marks, whose names describe nothing that is seen."""
     content = _read(collection.file)
     icons, aliases = content["icons"], content.get("aliases", {})
@@ -129,18 +127,19 @@ def _is_brands(prefix: str) -> bool:
     return prefix.endswith("-brands")
 
 
-def _collection(package: Path, prefix: str, about: dict[str, Any]) -> Collection:
+def _collection(package: Path, prefix: str, about: dict[str, Any]) -> IconifyCollection:
     licence = about.get("license", {})
     author = about.get("author", {})
-    return Collection(
-        prefix=prefix,
+    return IconifyCollection(
+        name=prefix,
+        family=family_of(prefix),
         title=about["name"],
         author=author.get("name", ""),
         home=author.get("url", ""),
         licence=licence.get("spdx") or licence.get("title", "unknown"),
         category=about.get("category", ""),
         palette=bool(about.get("palette")),
-        total=int(about.get("total", 0)),
+        expected=int(about.get("total", 0)),
         file=package / "json" / f"{prefix}.json",
     )
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from neuclip.datasets.fetching import Package
-from neuclip.datasets.iconify.drawing import Counts
-from neuclip.datasets.iconify.splitting import IconifyPair
-from neuclip.datasets.splitting import PARTS
+from neuclip.datasets.iconify.collections import IconifyCollection
+from neuclip.datasets.splitting import PARTS, Pair
 from neuclip.datasets.writing import drawing_versions, ids_digests
 from neuclip.records import write_json, write_text_safely
 
@@ -24,27 +23,28 @@ WHAT_LICENCES_ASK = (
 )
 
 
-Parts = Mapping[str, Sequence[IconifyPair]]
+Parts = Mapping[str, Sequence[Pair[IconifyCollection]]]
+Counts = Mapping[str, int]
 
 
-def write_notes(folder: Path, package: Package, parts: Parts, counts: Counts, dropped: Mapping[str, int]) -> None:
-    """`dropped`: reason to number, of drawn icons that are in no part."""
+def write_notes(folder: Path, package: Package, parts: Parts, counts: Counts, dropped: Counts) -> None:
+    """`counts`: what became of the visible icons; `dropped`: how many drawn ones are in no part, by reason."""
     write_text_safely(folder / "README.md", readme(package, parts, counts, dropped))
     write_json(
         folder / "BUILD.json",
         {
             "packages": {package.name: package.version} | drawing_versions(),
-            "icons": counts._asdict(),
+            "icons": dict(counts),
             "dropped": dict(dropped),
             "pairs": {part: len(pairs) for part, pairs in parts.items()},
-            "families": {part: len({pair.family for pair in pairs}) for part, pairs in parts.items()},
+            "families": {part: len({pair.collection.family for pair in pairs}) for part, pairs in parts.items()},
             "licences": dict(_licences(parts).most_common()),
             "ids_sha256": ids_digests(parts),
         },
     )
 
 
-def readme(package: Package, parts: Parts, counts: Counts, dropped: Mapping[str, int]) -> str:
+def readme(package: Package, parts: Parts, counts: Counts, dropped: Counts) -> str:
     """The whole text; no date in it: two builds give the same."""
     return "\n".join(
         [
@@ -60,9 +60,9 @@ def readme(package: Package, parts: Parts, counts: Counts, dropped: Mapping[str,
             "drawing one is kept; none of them is trained on. Test images with a near duplicate in train are dropped.",
             "A family is one origin: versions, styles and forks of a collection count as one.",
             "",
-            f"Of the visible icons {counts.brands:,} more brand marks beside those of the category Logos and",
-            f"{counts.unnamed:,} whose name says nothing were left out; {counts.blank:,} showed nothing.",
-            f"{counts.drawn:,} were drawn. Dropped of these:",
+            f"Of the visible icons {counts['brands']:,} more brand marks beside those of the category Logos and",
+            f"{counts['unnamed']:,} whose name says nothing were left out; {counts['blank']:,} showed nothing.",
+            f"{counts['drawn']:,} were drawn. Dropped of these:",
             "",
             *(f"- {reason}: {number:,}" for reason, number in dropped.items()),
             "",
@@ -94,7 +94,7 @@ def _part_rows(parts: Parts) -> list[Sequence[str]]:
             part,
             f"{len(parts[part]):,}",
             f"{len({pair.caption for pair in parts[part]}):,}",
-            f"{len({pair.family for pair in parts[part]}):,}",
+            f"{len({pair.collection.family for pair in parts[part]}):,}",
         )
         for part in PARTS
     ]
@@ -111,8 +111,8 @@ def _licence_rows(parts: Parts) -> list[Sequence[str]]:
 def _collection_rows(parts: Parts) -> list[Sequence[str]]:
     counts = Counter(pair.collection for pairs in parts.values() for pair in pairs)
     return [
-        (one.prefix, f"{number:,}", one.licence, one.title, f"[{one.author}]({one.home})" if one.home else one.author)
-        for one, number in sorted(counts.items(), key=lambda item: item[0].prefix)
+        (one.name, f"{number:,}", one.licence, one.title, f"[{one.author}]({one.home})" if one.home else one.author)
+        for one, number in sorted(counts.items(), key=lambda item: item[0].name)
     ]
 
 

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from neuclip.datasets.collection import Collection
 from neuclip.datasets.rasteriser import RASTERISER, has_rasteriser
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """One style of one package. `name` begins every id, e.g. `phosphor-fill/acorn`."""
+class Source(Collection):
+    """One style of one package; `expected` is what the tested version gives."""
 
-    name: str
-    family: str  # drawings of one origin; a held-out drawing is held out in all styles of its family
     package: str  # what pip calls it
     module: str  # its folder in site-packages
     kind: Literal["emoji files", "emoji font", "archive"]
@@ -27,8 +26,6 @@ class Source:
     style_folder: str = ""  # archive: the folder inside the zip
     suffix: str = ""  # archive: what the style adds to every stem
     font_family: str = ""
-    expected: int  # drawings that the tested version gives
-    licence: str
     art: str  # whose art it is, for ATTRIBUTION.md
     home: str
 

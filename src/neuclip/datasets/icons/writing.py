@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from neuclip.data.tar.writing import Entry
-from neuclip.datasets.drawing import Drawn
-from neuclip.datasets.icons.listing import Drawing
+from neuclip.datasets.emoji import Emoji, emoji_by_hex
 from neuclip.datasets.icons.sources import Source, installed_versions
-from neuclip.datasets.splitting import Pair, without_words
-from neuclip.datasets.writing import drawing_versions, ids_digests, shuffle, write_part, write_zero_shot_folder
+from neuclip.datasets.splitting import NEW_CONCEPTS, NEW_DRAWINGS, Pair, without_words
+from neuclip.datasets.writing import Images, drawing_versions, ids_digests, shuffle, write_part, write_zero_shot_folder
 from neuclip.records import write_json
 
 TEMPLATES = (
@@ -38,12 +34,8 @@ Twemoji and Font Awesome (CC-BY-4.0) must be named, with a note that the drawing
 """
 
 
-@dataclass(frozen=True)
-class IconPair(Pair):
-    """A drawing together with its image."""
-
-    drawing: Drawing
-    drawn: Drawn
+IconPair = Pair[Source]
+Parts = Mapping[str, Sequence[IconPair]]
 
 
 class LabelledImage(NamedTuple):
@@ -51,41 +43,38 @@ class LabelledImage(NamedTuple):
     class_name: str
 
 
-def write_icons(folder: Path, pairs: Sequence[IconPair], *, hide: Set[str]) -> None:
+def write_icons(folder: Path, pairs: Sequence[IconPair], images: Images, *, hide: Set[str]) -> None:
     """Write the shards of one part; keywords with a word of `hide` are left out."""
-
-    def entry(pair: IconPair, index: int) -> Entry:
-        facts = json.dumps(sample_facts(pair, index, hide), ensure_ascii=False).encode()
-        return ("png", pair.drawn.png), ("txt", pair.caption.encode()), ("json", facts)
-
-    write_part(folder, pairs, entry)
+    write_part(folder, pairs, images, lambda pair: (pair.names.captions, sample_facts(pair, hide)))
 
 
-def sample_facts(pair: IconPair, index: int, hide: Set[str]) -> dict[str, Any]:
+def sample_facts(pair: IconPair, hide: Set[str]) -> dict[str, Any]:
     """What a sample's JSON says."""
-    drawing, emoji = pair.drawing, pair.drawing.emoji
+    source, emoji = pair.collection, emoji_of(pair)
     return {
-        "source": drawing.source.name,
-        "family": drawing.source.family,
-        "hex" if emoji else "stem": drawing.key,
+        "source": source.name,
+        "family": source.family,
+        "hex" if emoji else "stem": pair.names.name,
         "tags": without_words(emoji.tags, hide) if emoji else [],
         "group": emoji.group if emoji else None,
         "subgroup": emoji.subgroup if emoji else None,
-        "license": drawing.source.licence,
-        "index": index,
+        "license": source.licence,
     }
 
 
-def write_zero_shot(
-    folder: Path, new_drawings: Sequence[IconPair], new_concepts: Sequence[IconPair], names: Sequence[str]
-) -> None:
+def emoji_of(pair: IconPair) -> Emoji | None:
+    return None if pair.collection.kind == "archive" else emoji_by_hex()[pair.names.name]
+
+
+def write_zero_shot(folder: Path, parts: Parts, names: Sequence[str], images: Images) -> None:
     """Three tasks: Unicode group and subgroup of the test emoji, and the name of a new drawing among all names."""
-    emoji = [(pair.drawn.png, pair.drawing.emoji) for pair in shuffle([*new_drawings, *new_concepts])]
+    emoji = [(images.png(pair), emoji_of(pair)) for pair in shuffle([*parts[NEW_DRAWINGS], *parts[NEW_CONCEPTS]])]
     groups = [LabelledImage(png, row.group.replace("-", " and ")) for png, row in emoji if row]
     subgroups = [LabelledImage(png, row.subgroup.replace("-", " ")) for png, row in emoji if row]
+    drawings = [LabelledImage(images.png(pair), pair.caption) for pair in shuffle(parts[NEW_DRAWINGS])]
     write_task(folder / "groups", groups)
     write_task(folder / "subgroups", frequent_classes(subgroups))
-    write_task(folder / "names", [LabelledImage(pair.drawn.png, pair.caption) for pair in shuffle(new_drawings)], names)
+    write_task(folder / "names", drawings, names)
 
 
 def frequent_classes(images: Sequence[LabelledImage]) -> list[LabelledImage]:
@@ -101,13 +90,13 @@ def write_task(folder: Path, images: Sequence[LabelledImage], class_names: Seque
     write_zero_shot_folder(folder, ((image.png, label[image.class_name]) for image in images), names, TEMPLATES)
 
 
-def write_notes(folder: Path, sources: Sequence[Source], parts: Mapping[str, Sequence[IconPair]]) -> None:
+def write_notes(folder: Path, sources: Sequence[Source], parts: Parts) -> None:
     """ATTRIBUTION.md for people; BUILD.json tells whether two builds are the same."""
     import resvg_py  # only a set that was just drawn with it needs its version
 
     versions = installed_versions()
     (folder / "ATTRIBUTION.md").write_text(attribution(sources, versions), encoding="utf-8")
-    families = {part: Counter(pair.family for pair in pairs) for part, pairs in parts.items()}
+    families = {part: Counter(pair.collection.family for pair in pairs) for part, pairs in parts.items()}
     write_json(
         folder / "BUILD.json",
         {
