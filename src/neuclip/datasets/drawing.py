@@ -22,7 +22,7 @@ from neuclip.datasets.rasteriser import svg_to_png
 
 SIZE = 64
 MARGIN = 2
-# At this size the widest glyphs of both Noto fonts (flags) are 60 pixels wide and all stand centred on this baseline.
+# At this size the widest glyphs of both Noto fonts (flags) are 60 pixels wide and all are centred on this baseline.
 GLYPH_SIZE = 48.0
 GLYPH_BASELINE = 48.6
 UNASSIGNED = "\U0010ffff"  # never a character: a font draws its sign for "I have no such glyph"

@@ -20,7 +20,7 @@ BLOCK_PAIRS = 4096
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """What near duplicates are found by: grey (n, 576) with ink high and white 0, colour (n, 3072), both uint8."""
+    """What near duplicates are recognised by: grey (n, 576) with ink high and white 0, colour (n, 3072), both uint8."""
 
     grey: np.ndarray
     colour: np.ndarray
@@ -45,7 +45,7 @@ def stack_thumbnails(thumbnails: Sequence[tuple[bytes, bytes]]) -> Thumbnails:
 
 
 def unique_images(digests: Sequence[bytes], captions: Sequence[str]) -> list[int]:
-    """Positions to keep, so that each image occurs once: of equal ones the shortest caption, then the first.
+    """Positions to keep for each image to occur once: of equal ones the shortest caption, then the first.
 
     The shortest caption is the most general one: `farmer` rather than `man farmer`.
     """
@@ -59,17 +59,17 @@ def unique_images(digests: Sequence[bytes], captions: Sequence[str]) -> list[int
 
 def has_near_duplicate(tested: Thumbnails, others: Thumbnails) -> np.ndarray:
     """bool (n,): which of the tested images have a near duplicate among the others."""
-    found = np.zeros(len(tested.grey), dtype=bool)
+    duplicate = np.zeros(len(tested.grey), dtype=bool)
     if not len(others.grey):
-        return found
+        return duplicate
     unit_others = _unit_rows(others.grey).T
-    for start in range(0, len(found), BLOCK_ROWS):
+    for start in range(0, len(duplicate), BLOCK_ROWS):
         cosine = _unit_rows(tested.grey[start : start + BLOCK_ROWS]) @ unit_others
         rows, columns = np.nonzero(cosine >= LEAST_COSINE - ROUNDING)
         for pair in range(0, len(rows), BLOCK_PAIRS):
             left, right = rows[pair : pair + BLOCK_PAIRS] + start, columns[pair : pair + BLOCK_PAIRS]
-            found[left[are_near_duplicates(tested.rows(left), others.rows(right))]] = True
-    return found
+            duplicate[left[are_near_duplicates(tested.rows(left), others.rows(right))]] = True
+    return duplicate
 
 
 def are_near_duplicates(left: Thumbnails, right: Thumbnails) -> np.ndarray:

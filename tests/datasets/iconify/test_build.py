@@ -143,7 +143,12 @@ def test_a_build_killed_while_drawing_continues_with_the_collections_that_are_mi
     assert files_and_hashes(folder) == files_and_hashes(built)
 
 
-@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-9], lambda content: content[:999]])
+def flip_a_byte(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-9], flip_a_byte])
 def test_a_drawn_collection_that_is_damaged_is_drawn_again(package, built, tmp_path, monkeypatch, damage):
     with monkeypatch.context() as patch:
         patch.setattr(building, "split_all", None)

@@ -64,4 +64,4 @@ def test_versions_styles_and_forks_of_one_origin_are_one_family():
     assert len({family_of(prefix) for prefix in ("mdi", "ic", "material-symbols-light")}) == 1
     assert family_of("streamline-plump-color") == family_of("streamline") != family_of("tabler")
     everything = [prefix for prefixes in FAMILIES.values() for prefix in prefixes]
-    assert len(everything) == len(set(everything)), "a collection stands in one family only"
+    assert len(everything) == len(set(everything)), "a collection is in one family only"

@@ -65,8 +65,8 @@ class Naming:
     @cached_property
     def styles(self) -> tuple[str, ...]:
         """All endings that may tell a style, longer ones first."""
-        found = {*ALWAYS_STYLE, *STYLE_WITH_SIBLING, *UNLISTED_STYLES.get(self.prefix, ()), *self.suffixes} - {""}
-        return tuple(sorted(found, key=lambda style: (-len(style), style)))
+        styles = {*ALWAYS_STYLE, *STYLE_WITH_SIBLING, *UNLISTED_STYLES.get(self.prefix, ()), *self.suffixes} - {""}
+        return tuple(sorted(styles, key=lambda style: (-len(style), style)))
 
 
 def caption_and_style(name: str, naming: Naming) -> tuple[str, str]:
@@ -91,14 +91,14 @@ def further_captions(caption: str, aliases: Sequence[str], naming: Naming) -> li
 
     Numbers are codes and sizes (`owm-302`, `farm-15`), and so are most words of two letters.
     """
-    known, found = words_of(caption), []
+    known, captions = words_of(caption), []
     for alias in aliases:
         other, _ = caption_and_style(alias, naming)
         new = {word for word in words_of(other) - known if len(word) > 2}
         if new and not any(letter.isdigit() for letter in other):
             known |= new
-            found.append(other)
-    return found
+            captions.append(other)
+    return captions
 
 
 def split_style(name: str, naming: Naming) -> tuple[str, str]:
@@ -134,13 +134,13 @@ def flag_caption(code: str) -> str:
 @cache
 def _countries() -> dict[str, str]:
     """Code to caption, for every flag with an emoji, and those of Great Britain's nations."""
-    found = {}
+    captions = {}
     for emoji in read_emoji_table():
         if emoji.subgroup == "country-flag":
             code = "".join(chr(ord(character) - REGIONAL_A + ord("a")) for character in emoji.characters)
-            found[code] = emoji_caption(emoji.name)
+            captions[code] = emoji_caption(emoji.name)
     nations = {"gb-eng": "england", "gb-sct": "scotland", "gb-wls": "wales", "gb-nir": "northern ireland"}
-    return found | {code: f"flag of {nation}" for code, nation in nations.items()}
+    return captions | {code: f"flag of {nation}" for code, nation in nations.items()}
 
 
 def _style_at_end(stem: str, naming: Naming) -> str:

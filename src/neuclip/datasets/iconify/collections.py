@@ -146,14 +146,14 @@ def _collection(package: Path, prefix: str, about: dict[str, Any]) -> IconifyCol
 
 def _names_by_icon(aliases: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     """The aliases of every icon, sorted; flipped and turned ones are other drawings and are left out."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name in sorted(aliases):
         parent, steps = name, 0
         while parent in aliases and set(aliases[parent]) == {"parent"} and steps < DEEPEST_ALIAS:
             parent, steps = aliases[parent]["parent"], steps + 1
         if parent not in aliases and not BRAND_NAME.fullmatch(name):
-            found.setdefault(parent, []).append(name)
-    return found
+            names.setdefault(parent, []).append(name)
+    return names
 
 
 def _svg(content: dict[str, Any], icon: dict[str, Any]) -> str:
