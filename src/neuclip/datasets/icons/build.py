@@ -30,7 +30,7 @@ EXPECTED_PAIRS = {TRAIN: 27424, NEW_DRAWINGS: 1144, NEW_CONCEPTS: 1542}  # of th
 
 
 def build(folder: Path, *, processes: int | None = None) -> None:
-    """Build the whole set into `folder`, with progress on stderr: a minute on two free cores, under 1 GB of memory."""
+    """Build the whole set into `folder`, with progress on stderr: a minute on two free cores and 0.2 GB of memory."""
     status = StatusLine()
     sources = usable_sources(status)
     drawn = draw_collections(sources, list_drawings, folder / "drawn", processes)
