@@ -16,8 +16,7 @@ from neuclip.cli.main import COMMANDS, main
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, figures_table, nested_table
 from neuclip.cli.train import parse_arguments as parse_train
-from neuclip.datasets.catalogue import catalogue
-from neuclip.datasets.prepared import dataset_names, prepared_folder
+from neuclip.datasets import catalogue
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
@@ -96,20 +95,20 @@ def test_a_bad_flag_beside_resume_is_blamed_on_the_flag(run_folder, capsys):
 def test_data_list_tells_what_is_prepared_within_100_columns(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
     monkeypatch.delenv("COLUMNS", raising=False)
-    prepared_folder(catalogue()["digits"]).mkdir()
+    catalogue.prepared_folder("mnist").mkdir()
     assert main(["data", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     first_lines = {line.split()[0]: line for line in lines if not line.startswith(" ")}
-    assert list(first_lines) == ["name", *dataset_names()]
-    assert [name for name, line in first_lines.items() if line.endswith(" yes")] == ["digits"]
+    assert list(first_lines) == ["name", *catalogue.names()]
+    assert [name for name, line in first_lines.items() if line.endswith(" yes")] == ["mnist"]
 
 
 def test_data_list_for_programs_holds_every_set(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
     assert main(["data", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in listed] == dataset_names()
+    assert [entry["name"] for entry in listed] == catalogue.names()
     assert not any(entry["prepared"] for entry in listed)
     assert all(Path(entry["folder"]).parent == tmp_path for entry in listed)
 
@@ -156,7 +155,7 @@ def test_errors_are_rows_of_estimators_and_numbers_that_stand_alone():
 def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file"))
-    assert main(["data", "prepare", "digits"]) == 1
+    assert main(["data", "prepare", "mnist"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "NEUCLIP_CACHE" in error
 
@@ -261,13 +260,13 @@ def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path,
         "mnist": {},
     }
     for name, notes in built.items():
-        prepared_folder(catalogue()[name]).mkdir()
-        (prepared_folder(catalogue()[name]) / "BUILD.json").write_text(json.dumps(notes))
+        catalogue.prepared_folder(name).mkdir()
+        (catalogue.prepared_folder(name) / "BUILD.json").write_text(json.dumps(notes))
     parts = {"iconify": built["iconify"]["pairs"], "cifar-10": {"zero-shot": 9}, "mnist": {"zero-shot": None}}
     for name in built:
         assert main(["data", "prepare", name, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told == {"name": name, "folder": str(prepared_folder(catalogue()[name])), "parts": parts[name]}
+        assert told == {"name": name, "folder": str(catalogue.prepared_folder(name)), "parts": parts[name]}
 
 
 @pytest.mark.parametrize(

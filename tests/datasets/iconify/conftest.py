@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.datasets.fetching import Package
-from neuclip.datasets.iconify.build import build_set
+from neuclip.datasets.iconify.build import build
 
 PACKAGE = Package("npm", "@iconify/json", "0.0.1", 1)
 MIT = {"title": "MIT", "spdx": "MIT"}
@@ -25,7 +25,7 @@ SHAPES = {
 
 
 def moved(body: str, by: int) -> str:
-    """The same drawing in another hand: turned and smaller."""
+    """The same drawing by another family: turned and smaller."""
     return f'<g transform="rotate({7 * by} 12 12) scale(.{95 - 6 * by})">{body}</g>' if by else body
 
 
@@ -56,12 +56,12 @@ def package(tmp_path: Path) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The set built from the package, for tests that only look at it."""
     folder = tmp_path_factory.mktemp("iconify")
-    build_set(folder / "set", PACKAGE, make_package(folder / "package"), processes=1)
+    build(folder / "set", PACKAGE, make_package(folder / "package"), processes=1)
     return folder / "set"
 
 
 def make_package(folder: Path) -> Path:
-    """Four hands that draw the same eight things; and what must be left out."""
+    """Four families that draw the same eight things; and what must be left out."""
     for by, prefix in enumerate(("alpha", "beta", "gamma", "delta")):
         icons = {name: {"body": moved(body, by)} for name, body in SHAPES.items()}
         if prefix == "alpha":

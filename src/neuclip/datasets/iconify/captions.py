@@ -1,6 +1,6 @@
 """From an icon's name to its caption: the words of the name, without those that only tell its style.
 
-A word of style lets a model tell images apart without looking at what they show; it is kept in the JSON instead.
+The style is kept in the JSON: in a caption it would let a model tell images apart without looking at what they show.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from neuclip.datasets.icons.captions import emoji_caption, words_of
-from neuclip.datasets.icons.emoji_table import read_emoji_table
+from neuclip.datasets.captions import emoji_caption, words_of
+from neuclip.datasets.emoji import read_emoji_table
 
 ALWAYS_STYLE = ("outline", "outlined", "filled", "fill", "solid", "duotone", "twotone", "two-tone")
 # Words that may mean something (`traffic-light`, `text-bold`, `chart-line`): they are style only where the collection
@@ -46,7 +46,6 @@ FLAG_SETS = ("flag", "circle-flags", "flagpack", "cif")  # their names are codes
 UNICODE_SETS = ("openmoji", "twemoji", "noto", "noto-v1", "emojione", "emojione-monotone", "emojione-v1")
 TONES = ("medium-light", "medium-dark", "light", "medium", "dark")  # longer ones first
 SHORT_TONE_SETS = ("fluent-emoji", "fluent-emoji-flat", "fluent-emoji-high-contrast")
-SKIN_TONE = re.compile(r" (?:medium light|medium dark|light|medium|dark) skin tone")
 REGIONAL_A = 0x1F1E6  # flags of countries are written as two letters of this alphabet
 
 
@@ -66,8 +65,8 @@ class Naming:
     @cached_property
     def styles(self) -> tuple[str, ...]:
         """All endings that may tell a style, longer ones first."""
-        found = {*ALWAYS_STYLE, *STYLE_WITH_SIBLING, *UNLISTED_STYLES.get(self.prefix, ()), *self.suffixes} - {""}
-        return tuple(sorted(found, key=lambda style: (-len(style), style)))
+        styles = {*ALWAYS_STYLE, *STYLE_WITH_SIBLING, *UNLISTED_STYLES.get(self.prefix, ()), *self.suffixes} - {""}
+        return tuple(sorted(styles, key=lambda style: (-len(style), style)))
 
 
 def caption_and_style(name: str, naming: Naming) -> tuple[str, str]:
@@ -92,14 +91,14 @@ def further_captions(caption: str, aliases: Sequence[str], naming: Naming) -> li
 
     Numbers are codes and sizes (`owm-302`, `farm-15`), and so are most words of two letters.
     """
-    known, found = words_of(caption), []
+    known, captions = words_of(caption), []
     for alias in aliases:
         other, _ = caption_and_style(alias, naming)
         new = {word for word in words_of(other) - known if len(word) > 2}
         if new and not any(letter.isdigit() for letter in other):
             known |= new
-            found.append(other)
-    return found
+            captions.append(other)
+    return captions
 
 
 def split_style(name: str, naming: Naming) -> tuple[str, str]:
@@ -119,15 +118,6 @@ def split_style(name: str, naming: Naming) -> tuple[str, str]:
     return stem, " ".join(part for part in (front, back) if part)
 
 
-def concept_of(caption: str) -> str:
-    """The caption without skin tones: all tones of an emoji belong to one part of the split.
-
-    >>> concept_of("handshake light skin tone dark skin tone")
-    'handshake'
-    """
-    return SKIN_TONE.sub("", caption)
-
-
 def flag_caption(code: str) -> str:
     """
     >>> flag_caption("ad"), flag_caption("gb-wls"), flag_caption("united-nations"), flag_caption("us-tx")
@@ -144,13 +134,13 @@ def flag_caption(code: str) -> str:
 @cache
 def _countries() -> dict[str, str]:
     """Code to caption, for every flag with an emoji, and those of Great Britain's nations."""
-    found = {}
+    captions = {}
     for emoji in read_emoji_table():
         if emoji.subgroup == "country-flag":
             code = "".join(chr(ord(character) - REGIONAL_A + ord("a")) for character in emoji.characters)
-            found[code] = emoji_caption(emoji.name)
+            captions[code] = emoji_caption(emoji.name)
     nations = {"gb-eng": "england", "gb-sct": "scotland", "gb-wls": "wales", "gb-nir": "northern ireland"}
-    return found | {code: f"flag of {nation}" for code, nation in nations.items()}
+    return captions | {code: f"flag of {nation}" for code, nation in nations.items()}
 
 
 def _style_at_end(stem: str, naming: Naming) -> str:

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from neuclip.datasets.build_notes import drawing_versions, ids_digest
 from neuclip.datasets.fetching import Package
-from neuclip.datasets.iconify.drawing import Counts
-from neuclip.datasets.iconify.splitting import Pair
-from neuclip.datasets.icons.split import NEW_CONCEPTS, NEW_DRAWINGS, TRAIN
+from neuclip.datasets.iconify.collections import IconifyCollection
+from neuclip.datasets.splitting import PARTS, Pair
+from neuclip.datasets.writing import drawing_versions, ids_digests
 from neuclip.records import write_json, write_text_safely
 
 WHAT_LICENCES_ASK = (
@@ -24,27 +23,29 @@ WHAT_LICENCES_ASK = (
 )
 
 
-def write_notes(
-    folder: Path, package: Package, parts: Mapping[str, Sequence[Pair]], counts: Counts, dropped: Mapping[str, int]
-) -> None:
-    """`dropped`: reason to number, of drawn icons that are in no part."""
+Parts = Mapping[str, Sequence[Pair[IconifyCollection]]]
+Counts = Mapping[str, int]
+
+
+def write_notes(folder: Path, package: Package, parts: Parts, counts: Counts, dropped: Counts) -> None:
+    """`counts`: what became of the visible icons; `dropped`: how many drawn ones are in no part, by reason."""
     write_text_safely(folder / "README.md", readme(package, parts, counts, dropped))
     write_json(
         folder / "BUILD.json",
         {
             "packages": {package.name: package.version} | drawing_versions(),
-            "icons": counts._asdict(),
+            "icons": dict(counts),
             "dropped": dict(dropped),
             "pairs": {part: len(pairs) for part, pairs in parts.items()},
-            "families": {part: len({pair.family for pair in pairs}) for part, pairs in parts.items()},
+            "families": {part: len({pair.collection.family for pair in pairs}) for part, pairs in parts.items()},
             "licences": dict(_licences(parts).most_common()),
-            "ids_sha256": {part: ids_digest(pair.id for pair in pairs) for part, pairs in parts.items()},
+            "ids_sha256": ids_digests(parts),
         },
     )
 
 
-def readme(package: Package, parts: Mapping[str, Sequence[Pair]], counts: Counts, dropped: Mapping[str, int]) -> str:
-    """The whole text; no date in it, so that two builds give the same."""
+def readme(package: Package, parts: Parts, counts: Counts, dropped: Counts) -> str:
+    """The whole text; no date in it: two builds give the same."""
     return "\n".join(
         [
             "# iconify",
@@ -56,12 +57,12 @@ def readme(package: Package, parts: Mapping[str, Sequence[Pair]], counts: Counts
             "",
             "`new-concepts`: names with one of 100 held-out words, in no training pair. `new-drawings`: the name is",
             "trained on in drawings of other families, this family's are held out. Of the sizes and styles of a tested",
-            "drawing one is kept; none of them is trained on. Test images with a near twin in train are dropped.",
+            "drawing one is kept; none of them is trained on. Test images with a near duplicate in train are dropped.",
             "A family is one origin: versions, styles and forks of a collection count as one.",
             "",
-            f"Of the visible icons {counts.brands:,} more brand marks beside those of the category Logos and",
-            f"{counts.unnamed:,} whose name says nothing were left out; {counts.blank:,} showed nothing.",
-            f"{counts.drawn:,} were drawn. Dropped of these:",
+            f"Of the visible icons {counts['brands']:,} more brand marks beside those of the category Logos and",
+            f"{counts['unnamed']:,} whose name says nothing were left out; {counts['blank']:,} showed nothing.",
+            f"{counts['drawn']:,} were drawn. Dropped of these:",
             "",
             *(f"- {reason}: {number:,}" for reason, number in dropped.items()),
             "",
@@ -87,31 +88,31 @@ def what_it_asks(licence: str) -> str:
     return "see the collection's home page"
 
 
-def _part_rows(parts: Mapping[str, Sequence[Pair]]) -> list[Sequence[str]]:
+def _part_rows(parts: Parts) -> list[Sequence[str]]:
     return [
         (
             part,
             f"{len(parts[part]):,}",
             f"{len({pair.caption for pair in parts[part]}):,}",
-            f"{len({pair.family for pair in parts[part]}):,}",
+            f"{len({pair.collection.family for pair in parts[part]}):,}",
         )
-        for part in (TRAIN, NEW_DRAWINGS, NEW_CONCEPTS)
+        for part in PARTS
     ]
 
 
-def _licences(parts: Mapping[str, Sequence[Pair]]) -> Counter[str]:
+def _licences(parts: Parts) -> Counter[str]:
     return Counter(pair.collection.licence for pairs in parts.values() for pair in pairs)
 
 
-def _licence_rows(parts: Mapping[str, Sequence[Pair]]) -> list[Sequence[str]]:
+def _licence_rows(parts: Parts) -> list[Sequence[str]]:
     return [(licence, f"{number:,}", what_it_asks(licence)) for licence, number in _licences(parts).most_common()]
 
 
-def _collection_rows(parts: Mapping[str, Sequence[Pair]]) -> list[Sequence[str]]:
+def _collection_rows(parts: Parts) -> list[Sequence[str]]:
     counts = Counter(pair.collection for pairs in parts.values() for pair in pairs)
     return [
-        (one.prefix, f"{number:,}", one.licence, one.title, f"[{one.author}]({one.home})" if one.home else one.author)
-        for one, number in sorted(counts.items(), key=lambda item: item[0].prefix)
+        (one.name, f"{number:,}", one.licence, one.title, f"[{one.author}]({one.home})" if one.home else one.author)
+        for one, number in sorted(counts.items(), key=lambda item: item[0].name)
     ]
 
 

@@ -1,1 +1,1 @@
-"""The built-in set icons-30k: drawings from packages, named by their file names or by Unicode."""
+"""The data set icons-30k: drawings from packages, named by their file names or by Unicode."""
