@@ -13,7 +13,7 @@ from neuclip import api
 from neuclip.cli.main import main
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
-from neuclip.data.shard_order import ShardOrder
+from neuclip.data.order import ShardOrder
 from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines

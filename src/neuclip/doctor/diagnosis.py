@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from neuclip.data.locations import is_there, parts_of
-from neuclip.data.mixture_order import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
 from neuclip.datasets.prepared import unprepared
@@ -49,7 +48,7 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     if source is None:
         return findings, Look()
     try:
-        epoch = order_of(source, settings.run.seed).size
+        epoch = source.order(settings.run.seed).size
         look = look_at(source, seed=settings.run.seed, count=sample)
     except UserError as error:  # a cache that is too small, weights that leave nothing
         note_failure(findings, error, "the data cannot be read in the order of a run")

@@ -20,7 +20,7 @@ from neuclip.cli.main import main
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.tar.index import build_index, index_and_change, index_of
+from neuclip.data.tar.index import build_index, load_index
 from neuclip.data.tar.walk import NO_END_MARK, Gap, members
 from neuclip.data.transforms import decode
 from neuclip.errors import RunFailed
@@ -58,7 +58,7 @@ def test_folders_and_links_are_passed_over(tmp_path):
 
 def test_the_stored_index_is_what_was_built(tmp_path):
     shard = write_tar(tmp_path / "0.tar", pair(0) + pair(1) + [("lonely.txt", b"no image")])
-    built, stored = index_of(shard), index_of(shard)
+    (built, _), (stored, _) = load_index(shard), load_index(shard)
     assert (tmp_path / "0.tar.index.npz").exists()
     assert np.array_equal(built.rows, stored.rows) and built.notes == stored.notes
     assert built.captions.strings() == stored.captions.strings() == ["image 0", "image 1"]
@@ -95,11 +95,11 @@ def test_a_shard_that_is_written_again_while_it_is_read_ends_the_reading_with_it
 
 def test_a_broken_index_file_is_built_again(tmp_path):
     shard = write_tar(tmp_path / "0.tar", pair(0))
-    index_of(shard)
+    load_index(shard)
     place = tmp_path / "0.tar.index.npz"
     for broken in (b"", b"not a zip", place.read_bytes()[:300]):
         place.write_bytes(broken)
-        assert len(index_of(shard).rows) == 1
+        assert len(load_index(shard)[0].rows) == 1
 
 
 def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path):
@@ -116,9 +116,9 @@ def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path):
 
 def test_what_has_changed_since_a_shard_was_indexed_is_said(tmp_path, capsys):
     shard = write_tar(tmp_path / "0.tar", pair(0))
-    assert index_and_change(shard)[1] == "" and index_and_change(shard)[1] == ""
+    assert load_index(shard)[1] == "" and load_index(shard)[1] == ""
     os.utime(shard, ns=(1, 1))
-    assert index_and_change(shard)[1] == "it was written again since it was indexed"
+    assert load_index(shard)[1] == "it was written again since it was indexed"
     size = shard.stat().st_size
     write_tar(shard, [member for number in range(9) for member in pair(number)])
     assert len(open_source(str(shard))) == 9
@@ -130,7 +130,7 @@ def test_what_has_changed_since_a_shard_was_indexed_is_said(tmp_path, capsys):
 def test_an_index_of_another_version_is_rebuilt_without_a_word(tmp_path, monkeypatch, capsys):
     shard = write_tar(tmp_path / "0.tar", pair(0))
     monkeypatch.setattr("neuclip.data.tar.index.FORMAT", 1)
-    index_of(shard)
+    load_index(shard)
     monkeypatch.undo()
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
     assert open_source(str(shard)).captions() == ["image 0"] and capsys.readouterr().err == ""
@@ -191,14 +191,25 @@ def test_a_mapped_index_that_is_used_counts_as_new(tmp_path, mapped):
     assert source.joined.place.exists()
 
 
-def test_what_killed_processes_and_data_of_long_ago_left_is_removed(tmp_path, mapped):
+def test_mapped_indexes_that_nobody_used_for_a_month_are_removed(tmp_path, mapped):
     folder = tmp_path / "cache" / "indexes" / "joined"
-    for name, days in {".unfinished-a": 8, ".unfinished-b": 1, "0-0": 29, "0-1": 31}.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "rows").write_bytes(b"")
+    folder.mkdir(parents=True)
+    for name, days in {"0-0.rows": 29, "0-1.rows": 31}.items():
+        (folder / name).write_bytes(b"")
         grown_old(folder / name, days)
     place = open_source(str(write_shards(tmp_path / "shards", [2, 2]))).joined.place
-    assert {other.name for other in folder.iterdir()} == {".unfinished-b", "0-0", place.name}
+    assert {other.name for other in folder.iterdir()} == {"0-0.rows", place.name}
+
+
+def test_a_mapped_index_that_a_killed_process_began_is_removed_in_time(tmp_path, mapped, monkeypatch):
+    unfinished = tmp_path / "cache" / "indexes" / "joined" / ".0-0.rows.abc.part"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_bytes(b"")
+    open_source(str(write_shards(tmp_path / "shards", [2, 2])))
+    assert unfinished.exists()
+    monkeypatch.setattr("neuclip.data.tar.joined_index.UNFINISHED_SECONDS", -60)
+    open_source(str(write_shards(tmp_path / "others", [2, 2])))
+    assert not unfinished.exists()
 
 
 def test_mapped_indexes_of_two_caption_keys_live_side_by_side(tmp_path, mapped):
@@ -224,9 +235,11 @@ def test_shards_of_equal_names_sizes_and_times_in_two_folders_are_not_mixed_up(t
 def test_a_broken_mapped_index_is_made_again(tmp_path, mapped):
     folder = str(write_shards(tmp_path / "shards", [2, 2]))
     place = open_source(folder).joined.place
-    for file in ("rows", "shards.json"):
-        (place / file).write_bytes((place / file).read_bytes()[:-3])
+    whole = place.read_bytes()
+    for broken in (whole[:-3], whole[21:], b"", b"x" * 8, b"\xff" * 100):
+        place.write_bytes(broken)
         assert len(open_source(folder)) == 4 and contents(open_source(folder))[3][1] == ("image 3",)
+        assert place.read_bytes() == whole
 
 
 def test_without_a_writable_cache_the_index_stays_in_memory(tmp_path, mapped, monkeypatch):

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from neuclip.cli.main import main
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches, sequential
-from neuclip.data.mixture_order import MixtureOrder, order_of
+from neuclip.data.mixture import Mixture, MixtureOrder
 from neuclip.data.open import open_source
-from neuclip.data.shard_order import FetchingOrder, ShardOrder, check_cache
+from neuclip.data.order import ShardOrder
+from neuclip.data.tar.cache import check_cache_size
 from neuclip.data.tar.remote import Limits, is_remote, remote_shards
 from neuclip.errors import RunFailed, UserError
 from tests.data.small_shards import contents, pair, write_shards, write_tar
@@ -227,8 +228,8 @@ def test_seeds_and_epochs_of_remote_data_differ_in_shards_and_in_samples():
 def test_remote_training_order_is_equal_for_any_workers_and_ranks(server):
     write_shards(server.folder, [3, 5, 2, 6])
     source = open_source(f"{server.url}/{{00000..00003}}.tar", limits=QUICK)
-    order = order_of(source, 7)
-    assert isinstance(order, FetchingOrder)
+    order = source.order(7)
+    assert isinstance(order, ShardOrder)
     expected = ShardOrder(source.joined.ends, 7).ids(0, 24).tolist()
     for workers, ranks in ((0, 1), (2, 1), (1, 2)):
         rows = [
@@ -241,6 +242,11 @@ def test_remote_training_order_is_equal_for_any_workers_and_ranks(server):
         assert [id for step in zip(*rows, strict=True) for batch in step for id in batch.ids.tolist()] == expected
 
 
+def mixed_order(source: Mixture, seed: int, together: int) -> MixtureOrder:
+    orders = [ShardOrder(part.joined.ends, seed, together) for part in source.parts]
+    return MixtureOrder(orders, source.weights, seed)
+
+
 def test_remote_sources_with_weights_are_mixed_a_few_shards_of_each_at_a_time(tmp_path, server):
     write_shards(server.folder, [2] * 60)
     open_source(str(server.folder))  # the indexes beside them
@@ -248,7 +254,7 @@ def test_remote_sources_with_weights_are_mixed_a_few_shards_of_each_at_a_time(tm
     address = f"{server.url}/{{00000..00029}}.tar:2,{server.url}/{{00030..00059}}.tar:0.5"
     source = open_source(address, limits=replace(QUICK, cache_size=room))
     for seed in (0, 1):
-        order = MixtureOrder([FetchingOrder(part, seed, together=8) for part in source.sources], source.weights, seed)
+        order = mixed_order(source, seed, together=8)
         batches = Batches(source, order, batch_size=30, transform=plain, tokenize=tokenize, seed=0, workers=0)
         ids = [id for batch in batches.steps(0, 10) for id in batch.ids.tolist()]  # two epochs
         assert Counter(ids) == Counter({id: 4 if id < 60 else 1 for id in range(120)})
@@ -260,11 +266,10 @@ def test_a_part_that_moves_on_slowly_keeps_its_shards_in_the_smallest_cache_whil
     open_source(str(server.folder))  # the indexes beside them
     address = f"{server.url}/{{00000..00023}}.tar:2,{server.url}/{{00024..00031}}.tar:0.25"
     source = open_source(address, limits=replace(QUICK, cache_size=8 * 10_240))
-    check_cache(source.sources, together=2)
-    parts = [FetchingOrder(part, seed=0, together=2) for part in source.sources]
-    order = pickle.loads(pickle.dumps(MixtureOrder(parts, source.weights, seed=0)))
+    check_cache_size(source.parts, together=2)
+    order = mixed_order(source, seed=0, together=2)
     for start in range(0, 2 * order.size, 4):
-        order.ids(start, 4)
+        source.prefetch(order, start, 4)
         join_fetching()
         for file in (cache / "shards").glob("*.tar"):  # the next use is a later one, whatever the clock's grain
             os.utime(file, ns=(0, file.stat().st_mtime_ns - 10**9))
@@ -281,7 +286,7 @@ def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
     expected = [0, 1, 2, 3, 4, 5, 6, 7]
     for source in sources[: 1 if how == "training" else 2]:
         if how == "training":
-            order = order_of(source, 0)
+            order = source.order(0)
             batches = Batches(
                 source, order, batch_size=4, transform=afresh, tokenize=tokenize, seed=0, workers=2
             ).steps(0, 2)
@@ -293,13 +298,15 @@ def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
         assert not any(batch.faults for batch in found) and server.got["00001.tar"] == 1
 
 
-def test_asking_for_ids_fetches_the_shards_of_this_group_and_the_next(server):
+def test_reading_a_window_fetches_the_shards_of_its_group_and_the_next_and_asking_for_ids_fetches_nothing(server):
     write_shards(server.folder, [2] * 8)
     open_source(str(server.folder))  # the index beside them
     source = open_source(f"{server.url}/{{00000..00007}}.tar", limits=QUICK)
-    copy, order = pickle.loads(pickle.dumps((source, FetchingOrder(source, seed=3, together=2))))
-    assert order.source is copy  # one cache for both in a worker
-    order.ids(0, 1)
+    source, order = pickle.loads(pickle.dumps((source, ShardOrder(source.joined.ends, seed=3, together=2))))
+    order.ids(0, 16)
+    join_fetching()
+    assert not any(name.endswith(".tar") for name in server.got)
+    source.prefetch(order, 0, 1)
     join_fetching()
     wanted = {*order.group_at(0).shards.tolist(), *order.group_at(4).shards.tolist()}
     assert {int(name[:5]) for name in server.got if name.endswith(".tar")} == wanted and len(wanted) == 4
@@ -310,10 +317,10 @@ def test_a_cache_that_is_too_small_for_the_order_is_refused(server):
     address = f"{server.url}/{{00000..00003}}.tar"
     source = open_source(address, limits=Limits(cache_size=15_000, first_wait=0))
     with pytest.raises(UserError, match=r"give --data\.cache_size \d+ or more"):
-        order_of(source, 0)
+        source.order(0)
     twice = f"{address}:2,{server.folder},{server.url}/{{00000..00002}}.tar"
     with pytest.raises(UserError, match=r"7 shards of .* give --data\.cache_size 71680 or more"):
-        order_of(open_source(twice, limits=Limits(cache_size=60_000)), 0)
+        open_source(twice, limits=Limits(cache_size=60_000)).order(0)
     assert len(contents(source)) == 12  # in source order even a small one serves
 
 
@@ -323,11 +330,11 @@ def test_the_room_that_packed_shards_and_those_of_unknown_size_need_is_that_of_t
     source = open_source(f"file://{tmp_path}/packed", limits=Limits(cache_size=40_000))
     assert sum(shard.size for shard in source.remote) < 20_000
     with pytest.raises(UserError, match=r"give --data\.cache_size 40960 or more"):
-        order_of(source, 0)
+        source.order(0)
     source = open_source(f"file://{server.folder}", limits=Limits(cache_size=40_000))
     source.remote = [replace(shard, size=-1) for shard in source.remote]
     with pytest.raises(UserError, match=r"give --data\.cache_size 40960 or more"):
-        order_of(source, 0)
+        source.order(0)
 
 
 def test_data_index_reads_remote_shards(server, capsys):
