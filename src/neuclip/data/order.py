@@ -1,4 +1,4 @@
-"""Which sample comes when: a pure function of (seed, epoch, position), so one count is all there is to save."""
+"""Which sample comes when: a pure function of seed and position. A checkpoint needs to store nothing but a position."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Group:
 
 
 class ShardOrder(Order):
-    """The order of remote data: like Order, but at any time from few shards, so that few must be on the disk.
+    """The order of remote data: like Order, but at any time from few shards. Few must then be on the disk.
 
     Each epoch shuffles the shards anew and cuts them into groups of at most `together`, as even as possible. The
     samples of a group are shuffled, and group follows group. It is a function of the sizes of the shards, the seed and

@@ -13,7 +13,7 @@ import pytest
 from neuclip.data.open import open_source
 from neuclip.data.tar.cache import ShardCache, digest_of
 from neuclip.data.tar.remote import Limits, RemoteShard, describe_shards
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import RunFailed
 from tests.data.small_shards import contents, write_shards
 from tests.misbehaving_server import QUICK, Server, join_fetching
 
@@ -66,30 +66,6 @@ def test_a_try_that_was_left_behind_writes_to_no_file_that_is_used(cache):
     assert place.read_bytes() == b"x" * 100 and Overlapping.tries == 3
     join_fetching()
     assert [file.name for file in (cache / "shards").iterdir() if file.is_file()] == [place.name]
-
-
-class Refusing(fsspec.AbstractFileSystem):
-    """Says what s3fs says: an error of Python's, whose cause is botocore's."""
-
-    protocol = "refusing"
-    cachable = False
-    tries = 0
-
-    def info(self, path, **options):
-        Refusing.tries += 1
-        kind = {"denied": PermissionError, "missing": FileNotFoundError}[path.strip("/").partition("/")[0]]
-        raise kind("what was wrong") from RuntimeError("NoSuchBucket or AccessDenied")
-
-
-@pytest.mark.parametrize(
-    ("bucket", "words"), [("denied", "access is denied"), ("missing", "there is no such file")], ids=str
-)
-def test_a_bucket_that_is_missing_or_closed_is_asked_once(bucket, words):
-    fsspec.register_implementation("refusing", Refusing, clobber=True)
-    Refusing.tries = 0
-    with pytest.raises(UserError, match=rf"refusing://{bucket}/0\.tar: {words}"):
-        open_source(f"refusing://{bucket}/0.tar", limits=QUICK)
-    assert Refusing.tries == 1
 
 
 def shards_at(server: Server, sizes: list[int]) -> list:

@@ -33,7 +33,7 @@ MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no 
 MOST_LABEL_BYTES = 64
 ENDS_TOO_EARLY = (CUT_OFF, NO_END_MARK)
 
-# 21 bytes per sample. Members start at multiples of 512 bytes, so a 32-bit block number reaches 2 TB.
+# 21 bytes per sample. Members start at multiples of 512 bytes: a 32-bit block number reaches 2 TB.
 ROW = np.dtype(
     [
         ("image_block", "<u4"),
@@ -263,7 +263,7 @@ def _shown(name: bytes) -> str:
 
 
 def status_of(shard: Path) -> tuple[int, int]:
-    """Size in bytes and time in nanoseconds: what tells a changed shard."""
+    """Size in bytes and time in nanoseconds: they change when the shard changes."""
     try:
         status = shard.stat()
     except OSError as error:

@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class RemoteShard:
-    """One shard where it lies. `version` changes when it is written again, as far as the remote tells."""
+    """One shard at the remote. `version` changes when it is written again, if the remote says so."""
 
     url: str
     size: int  # bytes; -1: the remote does not say
@@ -185,7 +185,7 @@ def _why_useless(cause: BaseException) -> str:
 
 
 def _cause(url: str, error: Exception) -> BaseException:
-    """For HTTP, fsspec says "not found" whatever happened, and the cause is the truth; s3fs and others say it right."""
+    """For HTTP, fsspec raises "not found" for every failure; the cause of that is the true error."""
     return (error.__cause__ or error) if url.startswith(("http://", "https://")) else error
 
 
@@ -276,13 +276,13 @@ def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
             f"{without_query(folder)}: no tar shards {where}, or it cannot be listed; give a pattern such as "
             ".../{00000..00019}.tar"
         )
-    if any(found[url].get("size") is None for url in shards):  # a web page of links tells names alone
+    if any(found[url].get("size") is None for url in shards):  # a web page of links has names only
         return describe_shards(sorted(shards), limits)
     if "*" not in folder:
         inside = {url: _path_of(url).removeprefix(_path_of(folder)).lstrip("/") for url in found}
         names = (inside[url] for url in sorted(shards))
         refuse_several_parts(without_query(folder), names, built=BUILD_NOTES in inside.values())
-    # A pattern of shards does not match the indexes beside them: there each has to be asked for.
+    # A pattern of shards does not match the indexes beside them: whether they are there is not known.
     return [_shard(url, found[url], None if "*" in folder else url + INDEX_SUFFIX in found) for url in sorted(shards)]
 
 

@@ -86,7 +86,7 @@ class RemoteTarSource(TarSource):
         return ShardFacts(super().shard_facts().samples, disk_bytes, self.cache.limits.cache_size)
 
     def has_remote_indexes(self) -> bool:
-        """As far as the remote has told. Where it was not asked, because the indexes are known here, the first is."""
+        """As far as the listing says. Where it does not, because the indexes are known here, the first is asked for."""
         known = [shard.index_beside for shard in self.remote]
         if None not in known or not self.indexes_beside:
             return all(known)
@@ -97,8 +97,8 @@ class RemoteTarSource(TarSource):
             return False
 
     def _disk_bytes(self, shard: int) -> int:
-        """Of a packed shard, or one whose size the remote does not tell, the index says where the last sample ends;
-        what else may follow it is not counted."""
+        """What a shard takes on this disk. For a packed shard, or one of unknown size, the index says where the last
+        sample ends; what else may follow it is not counted."""
         remote = self.remote[shard]
         if remote.size >= 0 and not is_packed(remote.name):
             return remote.size

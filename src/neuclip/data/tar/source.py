@@ -83,8 +83,8 @@ class TarSource(Source):
             yield self.index(shard)
 
     def _unindexed(self) -> tuple[Fault, ...]:
-        """What never became a sample. A missing end mark is told only where other shards have one: some writers leave
-        none."""
+        """What never became a sample. A missing end mark is a fault only where other shards have one: some writers
+        leave none."""
         lost, notes = UnindexedFaults(listed=MOST_LISTED), self.joined.notes
         without_mark = {shard for shard, reason, _, _ in notes if reason in ENDS_EARLY}
         for shard, reason, place, times in notes:
