@@ -213,7 +213,8 @@ def test_reading_a_window_fetches_the_shards_of_its_group_and_the_next_and_askin
     order.ids(0, 16)
     join_fetching()
     assert not any(name.endswith(".tar") for name in server.got)
-    source.prefetch(order, 0, 1)
+    batches = Batches(source, order, batch_size=1, transform=plain, tokenize=tokenize, seed=0, workers=0)
+    assert next(batches.steps(0, 1)).ids.tolist() == order.ids(0, 1).tolist()
     join_fetching()
     wanted = {*order.group_at(0).shards.tolist(), *order.group_at(4).shards.tolist()}
     assert {int(name[:5]) for name in server.got if name.endswith(".tar")} == wanted and len(wanted) == 4

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,8 @@ except ImportError:  # Windows: two processes may fetch the same shard, and the 
 
 LOCKS = 64  # lock files; shards that share one wait for each other, which only costs time
 # Fields that sign an address, besides x-amz-... and x-goog-...: the older ones of both, CloudFront's, tokens.
-SIGNATURE = {
-    "signature",
-    "expires",
-    "awsaccesskeyid",
-    "googleaccessid",
-    "key-pair-id",
-    "policy",
-    "token",
-    "access_token",
-}
+SIGNATURE = {"signature", "expires", "awsaccesskeyid", "googleaccessid", "key-pair-id", "policy"}
+SIGNATURE |= {"token", "access_token"}
 # Azure's names are short: they count only beside its "sig".
 AZURE_SIGNATURE = {"sig", "se", "st", "sp", "sv", "sr", "ss", "srt", "spr", "sip"}
 KILLED_SECONDS = 3600  # a download that was not written to for this long belongs to a killed process
@@ -77,7 +69,8 @@ class ShardCache:
         if not mark_used(place):
             with self._lock_of(place):
                 if not mark_used(place):
-                    self._fetch(shard, _Waiting(shard))
+                    with _show_download(shard) as show:
+                        self._fetch(shard, show)
         return place
 
     def open(self, shard: RemoteShard) -> int:
@@ -91,11 +84,11 @@ class ShardCache:
         )
 
     def mark_used(self, shards: Sequence[RemoteShard]) -> list[RemoteShard]:
-        """Those that are here count as used now. Returns the others."""
+        """Those that are on this disk count as used now. Returns the others."""
         return [shard for shard in shards if not mark_used(self.place(shard))]
 
     def want(self, shards: Sequence[RemoteShard]) -> None:
-        """Fetch these in the background, in this order; what was wanted before and is not begun is forgotten."""
+        """Fetch these in the background, in this order. What was wanted before and is not begun is dropped."""
         if self._process != os.getpid():  # a fork copies neither the thread nor who holds the lock
             self._start_in_process()
         missing = self.mark_used(shards)
@@ -121,11 +114,11 @@ class ShardCache:
             except Exception as error:
                 self._bug = error
 
-    def _fetch(self, shard: RemoteShard, waiting: _Waiting | None = None) -> None:
+    def _fetch(self, shard: RemoteShard, show: Callable[[int], None] | None = None) -> None:
         """In one move: a shard is whole or not there."""
         place, unfinished = self.place(shard), None
         try:
-            unfinished = fetch(shard.url, place, shard.size, self.limits, waiting.show if waiting else None)
+            unfinished = fetch(shard.url, place, shard.size, self.limits, show)
             if is_packed(shard.name):
                 unpack(unfinished, place)
             else:
@@ -138,8 +131,6 @@ class ShardCache:
         finally:
             if unfinished is not None:
                 unfinished.unlink(missing_ok=True)
-            if waiting is not None:
-                waiting.close()
         self._evict(place)
 
     def _evict(self, newest: Path) -> None:
@@ -193,21 +184,21 @@ class ShardCache:
         self._start_in_process()
 
 
-class _Waiting:
-    """Says what the training waits for, when it takes long. Only the first of several processes says it."""
+@contextlib.contextmanager
+def _show_download(shard: RemoteShard) -> Iterator[Callable[[int], None] | None]:
+    """A function to call with the bytes so far: it says what training waits for, when that takes long. None in all
+    processes but the first, and in threads."""
+    if not _is_first_process():
+        yield None
+        return
+    size = f" of {shard.size / 1e6:,.0f}" if shard.size >= 0 else ""
+    with contextlib.closing(StatusLine(silent_seconds=SILENT_SECONDS)) as status:
 
-    def __init__(self, shard: RemoteShard):
-        self.shard = shard
-        self.status = StatusLine(silent_seconds=SILENT_SECONDS) if _is_first_process() else None
+        def show(bytes_: int) -> None:
+            if status.due():
+                status.show(f"fetching {shard.name}  {bytes_ / 1e6:,.0f}{size} MB")
 
-    def show(self, bytes_: int) -> None:
-        if self.status is not None and self.status.due():
-            of = f" of {self.shard.size / 1e6:,.0f}" if self.shard.size >= 0 else ""
-            self.status.show(f"fetching {self.shard.name}  {bytes_ / 1e6:,.0f}{of} MB")
-
-    def close(self) -> None:
-        if self.status is not None:
-            self.status.close()
+        yield show
 
 
 def _is_first_process() -> bool:

@@ -51,6 +51,7 @@ class RemoteTarSource(TarSource):
         self.remote = remote
         self.cache = ShardCache(limits)
         self.indexes_beside = True  # until one is missing
+        self._ahead: list[int] = []  # shards that were fetched ahead last
         self._compared: set[int] = set()  # shards whose headers are odd and whose index fits
         urls = [without_query(shard.url) for shard in remote]
         self._join(name, urls, caption_key, urls, [digest_of(shard) for shard in remote])
@@ -60,15 +61,15 @@ class RemoteTarSource(TarSource):
         return ShardOrder(self.joined.ends, seed)
 
     def mark_needed(self, order: Order, start: int) -> None:
-        self.cache.mark_used(self._shards_ahead(order, start))
+        if isinstance(order, ShardOrder):
+            self.cache.mark_used([self.remote[shard] for shard in order.shards_ahead(start)])
 
     def prefetch(self, order: Order, start: int, count: int) -> None:
-        """Fetch the shards of the group that is read at `start` and of the next, in the background."""
-        self.cache.want(self._shards_ahead(order, start))
-
-    def _shards_ahead(self, order: Order, start: int) -> list[RemoteShard]:
-        """None in the order of evaluation, which reads each shard once."""
-        return [self.remote[shard] for shard in order.shards_ahead(start)] if isinstance(order, ShardOrder) else []
+        """Fetch the shards of the group that is read at `start` and of the next, in the background. The order of
+        evaluation has no groups: it fetches each shard when it gets there."""
+        if isinstance(order, ShardOrder) and (ahead := order.shards_ahead(start)) != self._ahead:
+            self._ahead = ahead
+            self.cache.want([self.remote[shard] for shard in ahead])
 
     def describe_files(self) -> SourceFiles:
         sizes = [shard.size for shard in self.remote]
