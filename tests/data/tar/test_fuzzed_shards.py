@@ -53,7 +53,7 @@ def image_bytes(number: int, extension: str) -> bytes:
 
 
 def name_of(number: int, form: int) -> str:
-    """Every third one too long for a plain header, so that GNU's and pax's own headers are damaged too."""
+    """Every third one too long for a plain header: GNU's and pax's own headers are then damaged too."""
     folder = "long/" * 25 if number % 3 == 2 and form != tarfile.USTAR_FORMAT else ""
     return f"{folder}{number:03d}"
 

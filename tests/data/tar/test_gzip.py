@@ -89,7 +89,7 @@ def test_a_cut_behind_a_whole_pair_is_counted_too(tmp_path, packed):
     assert [fault[0] for fault in faults_of(tmp_path / "0.tar.gz")] == ["packed shard is cut off"]
 
 
-def test_damage_of_a_packed_shard_is_told_by_every_index_of_it_until_it_is_fetched_again(tmp_path, packed, monkeypatch):
+def test_damage_of_a_packed_shard_is_in_every_index_of_it_until_it_is_fetched_again(tmp_path, packed, monkeypatch):
     shard = tmp_path / "0.tar.gz"
     shard.write_bytes(packed[: len(packed) // 2])
     [copy] = plain_tars([shard])
@@ -118,7 +118,7 @@ def test_damage_of_a_packed_shard_is_listed_by_a_run_and_by_a_conversion(tmp_pat
     assert read_lines(tmp_path / "shards" / "skipped.jsonl") == read_lines(tmp_path / "skipped.jsonl")
 
 
-def test_damage_of_a_remote_packed_shard_is_told_when_its_copy_is_gone(tmp_path, packed, cache):
+def test_damage_of_a_remote_packed_shard_is_reported_when_its_copy_is_gone(tmp_path, packed, cache):
     (tmp_path / "0.tar.gz").write_bytes(packed[: len(packed) // 2])
     first = open_source(f"file://{tmp_path}/0.tar.gz")
     assert [(fault.reason, fault.times) for fault in first.faults] == [("packed shard is cut off", 1)]

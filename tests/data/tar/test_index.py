@@ -253,7 +253,7 @@ def test_a_second_tar_behind_the_first_is_read_and_nothing_is_lost(tmp_path, zer
     assert build_index(shard).captions.strings() == ["image 0", "image 1"] and not reasons(shard)
 
 
-def test_one_block_of_zeros_may_have_been_a_header_and_is_told(tmp_path):
+def test_one_block_of_zeros_may_have_been_a_header_and_is_reported(tmp_path):
     shard = write_tar(tmp_path / "0.tar", pair(0))
     content = shard.read_bytes()
     caption_end = header_of(content, 1) + 1024
@@ -287,14 +287,14 @@ def test_a_header_with_a_flipped_byte_is_not_believed(tmp_path):
     assert reasons(shard) == {"shard is damaged": 1, "no image": 1}
 
 
-def test_what_is_no_tar_file_is_told_apart_from_a_damaged_one(tmp_path):
+def test_what_is_no_tar_file_has_a_reason_of_its_own(tmp_path):
     for content in (b"<html>", b"<html>" * 1000):
         (tmp_path / "0.tar").write_bytes(content)
         assert reasons(tmp_path / "0.tar") == {"shard is not a tar file": 1}
 
 
 @pytest.mark.parametrize("extension", ["jfif", "tif", "TIFF", "avif", "jp2", "ppm", "ico"])
-def test_every_kind_of_image_that_decodes_is_a_image_in_a_shard_and_in_a_folder(tmp_path, extension):
+def test_every_kind_of_image_that_decodes_is_an_image_in_a_shard_and_in_a_folder(tmp_path, extension):
     stream = io.BytesIO()
     kind = {"jfif": "JPEG", "tif": "TIFF", "jp2": "JPEG2000"}.get(extension, extension.upper())
     Image.new("RGB", (16, 16), (200, 10, 10)).save(stream, kind)

@@ -64,7 +64,7 @@ def test_a_write_between_rereading_and_storing_is_not_certified(tmp_path):
     assert open_source(str(shard)).captions() == ["image 0", "image X"]
 
 
-def test_data_that_need_no_index_are_told_apart(tmp_path, capsys):
+def test_data_that_need_no_index_are_refused(tmp_path, capsys):
     (tmp_path / "0.png").write_bytes(image_bytes(0))
     (tmp_path / "pairs.csv").write_text("image,caption\n0.png,a\n")
     assert main(["data", "index", str(tmp_path / "pairs.csv")]) == 2

@@ -19,6 +19,7 @@ from neuclip.data.loader import Batches, sequential
 from neuclip.data.mixture import Mixture, MixtureOrder
 from neuclip.data.open import open_source
 from neuclip.data.order import ShardOrder
+from neuclip.data.source import ShardFacts
 from neuclip.data.tar.cache import check_cache_size
 from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed, UserError
@@ -187,7 +188,7 @@ def test_a_part_that_moves_on_slowly_keeps_its_shards_in_the_smallest_cache_whil
 @pytest.mark.parametrize("how", ["training", "evaluation"])
 def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
     write_shards(server.folder, [3, 5])
-    open_source(str(server.folder))  # the index beside them, so that the workers fetch
+    open_source(str(server.folder))  # the index beside them: the workers then fetch
     sources = [open_source(f"{server.url}/{{00000..00001}}.tar", limits=QUICK)]
     sources += [open_source(f"{server.url}/{{00000..00001}}.tar,{server.folder}", limits=QUICK)]
     expected = [0, 1, 2, 3, 4, 5, 6, 7]
@@ -245,8 +246,31 @@ def test_the_room_that_packed_shards_and_those_of_unknown_size_need_is_that_of_t
         source.order(0)
 
 
-def test_a_remote_shard_that_is_cut_off_where_it_lies_is_told_with_its_url(server):
+def test_a_remote_shard_that_is_cut_off_where_it_lies_is_reported_with_its_url(server):
     whole = write_tar(server.folder / "0.tar", pair(0) + pair(1)).read_bytes()
     (server.folder / "0.tar").write_bytes(whole[: len(pair(0)[0][1]) + 2500])
     source = open_source(f"{server.url}/0.tar", limits=QUICK)
     assert source.faults[0].reason == "shard is cut off" and source.faults[0].where.startswith(f"{server.url}/0.tar")
+
+
+def test_a_remote_source_says_what_it_is_made_of(server):
+    sizes = [shard.stat().st_size for shard in sorted(write_shards(server.folder, [0, 2, 3]).glob("*.tar"))]
+    address = f"{server.url}/{{00000..00002}}.tar"
+    source = open_source(address, limits=Limits(cache_size=10**6))
+    assert source.kind == "remote tar" and source.fetches and source.describe_files() == (3, sum(sizes))
+    assert source.shard_facts() == ShardFacts([0, 2, 3], sizes, 10**6)
+    assert source.cheap_ids() == 2  # of the second shard: the first has none
+    assert source.places() == {f"{server.url}/{number:05d}.tar" for number in range(3)}
+    mixture = open_source(f"{address},{server.folder}", limits=QUICK)
+    assert mixture.kind == "remote tar+tar" and mixture.fetches and len(mixture.parts) == 2
+    assert mixture.describe_files() == (6, 2 * sum(sizes)) and len(mixture.places()) == 6
+    assert mixture.cheap_ids() is None and mixture.shard_facts() is None
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_whether_indexes_lie_beside_remote_shards_is_known_or_asked(server, stored):
+    write_shards(server.folder, [2, 3])
+    if stored:
+        open_source(str(server.folder))  # writes them
+    for _ in range(2):  # the second time the indexes are in the cache, and the remote is asked
+        assert open_source(f"{server.url}/{{00000..00001}}.tar", limits=QUICK).has_remote_indexes() == stored

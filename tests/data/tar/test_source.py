@@ -15,6 +15,7 @@ from neuclip.cli.main import main
 from neuclip.data.captions import other_keys
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
+from neuclip.data.source import ShardFacts
 from neuclip.data.tar import open_files
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import RunFailed
@@ -97,10 +98,10 @@ def test_a_json_member_without_the_caption_says_which_keys_it_has(tmp_path, caps
     shard = write_tar(tmp_path / "0.tar", members)
     with pytest.raises(BadSample) as caught:
         open_source(str(shard))[0]
-    told = "0.json (its keys are url, text, width: name one with --data.caption_key text)"
-    assert caught.value.reason == "caption is missing" and caught.value.where == f"{shard}: {told}"
+    message = "0.json (its keys are url, text, width: name one with --data.caption_key text)"
+    assert caught.value.reason == "caption is missing" and caught.value.where == f"{shard}: {message}"
     assert main(["data", "index", str(shard)]) == 0
-    assert f"without a caption: 2 samples; first: caption is missing, {shard}: {told}" in capsys.readouterr().out
+    assert f"without a caption: 2 samples; first: caption is missing, {shard}: {message}" in capsys.readouterr().out
     assert open_source(str(shard), caption_key="text")[0].captions == ("a cat",)
     with pytest.raises(BadSample, match="caption is empty") as caught:
         open_source(str(shard))[1]
@@ -108,7 +109,7 @@ def test_a_json_member_without_the_caption_says_which_keys_it_has(tmp_path, caps
     assert other_keys(b"[1]") == other_keys(b'{"width": null}') == "no key of it holds a text"
 
 
-def test_a_tar_without_an_end_mark_is_told_only_where_others_have_it(tmp_path):
+def test_a_tar_without_an_end_mark_is_reported_only_where_others_have_it(tmp_path):
     write_shards(tmp_path, [4, 4, 2, 3])
     marked = {path: path.read_bytes() for path in sorted(tmp_path.glob("*.tar"))}
     for path, content in marked.items():
@@ -161,14 +162,16 @@ def test_members_are_images_by_their_bytes_where_their_name_says_nothing(tmp_pat
 
 
 def test_one_and_several_shards_that_have_changed_are_counted_in_words(tmp_path, capsys):
-    for changed, told in ((1, ""), (2, " and 1 more shard has changed"), (3, " and 2 more shards have changed")):
+    for changed, message in ((1, ""), (2, " and 1 more shard has changed"), (3, " and 2 more shards have changed")):
         folder = write_shards(tmp_path / str(changed), [1] * 3)
         open_source(str(folder))
         capsys.readouterr()
         for shard in range(changed):
             write_tar(folder / f"{shard:05d}.tar", pair(7) + pair(8) + pair(9))
         open_source(str(folder))
-        assert f"00000.tar: it was written again since it was indexed{told}; indexed again" in capsys.readouterr().err
+        assert (
+            f"00000.tar: it was written again since it was indexed{message}; indexed again" in capsys.readouterr().err
+        )
 
 
 def test_a_process_with_open_shards_ends_without_a_word(tmp_path):
@@ -192,3 +195,12 @@ def test_a_caption_above_a_megabyte_is_a_counted_fault_and_not_in_the_index(tmp_
     with pytest.raises(BadSample, match="caption is too long"):
         source[0]
     assert len(source[1].captions[0]) == 1 << 20
+
+
+def test_a_source_of_shards_says_what_it_is_made_of(tmp_path):
+    source = open_source(str(write_shards(tmp_path / "shards", [2, 0, 3])))
+    shards = sorted((tmp_path / "shards").glob("*.tar"))
+    assert source.kind == "tar" and not source.fetches and source.parts == (source,)
+    assert source.describe_files() == (3, sum(shard.stat().st_size for shard in shards))
+    assert source.places() == {str(shard.resolve()) for shard in shards}
+    assert source.shard_facts() == ShardFacts([2, 0, 3]) and source.cheap_ids() is None
