@@ -1,4 +1,4 @@
-"""Order and resume of four loaders and ours: what is repeated or lost, and what other workers and ranks change.
+"""Order and resume of four loaders and ours: which samples are repeated or lost, also with other workers and ranks.
 
 Ranks are real processes (fork). Prints a Markdown table: python -W ignore benchmarks/orders.py
 What is not installed is left out: pip install torchdata webdataset==0.2.111 mosaicml-streaming (0.2.111 has wids)
@@ -29,6 +29,8 @@ from torch.utils.data.distributed import DistributedSampler
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
 from neuclip.data.sample import Sample
+from neuclip.data.source import Source
+from neuclip.data.texts import Captions
 from neuclip.models.torchvision_guard import guard_torchvision
 
 SIZE, BATCH, EPOCHS, STOP = 1003, 32, 2, 10
@@ -99,13 +101,33 @@ def mosaic(place: Place, saved: Any, folder: Path) -> Iterator[Read]:
         yield from read((batch["id"] for batch in loader), epoch, loader.state_dict)
 
 
+class Dots(Source):
+    """SIZE times the same image of one pixel."""
+
+    name = kind = "dots"
+
+    def __init__(self) -> None:
+        dot = io.BytesIO()
+        Image.new("RGB", (1, 1)).save(dot, "PNG")
+        self.sample = Sample(dot.getvalue(), ("a dot",))
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, id: int) -> Sample:
+        return self.sample
+
+    def where(self, id: int) -> str:
+        return f"dot {id}"
+
+    def caption_pieces(self) -> Iterator[Captions]:
+        yield Captions.of([["a dot"]] * SIZE)
+
+
 def neuclip(place: Place, saved: Any, folder: Path) -> Iterator[Read]:
     order, share, first = Order(SIZE, seed=0), BATCH // place.ranks, saved or 0
     how: dict[str, Any] = {"transform": lambda image: torch.zeros(1), "tokenize": lambda texts: torch.zeros(1)}
-    dot = io.BytesIO()
-    Image.new("RGB", (1, 1)).save(dot, "PNG")
-    source: Any = [Sample(dot.getvalue(), ("a dot",))] * SIZE
-    batches = Batches(source, order, batch_size=BATCH, seed=0, **place._asdict(), **how)
+    batches = Batches(Dots(), order, batch_size=BATCH, seed=0, **place._asdict(), **how)
     for step, batch in enumerate(batches.steps(first, -(-(EPOCHS * SIZE - first) // BATCH))):
         start = first + step * BATCH
         epochs = order.epochs(start + place.rank * share, share).tolist()
@@ -127,8 +149,8 @@ def one_rank(rank: int, name: str, ranks: int, workers: int, saved: Any, stop: i
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     mine = saved and saved[rank]  # to fewer ranks, each its own state
     reads = list(islice(LOADERS[name][1](Place(rank, ranks, workers), mine, folder / "mds"), stop))
-    told = [(read.ids, read.epochs) for read in reads], reads[-1].state() if stop else None
-    (folder / str(rank)).write_bytes(pickle.dumps(told))
+    result = [(read.ids, read.epochs) for read in reads], reads[-1].state() if stop else None
+    (folder / str(rank)).write_bytes(pickle.dumps(result))
     dist.barrier()
 
 
@@ -140,16 +162,16 @@ class Run(NamedTuple):
 
 def run(name: str, ranks: int, workers: int, saved: Any = None, stop: int | None = None) -> Run:
     with tempfile.TemporaryDirectory() as folder:
-        asked = (name, ranks, workers, saved, stop, Path(folder))
-        multiprocessing.start_processes(one_rank, asked, nprocs=ranks, start_method="fork")
-        found = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
-    batches, states = zip(*found, strict=True)
+        arguments = (name, ranks, workers, saved, stop, Path(folder))
+        multiprocessing.start_processes(one_rank, arguments, nprocs=ranks, start_method="fork")
+        results = [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
+    batches, states = zip(*results, strict=True)
     steps = [sorted(id for ids, _ in step for id in ids) for step in zip_longest(*batches, fillvalue=([], []))]
     pairs = [pair for reads in batches for read in reads for pair in zip(*read, strict=True)]
     return Run(steps, Counter(id for id, epoch in pairs if epoch == 0), list(states))
 
 
-def resumed(name: str, whole: Run, before: Run, ranks: int, workers: int) -> str:  # from its state on
+def compare_resume(name: str, whole: Run, before: Run, ranks: int, workers: int) -> str:  # from its state on
     if before.states[0] is None:
         return "no state"
     try:
@@ -171,8 +193,8 @@ def row(name: str) -> list[str]:
         f"{whole.first_epoch.total() - len(whole.first_epoch)} / {SIZE - len(whole.first_epoch)}",
         str(max(differing(4, workers) for workers in (0, 1, 3, 4))),
         str(max(differing(ranks, 2) for ranks in (1, 2))),
-        *(resumed(name, whole, before, ranks, workers) for ranks, workers in ((4, 2), (4, 3), (2, 2))),
-        resumed(name, whole, run(name, 4, 2, stop=-(-SIZE // BATCH)), 4, 2),
+        *(compare_resume(name, whole, before, ranks, workers) for ranks, workers in ((4, 2), (4, 3), (2, 2))),
+        compare_resume(name, whole, run(name, 4, 2, stop=-(-SIZE // BATCH)), 4, 2),
         str(len(pickle.dumps(before.states[0]))) if before.states[0] else "-",
     ]
 

@@ -1,4 +1,4 @@
-"""A web server for remote shards that stalls, cuts off, fails or forbids as it is told."""
+"""A web server for remote shards that stalls, cuts off, fails or forbids on demand."""
 
 from __future__ import annotations
 

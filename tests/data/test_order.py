@@ -1,13 +1,15 @@
-"""The order is a pure function: every id once per epoch, any window at once."""
+"""Orders are pure functions: every id once per epoch, any window at once."""
 
 from __future__ import annotations
+
+import pickle
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuclip.data.order import Order, SourceOrder, augmentation_seeds
+from neuclip.data.order import Order, ShardOrder, SourceOrder, augmentation_seeds
 
 
 def is_permutation(ids: np.ndarray, size: int) -> bool:
@@ -29,18 +31,6 @@ def test_epochs_differ_and_seeds_differ():
     first = Order(1000, seed=0)
     assert not np.array_equal(first.ids(0, 1000), first.ids(1000, 1000))
     assert not np.array_equal(first.ids(0, 1000), Order(1000, seed=1).ids(0, 1000))
-
-
-def test_equal_seeds_give_equal_order():
-    assert np.array_equal(Order(1000, seed=5).ids(123, 4000), Order(1000, seed=5).ids(123, 4000))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 500), st.integers(0, 2**63), st.integers(0, 3000), st.integers(0, 300), st.integers(0, 300))
-def test_windows_joined_equal_the_whole(size, seed, start, first, second):
-    order = Order(size, seed)
-    joined = np.concatenate([order.ids(start, first), order.ids(start + first, second)])
-    assert np.array_equal(joined, order.ids(start, first + second))
 
 
 def is_uniform(places: np.ndarray, size: int) -> bool:
@@ -96,3 +86,36 @@ def test_augmentation_seeds_differ_by_seed_epoch_and_id():
         augmentation_seeds(1, epochs, ids),
     ]
     assert len(np.unique(np.concatenate(seeds))) == 3000
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(sum), st.integers(1, 4), st.integers(0, 5), st.data()
+)
+def test_every_sample_comes_once_per_epoch_from_few_shards_at_a_time(sizes, together, seed, data):
+    ends = np.cumsum(sizes)
+    order, size = ShardOrder(ends, seed, together), int(ends[-1])
+    ids = order.ids(0, 3 * size)
+    for epoch in range(3):
+        assert sorted(ids[epoch * size : (epoch + 1) * size].tolist()) == list(range(size))
+    start = data.draw(st.integers(0, 3 * size))
+    count = data.draw(st.integers(0, 3 * size - start))
+    fresh = pickle.loads(pickle.dumps(ShardOrder(ends, seed, together)))
+    assert np.array_equal(fresh.ids(start, count), ids[start : start + count])
+    position = 0
+    while position < 3 * size:
+        group = order.group_at(position)
+        shards = np.searchsorted(ends, ids[position : position + group.size], side="right")
+        assert group.size and len(group.shards) <= together and set(shards) <= set(group.shards.tolist())
+        position += group.size
+
+
+def test_seeds_and_epochs_of_remote_data_differ_in_shards_and_in_samples():
+    order = ShardOrder(np.arange(1, 41) * 25, seed=0, together=8)
+    epochs = order.ids(0, 3000).reshape(3, 1000)
+    other = ShardOrder(np.arange(1, 41) * 25, seed=1, together=8).ids(0, 1000)
+    for first, second in ((epochs[0], epochs[1]), (epochs[1], epochs[2]), (epochs[0], other)):
+        assert (first == second).mean() < 0.05
+        assert set((first[:200] // 25).tolist()) != set((second[:200] // 25).tolist())
+    assert len(set((epochs[0][:200] // 25).tolist())) == 8  # as many shards as are mixed, in equal parts
+    assert np.bincount(epochs[0][:100] // 25).max() <= 25

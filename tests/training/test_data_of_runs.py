@@ -13,7 +13,7 @@ from neuclip import api
 from neuclip.cli.main import main
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
-from neuclip.data.shard_order import ShardOrder
+from neuclip.data.order import ShardOrder
 from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("neuclip.data.source.Limits", partial(Limits, attempts=2, first_wait=0))
+    monkeypatch.setattr("neuclip.data.open.Limits", partial(Limits, attempts=2, first_wait=0))
 
 
 @pytest.fixture

@@ -177,25 +177,32 @@ def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
 def index(address: str, flags: dict[str, Any]) -> int:
     """Prints what the shards hold; returns 1 when --verify found a stale index."""
     with waiting("loading torch"):
-        from neuclip.data.indexing import index_facts, index_report, opened_shards, verified
+        from neuclip.data.locations import parts_of
+        from neuclip.data.open import open_source
+        from neuclip.data.tar.indexing import index_facts, index_report, is_tar, verify
 
-    verify, as_json = flags.get("verify", False), flags.get(JSON.name, False)
-    sources = []
-    for part, source in opened_shards(address, flags.get("data.caption_key", "")):
+    verifies, as_json = flags.get("verify", False), flags.get(JSON.name, False)
+    sources = open_source(address, caption_key=flags.get("data.caption_key", "")).parts
+    found = []
+    for (part, _), source in zip(parts_of(address), sources, strict=True):
+        if not is_tar(source):
+            continue
         facts = index_facts(part, source)
         if not as_json:
             print(*index_report(source, facts), sep="\n", flush=True)
-        sources.append(facts | {"corrected": dict(verified(source)) if verify else None})
-    corrected = [pair for facts in sources for pair in (facts["corrected"] or {}).items()]
-    unfit = len(corrected) + sum(len(facts["changed"]) for facts in sources)  # these were indexed again when opened
+        found.append(facts | {"corrected": dict(verify(source)) if verifies else None})
+    if not found:
+        raise UserError(f"{address}: holds no tar shards, and other data need no index; nothing to do")
+    corrected = [pair for facts in found for pair in (facts["corrected"] or {}).items()]
+    unfit = len(corrected) + sum(len(facts["changed"]) for facts in found)  # these were indexed again when opened
     if as_json:
-        print_json({"sources": sources, "fits": not unfit if verify else None})
-    elif verify:
+        print_json({"sources": found, "fits": not unfit if verifies else None})
+    elif verifies:
         for shard, wrong in corrected:
             print(f"{shard}: {wrong}; indexed again")
-        result = f"{plural(unfit, 'shard')} did not fit the index" if unfit else "all shards fit their index"
-        print(f"verified: {result}")
-    return 1 if verify and unfit else 0
+        fits = "all shards fit their index" if not unfit else f"{plural(unfit, 'shard')} did not fit the index"
+        print(f"verified: {fits}")
+    return 1 if verifies and unfit else 0
 
 
 ACTIONS: dict[str, tuple[Command, Callable[..., int]]] = {

@@ -7,7 +7,7 @@ import random
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from neuclip.data.faults import ReadingFailed, replacements
-from neuclip.data.order import SourceOrder, augmentation_seeds
+from neuclip.data.order import Order, SourceOrder, augmentation_seeds
 from neuclip.data.sample import BadSample, Batch, Fault, Sample
 from neuclip.data.source import Source
-from neuclip.data.tar.remote_source import fetches
 from neuclip.data.transforms import decode
 from neuclip.errors import RunFailed, UserError
 
@@ -28,16 +27,6 @@ Transform = Callable[[Any], Tensor]  # takes what the decoder gives: a Pillow im
 Tokenize = Callable[[list[str]], Tensor]
 PREFETCH = 2  # batches that each worker has ready
 BLANK = (64, 64)  # pixels
-
-
-class Positions(Protocol):
-    """Order, or one that is asked like it."""
-
-    size: int  # of an epoch
-    about: str  # in a few words; orders of equal size that differ in more than the seed differ in it
-
-    def ids(self, start: int, count: int) -> np.ndarray: ...
-    def epochs(self, start: int, count: int) -> np.ndarray: ...
 
 
 class Batches:
@@ -56,7 +45,7 @@ class Batches:
     def __init__(
         self,
         source: Source,
-        order: Positions,
+        order: Order,
         *,
         batch_size: int,
         transform: Transform,
@@ -110,7 +99,7 @@ class Windows(Dataset):
     def __init__(
         self,
         source: Source,
-        order: Positions,
+        order: Order,
         size: int,
         transform: Transform,
         tokenize: Tokenize,
@@ -126,6 +115,7 @@ class Windows(Dataset):
         self.seed = seed  # None: nothing is drawn, always the first caption
 
     def __getitem__(self, start: int) -> Batch | RunFailed:
+        self.source.prefetch(self.order, start, self.size)
         ids = self.order.ids(start, self.size)
         seeds = augmentation_seeds(self.seed or 0, self.order.epochs(start, self.size), ids)
         torch_state, python_state = torch.get_rng_state(), random.getstate()
@@ -236,7 +226,7 @@ def _start_method_for(windows: Windows) -> str | None:
     """None: Python's default. Fetching runs threads, and a fork copies the locks they hold, but not the threads that
     would release them; so workers that fetch are forked from a server process that has none. It has imported what they
     need, so that not each of them has to."""
-    if not fetches(windows.source):
+    if not windows.source.fetches:
         return None
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"

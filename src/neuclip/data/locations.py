@@ -11,7 +11,8 @@ from pathlib import Path
 
 from neuclip.data.braces import expand_braces
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
-from neuclip.data.tar.remote import INDEX_SUFFIX, SHARD_SUFFIXES, is_remote, without_packed_twins
+from neuclip.data.tar.index import INDEX_SUFFIX
+from neuclip.data.tar.remote import SHARD_SUFFIXES, is_remote, without_packed_twins
 from neuclip.datasets.catalogue import is_name as is_dataset_name
 from neuclip.datasets.catalogue import names as dataset_names
 from neuclip.errors import UserError

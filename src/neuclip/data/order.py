@@ -1,12 +1,17 @@
-"""Which sample comes when: a pure function of (seed, epoch, position), so one count is all there is to save."""
+"""Which sample comes when: a pure function of seed and position. A checkpoint needs to store nothing but a position."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 ROUNDS = 8  # six already mix well; eight cost 0.1 ms for a window of 1024
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
+SHARDS_TOGETHER = 16  # remote shards that are mixed at a time; part of the order: a change changes every remote run
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -16,28 +21,28 @@ def mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def key_of(seed: int, epochs: np.ndarray) -> np.ndarray:
+def epoch_keys(seed: int, epochs: np.ndarray) -> np.ndarray:
     """One uint64 key per entry of `epochs`; different for every (seed, epoch)."""
     start = mix(np.array([(seed + GOLDEN) & MASK], dtype=np.uint64))
     return mix(start + epochs.astype(np.uint64) * np.uint64(GOLDEN))
 
 
 def augmentation_seeds(seed: int, epochs: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """(k,), (k,) -> (k,) uint64: what augmentation and caption choice of each (epoch, id) are seeded by."""
+    """(k,), (k,) -> (k,) uint64: the seed of augmentation and caption choice of each (epoch, id)."""
     # The extra constant keeps these apart from the keys that shuffle.
-    return mix(key_of(seed ^ 0x5DEECE66D, epochs) + ids.astype(np.uint64) * np.uint64(GOLDEN))
+    return mix(epoch_keys(seed ^ 0x5DEECE66D, epochs) + ids.astype(np.uint64) * np.uint64(GOLDEN))
 
 
 class Order:
     """The endless order: epoch after epoch, each a fresh shuffle of 0..size-1 that holds every id exactly once.
 
-    Nothing is stored: each position is pushed through a keyed Feistel network, so a billion samples cost no more
-    memory than three, and any window can be had at once.
+    Nothing is stored: each position goes through a keyed Feistel network. A billion samples need no more memory than
+    three, and any window is computed at once.
 
     >>> Order(size=5, seed=0).ids(start=0, count=10)  # two epochs
     """
 
-    about = "all samples mixed"
+    about = "all samples mixed"  # in a few words: orders of equal size that differ in more than the seed differ in it
 
     def __init__(self, size: int, seed: int):
         if size < 1:
@@ -55,7 +60,7 @@ class Order:
     def ids(self, start: int, count: int) -> np.ndarray:
         """(count,) int64: the ids at positions start..start+count-1; the window may straddle epochs."""
         positions = np.arange(start, start + count, dtype=np.int64)
-        keys = key_of(self.seed, positions // self.size)
+        keys = epoch_keys(self.seed, positions // self.size)
         values = self._permute((positions % self.size).astype(np.uint64), keys)
         # The network permutes the next power of two. Walking on from what falls outside until it is inside again
         # (fewer than 2 passes on average) leaves a permutation of 0..size-1.
@@ -75,13 +80,14 @@ class Order:
         return (high << np.uint64(self.low_bits)) | low
 
 
-class SourceOrder:
-    """Every id once, as they lie in the source: the order of evaluation."""
+class SourceOrder(Order):
+    """Every id once, in the order of the source: the order of evaluation."""
 
     about = "as they lie"
 
     def __init__(self, size: int):
         self.size = size
+        self.seed = 0
 
     def epochs(self, start: int, count: int) -> np.ndarray:
         return np.zeros(len(self.ids(start, count)), dtype=np.int64)
@@ -89,3 +95,78 @@ class SourceOrder:
     def ids(self, start: int, count: int) -> np.ndarray:
         """At most `count` ids: the last window is what is left."""
         return np.arange(start, min(start + count, self.size), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Shards that are mixed. Their samples have positions start..start+size-1 of the endless order."""
+
+    epoch: int
+    number: int
+    shards: np.ndarray
+    start: int
+    size: int
+
+
+class ShardOrder(Order):
+    """The order of remote data: like Order, but at any time from few shards. Few must then be on the disk.
+
+    Each epoch shuffles the shards anew and cuts them into groups of at most `together`, as even as possible. The
+    samples of a group are shuffled, and group follows group. It is a function of the sizes of the shards, the seed and
+    the position, and keeps one number per shard.
+
+    >>> ShardOrder(ends=[3, 5, 9], seed=0, together=2).ids(start=0, count=9)
+    """
+
+    def __init__(self, ends: Sequence[int] | np.ndarray, seed: int, together: int = SHARDS_TOGETHER):
+        self.ends = np.asarray(ends, dtype=np.int64)
+        super().__init__(int(self.ends[-1]), seed)
+        self.sizes = np.diff(self.ends, prepend=0)
+        groups = -(-len(self.ends) // together)
+        self.cuts = np.arange(groups + 1) * len(self.ends) // groups
+        self.shard_order = Order(len(self.ends), seed)
+        digest = hashlib.sha256(self.ends.astype("<i8").tobytes()).hexdigest()[:8]
+        self.about = f"{len(self.ends):,} shards ({digest}), {together} mixed at a time"
+        self._last_epoch = (-1, np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    def ids(self, start: int, count: int) -> np.ndarray:
+        """(count,) int64: the ids at positions start..start+count-1; the window may straddle groups and epochs."""
+        pieces = [np.zeros(0, np.int64)]
+        position, end = start, start + count
+        while position < end:
+            group = self.group_at(position)
+            first = position - group.start
+            length = min(end - position, group.size - first)
+            pieces.append(self._ids_of(group, first, length))
+            position += length
+        return np.concatenate(pieces)
+
+    def group_at(self, position: int) -> Group:
+        """The group that is read at this position."""
+        epoch, place = divmod(position, self.size)
+        shards, ends = self._shards_and_ends(epoch)
+        number = int(np.searchsorted(ends, place, side="right"))
+        start = int(ends[number - 1]) if number else 0
+        members = shards[self.cuts[number] : self.cuts[number + 1]]
+        return Group(epoch, number, members, epoch * self.size + start, int(ends[number]) - start)
+
+    def shards_ahead(self, position: int) -> list[int]:
+        """The shards of the group that is read at this position, then those of the next group."""
+        group = self.group_at(position)
+        after = self.group_at(group.start + group.size)
+        return list(dict.fromkeys([*group.shards.tolist(), *after.shards.tolist()]))
+
+    def _shards_and_ends(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The epoch's order of shards, and where each group ends; the last epoch asked for is kept."""
+        if self._last_epoch[0] != epoch:
+            shards = self.shard_order.ids(epoch * len(self.ends), len(self.ends))
+            self._last_epoch = (epoch, shards, np.cumsum(self.sizes[shards])[self.cuts[1:] - 1])
+        return self._last_epoch[1:]
+
+    def _ids_of(self, group: Group, first: int, count: int) -> np.ndarray:
+        key = epoch_keys(self.seed, np.array([group.epoch])) + np.uint64(GOLDEN * (group.number + 1) & MASK)
+        places = Order(group.size, int(mix(key)[0])).ids(first, count)
+        ends = np.cumsum(self.sizes[group.shards])
+        which = np.searchsorted(ends, places, side="right")
+        # The place in the group, minus the group's samples before this shard, plus the ids before it.
+        return places - ends[which] + self.ends[group.shards[which]]

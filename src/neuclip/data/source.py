@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from neuclip.data.order import Order
@@ -16,6 +16,14 @@ class SourceFiles(NamedTuple):
 
     number: int  # shards or tables; images in files of their own are not counted, except in a folder
     bytes: int | None  # None: not known without asking each file
+
+
+class ShardFacts(NamedTuple):
+    """How a source is cut into shards."""
+
+    samples: Sequence[int]  # of each shard
+    disk_bytes: Sequence[int] = ()  # of remote shards: what each takes on this disk once it is downloaded and unpacked
+    cache_size: int = 0  # bytes that downloaded shards may take on this disk
 
 
 class Source(ABC):
@@ -79,3 +87,18 @@ class Source(ABC):
     def check_id(self, id: int) -> None:
         if not 0 <= id < len(self):
             raise IndexError(f"sample {id} of {len(self)}")
+
+    def mark_needed(self, order: Order, start: int) -> None:  # noqa: B027
+        """Mark what is read from position `start` on as used now: a mixture calls it for all before one prefetches."""
+
+    def cheap_ids(self) -> int | None:
+        """How many ids, from 0 on, can be read with a single download; None: there is no such limit."""
+        return None
+
+    def shard_facts(self) -> ShardFacts | None:
+        """None for data without shards, and for a mixture: ask its parts."""
+        return None
+
+    def has_remote_indexes(self) -> bool:
+        """Whether the indexes of remote shards lie beside them; may ask the remote."""
+        return False

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from neuclip.data.locations import is_there, parts_of
-from neuclip.data.mixture_order import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
 from neuclip.datasets.catalogue import unprepared
@@ -48,7 +47,7 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     if source is None:
         return findings, Look()
     try:
-        epoch = order_of(source, settings.run.seed).size
+        epoch = source.order(settings.run.seed).size
         look = look_at(source, seed=settings.run.seed, count=sample)
     except (UserError, RunFailed) as error:  # a cache that is too small, weights that leave nothing, a failing server
         findings.fail_with(error, "the data cannot be read as in a run")

@@ -9,7 +9,6 @@ from statistics import median
 
 from neuclip.data.faults import count_unindexed, describe_unindexed, too_many, too_many_unindexed
 from neuclip.data.source import Source
-from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.doctor.files import captions_are_in_files, files_of
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
@@ -53,7 +52,7 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
 def note_look(findings: Findings, look: Look, source: Source) -> None:
     shown = [{"id": one.id, "width": one.size[0], "height": one.size[1], "caption": one.caption} for one in look.shown]
     several = sum(len(captions) > 1 for captions in look.captions)
-    chosen = "from one shard" if isinstance(source, RemoteTarSource) else "the first of the run"
+    chosen = "from one shard" if source.cheap_ids() is not None else "the first of the run"
     findings.note("sample", pairs=look.read, share=look.read / len(source), chosen=chosen, shown=shown[:3])
     findings.note("captions", several_share=several / max(1, len(look.captions)))
 

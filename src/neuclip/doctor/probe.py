@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from PIL import Image, ImageOps
 
 from neuclip.data.faults import replacements
-from neuclip.data.mixture_order import order_of
 from neuclip.data.order import Order
 from neuclip.data.sample import BadSample, Sample
 from neuclip.data.source import Source
-from neuclip.data.tar.remote_source import RemoteTarSource, fetches
 from neuclip.data.transforms import decode
 from neuclip.progress import track
 
@@ -72,7 +70,7 @@ def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
             look.faults[bad.reason] += 1
             look.bad_ids.append(id)
             look.first_fault = look.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
-    if look.bad < look.read and not fetches(source):  # the neighbours of remote pairs may lie in another shard
+    if look.bad < look.read and not source.fetches:  # the neighbours of remote pairs may lie in another shard
         alone = (id for id in look.bad_ids[:BAD_FOLLOWED] if not _has_stand_in(source, id))
         look.without_stand_in = next((source.where(id) for id in alone), "")
     return look
@@ -81,10 +79,9 @@ def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
 def ids_to_read(source: Source, seed: int, count: int) -> list[int]:
     """The first of the run's order, each once. Of remote data those of the first shard that has
     any: each further one would be fetched."""
-    if isinstance(source, RemoteTarSource):
-        size = int(next(end for end in source.joined.ends if end > 0))
-        return Order(size, seed).ids(0, min(count, size)).tolist()
-    order = order_of(source, seed)
+    if (cheap := source.cheap_ids()) is not None:
+        return Order(cheap, seed).ids(0, min(count, cheap)).tolist()
+    order = source.order(seed)
     return list(dict.fromkeys(order.ids(0, min(count, order.size)).tolist()))
 
 

@@ -18,7 +18,6 @@ from neuclip.data.fast_decoding import FastDecode
 from neuclip.data.faults import too_many_unindexed
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
-from neuclip.data.mixture_order import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source
@@ -217,7 +216,7 @@ def batches_of(source: Source, settings: Settings, built: BuiltModel) -> Batches
     fast = settings.data.pixels == "fast"
     return Batches(
         source,
-        order_of(source, settings.run.seed),
+        source.order(settings.run.seed),
         batch_size=settings.train.batch_size,
         decode=FastDecode(built.image_size, settings.data.crop_scale[0]) if fast else decode,
         transform=fast_crop(built.train_transform) if fast else built.train_transform,

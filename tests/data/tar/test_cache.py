@@ -12,8 +12,8 @@ import pytest
 
 from neuclip.data.open import open_source
 from neuclip.data.tar.cache import ShardCache, digest_of
-from neuclip.data.tar.remote import Limits, RemoteShard, described_shards
-from neuclip.errors import RunFailed, UserError
+from neuclip.data.tar.remote import Limits, RemoteShard, describe_shards
+from neuclip.errors import RunFailed
 from tests.data.small_shards import contents, write_shards
 from tests.misbehaving_server import QUICK, Server, join_fetching
 
@@ -68,33 +68,9 @@ def test_a_try_that_was_left_behind_writes_to_no_file_that_is_used(cache):
     assert [file.name for file in (cache / "shards").iterdir() if file.is_file()] == [place.name]
 
 
-class Refusing(fsspec.AbstractFileSystem):
-    """Says what s3fs says: an error of Python's, whose cause is botocore's."""
-
-    protocol = "refusing"
-    cachable = False
-    tries = 0
-
-    def info(self, path, **options):
-        Refusing.tries += 1
-        kind = {"denied": PermissionError, "missing": FileNotFoundError}[path.strip("/").partition("/")[0]]
-        raise kind("what was wrong") from RuntimeError("NoSuchBucket or AccessDenied")
-
-
-@pytest.mark.parametrize(
-    ("bucket", "words"), [("denied", "access is denied"), ("missing", "there is no such file")], ids=str
-)
-def test_a_bucket_that_is_missing_or_closed_is_asked_once(bucket, words):
-    fsspec.register_implementation("refusing", Refusing, clobber=True)
-    Refusing.tries = 0
-    with pytest.raises(UserError, match=rf"refusing://{bucket}/0\.tar: {words}"):
-        open_source(f"refusing://{bucket}/0.tar", limits=QUICK)
-    assert Refusing.tries == 1
-
-
 def shards_at(server: Server, sizes: list[int]) -> list:
     write_shards(server.folder, sizes)
-    return described_shards([f"{server.url}/{number:05d}.tar" for number in range(len(sizes))], QUICK)
+    return describe_shards([f"{server.url}/{number:05d}.tar" for number in range(len(sizes))], QUICK)
 
 
 def test_the_longest_unused_shards_are_evicted_and_open_ones_stay_readable(server):
@@ -126,7 +102,7 @@ def test_what_a_killed_download_left_is_removed_in_time_and_what_another_process
     first, second = shards_at(server, [1, 1])
     ShardCache(QUICK).path(first)
     assert downloading.exists()
-    monkeypatch.setattr("neuclip.data.tar.cache.LEFT_OVER_SECONDS", -60)
+    monkeypatch.setattr("neuclip.data.tar.cache.KILLED_SECONDS", -60)
     ShardCache(QUICK).path(second)
     # What lies unpacked is of local shards, whose sources remove it by a rule of their own.
     assert not downloading.exists() and unpacking.exists() and unpacked.exists()

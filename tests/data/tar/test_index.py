@@ -1,30 +1,24 @@
-"""The index of a shard: found by our own walk, stored, and found again when the shard changes."""
+"""The index of a shard: which members are samples, what is lost, stored, and built again when the shard changes."""
 
 from __future__ import annotations
 
 import io
 import os
-import pickle
 import tarfile
-import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
-from neuclip.cli.main import main
-from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.tar.index import build_index, index_and_change, index_of
-from neuclip.data.tar.walk import NO_END_MARK, Gap, members
+from neuclip.data.tar.index import DOTTED, build_index, load_index
+from neuclip.data.tar.walk import NO_END_MARK, members
 from neuclip.data.transforms import decode
 from neuclip.errors import RunFailed
-from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
+from tests.data.small_shards import Member, image_bytes, pair, write_tar
 
 
 def reasons(shard) -> dict[str, int]:
@@ -34,31 +28,9 @@ def reasons(shard) -> dict[str, int]:
     return dict(counts)
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_the_walk_finds_what_tarfile_finds(tmp_path, form):
-    names = ["a.png", "folder/b.txt", "d" * 90 + "/" + "e" * 60 + ".jpg", "s" * 98 + ".x", "f" * 100]
-    if form != tarfile.USTAR_FORMAT:
-        names += ["long/" * 60 + "c.png", "größe.txt"]
-    shard = write_tar(tmp_path / "0.tar", [(name, name.encode() * 7) for name in names], form)
-    data = shard.read_bytes()
-    with tarfile.open(shard) as tar:
-        expected = [(member.name.encode(), member.offset_data, member.size) for member in tar]
-    gaps: list[Gap] = []
-    assert list(members(data, gaps)) == expected and not gaps
-
-
-def test_folders_and_links_are_passed_over(tmp_path):
-    with tarfile.open(tmp_path / "0.tar", "w") as tar:
-        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE):
-            information = tarfile.TarInfo("a.png")
-            information.type, information.linkname = kind, "b.png"
-            tar.addfile(information)
-    assert list(members((tmp_path / "0.tar").read_bytes(), [])) == []
-
-
 def test_the_stored_index_is_what_was_built(tmp_path):
     shard = write_tar(tmp_path / "0.tar", pair(0) + pair(1) + [("lonely.txt", b"no image")])
-    built, stored = index_of(shard), index_of(shard)
+    (built, _), (stored, _) = load_index(shard), load_index(shard)
     assert (tmp_path / "0.tar.index.npz").exists()
     assert np.array_equal(built.rows, stored.rows) and built.notes == stored.notes
     assert built.captions.strings() == stored.captions.strings() == ["image 0", "image 1"]
@@ -95,11 +67,11 @@ def test_a_shard_that_is_written_again_while_it_is_read_ends_the_reading_with_it
 
 def test_a_broken_index_file_is_built_again(tmp_path):
     shard = write_tar(tmp_path / "0.tar", pair(0))
-    index_of(shard)
+    load_index(shard)
     place = tmp_path / "0.tar.index.npz"
     for broken in (b"", b"not a zip", place.read_bytes()[:300]):
         place.write_bytes(broken)
-        assert len(index_of(shard).rows) == 1
+        assert len(load_index(shard)[0].rows) == 1
 
 
 def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path):
@@ -116,9 +88,9 @@ def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path):
 
 def test_what_has_changed_since_a_shard_was_indexed_is_said(tmp_path, capsys):
     shard = write_tar(tmp_path / "0.tar", pair(0))
-    assert index_and_change(shard)[1] == "" and index_and_change(shard)[1] == ""
+    assert load_index(shard)[1] == "" and load_index(shard)[1] == ""
     os.utime(shard, ns=(1, 1))
-    assert index_and_change(shard)[1] == "it was written again since it was indexed"
+    assert load_index(shard)[1] == "it was written again since it was indexed"
     size = shard.stat().st_size
     write_tar(shard, [member for number in range(9) for member in pair(number)])
     assert len(open_source(str(shard))) == 9
@@ -130,110 +102,10 @@ def test_what_has_changed_since_a_shard_was_indexed_is_said(tmp_path, capsys):
 def test_an_index_of_another_version_is_rebuilt_without_a_word(tmp_path, monkeypatch, capsys):
     shard = write_tar(tmp_path / "0.tar", pair(0))
     monkeypatch.setattr("neuclip.data.tar.index.FORMAT", 1)
-    index_of(shard)
+    load_index(shard)
     monkeypatch.undo()
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
     assert open_source(str(shard)).captions() == ["image 0"] and capsys.readouterr().err == ""
-
-
-@pytest.fixture
-def mapped(monkeypatch):
-    monkeypatch.setattr("neuclip.data.tar.joined_index.MAPPED_FROM", 3)
-
-
-def test_a_mapped_index_says_what_one_in_memory_says(tmp_path, monkeypatch):
-    folder = str(write_shards(tmp_path / "shards", [2, 0, 4, 1]))
-    in_memory = open_source(folder)
-    monkeypatch.setattr("neuclip.data.tar.joined_index.MAPPED_FROM", 3)
-    for _ in range(2):  # made, then found
-        source = open_source(folder)
-        assert source.joined.place is not None and in_memory.joined.place is None
-        assert contents(source) == contents(in_memory) and source.faults == in_memory.faults
-        assert source.captions_sha256 and fingerprint(source) == fingerprint(in_memory)
-
-
-def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path, mapped):
-    sizes = []
-    for count in (4, 200):
-        source = open_source(str(write_shards(tmp_path / f"{count}", [count])))
-        sizes.append(len(pickle.dumps(source)))
-        copy = pickle.loads(pickle.dumps(source))
-        assert not copy.joined.rows.flags.owndata and copy[count - 1].captions == (f"image {count - 1}",)
-    assert abs(sizes[0] - sizes[1]) < 20  # the names of the files, whatever they hold
-
-
-def grown_old(place: Path, days: float) -> None:
-    os.utime(place, (time.time() - days * 24 * 3600,) * 2)
-
-
-def test_a_mapped_index_follows_its_shards_and_the_old_one_goes_when_no_run_can_need_it(tmp_path, mapped):
-    folder = write_shards(tmp_path / "shards", [2, 2])
-    first = open_source(str(folder))
-    write_shards(folder, [2, 5])
-    second = open_source(str(folder))
-    assert len(second) == 7 and second.joined.place != first.joined.place
-    assert len(pickle.loads(pickle.dumps(first))) == 4  # a run that began before may start workers
-    grown_old(first.joined.place, 8)
-    write_shards(folder, [2, 6])
-    third = open_source(str(folder))
-    assert {place.name for place in third.joined.place.parent.iterdir()} == {
-        second.joined.place.name,
-        third.joined.place.name,
-    }
-
-
-def test_a_mapped_index_that_is_used_counts_as_new(tmp_path, mapped):
-    folder = write_shards(tmp_path / "shards", [2, 2])
-    source = open_source(str(folder))
-    grown_old(source.joined.place, 40)
-    pickle.loads(pickle.dumps(source))
-    open_source(str(write_shards(tmp_path / "others", [2, 2])))
-    assert source.joined.place.exists()
-
-
-def test_what_killed_processes_and_data_of_long_ago_left_is_removed(tmp_path, mapped):
-    folder = tmp_path / "cache" / "indexes" / "joined"
-    for name, days in {".unfinished-a": 8, ".unfinished-b": 1, "0-0": 29, "0-1": 31}.items():
-        (folder / name).mkdir(parents=True)
-        (folder / name / "rows").write_bytes(b"")
-        grown_old(folder / name, days)
-    place = open_source(str(write_shards(tmp_path / "shards", [2, 2]))).joined.place
-    assert {other.name for other in folder.iterdir()} == {".unfinished-b", "0-0", place.name}
-
-
-def test_mapped_indexes_of_two_caption_keys_live_side_by_side(tmp_path, mapped):
-    members = [m for k in range(4) for m in ((f"{k}.png", image_bytes(k)), (f"{k}.json", b'{"a": "one", "b": "two"}'))]
-    shard = str(write_tar(tmp_path / "0.tar", members))
-    sources = [open_source(shard, caption_key=key) for key in "abab"]
-    assert len({source.joined.place for source in sources}) == 2
-    assert [pickle.loads(pickle.dumps(source))[3].captions for source in sources] == [("one",), ("two",)] * 2
-
-
-def test_shards_of_equal_names_sizes_and_times_in_two_folders_are_not_mixed_up(tmp_path, mapped, monkeypatch):
-    for project, first in (("a", 0), ("b", 4)):
-        members = [m for number in range(first, first + 4) for m in pair(number)]
-        os.utime(write_tar(tmp_path / project / "shards" / "0.tar", members), ns=(1, 1))
-    found = []
-    for project in "ab":
-        monkeypatch.chdir(tmp_path / project)
-        source = open_source("shards")
-        found.append((source.joined.place, fingerprint(source)["sha256"]))
-    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
-
-
-def test_a_broken_mapped_index_is_made_again(tmp_path, mapped):
-    folder = str(write_shards(tmp_path / "shards", [2, 2]))
-    place = open_source(folder).joined.place
-    for file in ("rows", "shards.json"):
-        (place / file).write_bytes((place / file).read_bytes()[:-3])
-        assert len(open_source(folder)) == 4 and contents(open_source(folder))[3][1] == ("image 3",)
-
-
-def test_without_a_writable_cache_the_index_stays_in_memory(tmp_path, mapped, monkeypatch):
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file" / "cache"))
-    source = open_source(str(write_shards(tmp_path / "shards", [2, 2])))
-    assert source.joined.place is None and len(contents(source)) == 4
 
 
 def test_a_caption_key_has_an_index_of_its_own(tmp_path):
@@ -247,68 +119,6 @@ def test_a_caption_key_has_an_index_of_its_own(tmp_path):
         assert open_source(str(shard))[0].captions == ("text",)
         source = open_source(str(shard), caption_key="alt")
         assert source[0].captions == ("other", "more") and source.captions() == ["other"]
-
-
-def test_data_index_tells_what_it_found_and_verifies_it(tmp_path, capsys):
-    folder = write_shards(tmp_path / "shards", [2, 3])
-    write_tar(folder / "00002.tar", [*pair(9), ("x.txt", b"lonely")])
-    assert main(["data", "index", str(folder), "--verify"]) == 0
-    said = capsys.readouterr().out
-    assert "shards: 6 samples in 3 shards" in said and "21 bytes per sample" in said
-    assert f"index: in {folder}; " in said and "without a caption" not in said
-    assert f"no image: {folder / '00002.tar'}: x" in said and "all shards fit their index" in said
-
-
-def test_data_index_counts_samples_without_a_caption(tmp_path, capsys):
-    folder = write_shards(tmp_path / "shards", [2, 3])
-    assert main(["data", "index", str(folder), "--data.caption_key", "nope"]) == 0
-    assert "without a caption: 5 samples" in capsys.readouterr().out
-
-
-def test_verify_fails_for_a_shard_that_has_changed_since_its_index(tmp_path, capsys):
-    folder = write_shards(tmp_path / "shards", [2, 3])
-    open_source(str(folder))
-    write_tar(folder / "00001.tar", pair(9))
-    assert main(["data", "index", str(folder), "--verify"]) == 1
-    assert "1 shard did not fit the index" in capsys.readouterr().out
-    assert main(["data", "index", str(folder), "--verify"]) == 0
-
-
-@pytest.mark.parametrize("mapped_from", [3, 1000])
-def test_verify_says_what_differs_and_corrects_it(tmp_path, capsys, monkeypatch, mapped_from):
-    monkeypatch.setattr("neuclip.data.tar.joined_index.MAPPED_FROM", mapped_from)
-    folder = write_shards(tmp_path / "shards", [1, 2, 1])
-    open_source(str(folder))
-    shard = folder / "00001.tar"
-    before = shard.stat()
-    shard.write_bytes(shard.read_bytes().replace(b"image 2", b"image X"))
-    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))  # size and time tell nothing
-    assert "image 2" in open_source(str(folder)).captions()
-    assert main(["data", "index", str(folder), "--verify"]) == 1
-    said = capsys.readouterr().out
-    assert f"{shard}: caption 1 is 'image X', in its index 'image 2'; indexed again" in said
-    assert "1 shard did not fit" in said
-    assert open_source(str(folder)).captions() == ["image 0", "image 1", "image X", "image 3"]
-    assert main(["data", "index", str(folder), "--verify"]) == 0
-
-
-def test_a_write_between_rereading_and_storing_is_not_certified(tmp_path):
-    shard = write_shards(tmp_path / "shards", [2]) / "00000.tar"
-    os.utime(shard, ns=(1, 1))
-    source = open_source(str(shard))
-    found = source.reread(0)
-    shard.write_bytes(shard.read_bytes().replace(b"image 1", b"image X"))
-    source.store(0, found)
-    assert open_source(str(shard)).captions() == ["image 0", "image X"]
-
-
-def test_data_that_need_no_index_are_told_apart(tmp_path, capsys):
-    (tmp_path / "0.png").write_bytes(image_bytes(0))
-    (tmp_path / "pairs.csv").write_text("image,caption\n0.png,a\n")
-    assert main(["data", "index", str(tmp_path / "pairs.csv")]) == 2
-    assert "holds no tar shards" in capsys.readouterr().err
-    assert main(["data", "index"]) == 2 and main(["data", "list", "--verify"]) == 2
-    assert "no flag --verify; the flags are --json" in capsys.readouterr().err
 
 
 def test_members_that_do_not_lie_together_are_one_sample(tmp_path):
@@ -359,11 +169,12 @@ def header_of(data: bytes, number: int) -> int:
     return [offset for _, offset, _ in members(data, [])][number] - 512
 
 
-def test_a_damaged_header_costs_its_own_member_and_the_walk_goes_on_behind_it(tmp_path):
+@pytest.mark.parametrize("garbage", [b"\xff", b"\0"])
+def test_a_damaged_header_costs_its_own_member_and_is_not_taken_for_the_end_of_the_shard(tmp_path, garbage):
     shard = shard_of(tmp_path, range(4))
     data = bytearray(shard.read_bytes())
     third, fourth = header_of(data, 2), header_of(data, 3)
-    data[third : third + 512] = b"\xff" * 512  # of image 1
+    data[third : third + 512] = garbage * 512  # of image 1
     shard.write_bytes(data)
     index = build_index(shard)
     assert index.captions.strings() == ["image 0", "image 2", "image 3"]
@@ -442,7 +253,7 @@ def test_a_second_tar_behind_the_first_is_read_and_nothing_is_lost(tmp_path, zer
     assert build_index(shard).captions.strings() == ["image 0", "image 1"] and not reasons(shard)
 
 
-def test_one_block_of_zeros_may_have_been_a_header_and_is_told(tmp_path):
+def test_one_block_of_zeros_may_have_been_a_header_and_is_reported(tmp_path):
     shard = write_tar(tmp_path / "0.tar", pair(0))
     content = shard.read_bytes()
     caption_end = header_of(content, 1) + 1024
@@ -476,22 +287,14 @@ def test_a_header_with_a_flipped_byte_is_not_believed(tmp_path):
     assert reasons(shard) == {"shard is damaged": 1, "no image": 1}
 
 
-def test_a_negative_size_is_no_header(tmp_path):
-    data = bytearray(write_tar(tmp_path / "0.tar", pair(0)).read_bytes())
-    data[124:136] = b"-0000001000\0"  # int() would take it, and the walk would go round in a ring
-    data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * ord(" ") + sum(data[156:512]))
-    gaps: list[Gap] = []
-    assert [name for name, _, _ in members(bytes(data), gaps)] == [b"00000.txt"] and gaps[0].start == 0
-
-
-def test_what_is_no_tar_file_is_told_apart_from_a_damaged_one(tmp_path):
+def test_what_is_no_tar_file_has_a_reason_of_its_own(tmp_path):
     for content in (b"<html>", b"<html>" * 1000):
         (tmp_path / "0.tar").write_bytes(content)
         assert reasons(tmp_path / "0.tar") == {"shard is not a tar file": 1}
 
 
 @pytest.mark.parametrize("extension", ["jfif", "tif", "TIFF", "avif", "jp2", "ppm", "ico"])
-def test_every_kind_of_image_that_decodes_is_a_image_in_a_shard_and_in_a_folder(tmp_path, extension):
+def test_every_kind_of_image_that_decodes_is_an_image_in_a_shard_and_in_a_folder(tmp_path, extension):
     stream = io.BytesIO()
     kind = {"jfif": "JPEG", "tif": "TIFF", "jp2": "JPEG2000"}.get(extension, extension.upper())
     Image.new("RGB", (16, 16), (200, 10, 10)).save(stream, kind)
@@ -517,28 +320,62 @@ def test_the_index_holds_the_caption_that_reading_gives(tmp_path):
     assert source.captions() == read == ["third", "? half", "", "", "", "x"]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_no_bytes_make_the_walk_hang_or_reach_outside_the_file(tmp_path_factory, data):
-    content = bytearray(SHARD)
-    for _ in range(data.draw(st.integers(1, 6))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.sampled_from(b"\0 -+_07x\x80\xffLKg5"))
-    cut = data.draw(st.integers(0, len(content)))
-    found, gaps = [], []
-    for count, (_, offset, size) in enumerate(members(bytes(content[:cut]), gaps)):
-        found.append((offset, size))
-        assert count < 100
-    assert all(size >= 0 and offset + size <= cut for offset, size in found)
-    assert len(gaps) < 100 and all(0 <= gap.start <= gap.stop <= cut for gap in gaps)
+def pairs(*stems: str) -> list[Member]:
+    return [
+        member
+        for number, stem in enumerate(stems)
+        for member in ((f"{stem}.png", image_bytes(number)), (f"{stem}.txt", stem.encode()))
+    ]
 
 
-def _shard_bytes() -> bytes:
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        long = [("long/" * 40 + "c.png", b"x" * 600), ("größe.txt", b"y")]
-        return write_tar(Path(folder) / "0.tar", pair(0) + long, tarfile.PAX_FORMAT).read_bytes()
+def notes(path: Path, members: list[Member]) -> list[tuple[str, int]]:
+    return [(reason, times) for reason, _, times in build_index(write_tar(path / "0.tar", members)).notes]
 
 
-SHARD = _shard_bytes()
+def test_pairs_with_dots_in_their_names_are_all_read(tmp_path):
+    stems = [f"v1.2-{number:03d}" for number in range(10)] + ["a.b/dr. who 1", "a.b/dr. who 2", "plain"]
+    source = open_source(str(write_tar(tmp_path / "0.tar", pairs(*stems))))
+    assert source.captions() == stems and source.faults == ()
+    assert [source[id].captions for id in range(len(source))] == [(stem,) for stem in stems]
+    assert [source[id].image for id in (0, 12)] == [image_bytes(0), image_bytes(12)]
+
+
+def test_further_members_of_a_sample_stay_its_members(tmp_path):
+    further = [
+        ("0.seg.png", image_bytes(8)),
+        ("0.seg.jpg", image_bytes(9)),
+        ("0.seg.txt", b"mask"),
+        ("0.left.view.png", b"x"),
+    ]
+    for shuffled in (pairs("0", "1") + further, further + pairs("0", "1"), pairs("1", "0") + further):
+        index = build_index(write_tar(tmp_path / "0.tar", shuffled))
+        assert sorted(index.captions.strings()) == ["0", "1"] and index.notes == ()
+
+
+def test_every_image_that_no_pair_can_be_made_of_is_counted(tmp_path):
+    images = [(f"v1.2-{number:03d}.png", image_bytes(number)) for number in range(15)]
+    assert notes(tmp_path, images)[-1] == (DOTTED, 6)  # the last of ten places tells of the others
+    assert sum(times for _, times in notes(tmp_path, images)) == 15
+    views = [("0.txt", b"both"), ("0.left.png", image_bytes(0)), ("0.right.png", image_bytes(1))]
+    assert notes(tmp_path, views) == [("no image", 1), (DOTTED, 1), (DOTTED, 1)]
+    assert notes(tmp_path, pairs("v1.0")[:1] + pairs("v1.1")) == [(DOTTED, 1)]
+    twice = [*pairs("v1.0"), ("v1.0.jpg", image_bytes(1))]
+    assert notes(tmp_path, twice) == [("name occurs twice", 1)]
+
+
+@pytest.mark.parametrize("stems", [("0", "1"), ("v1.0", "v1.1"), ("v1.0", "v1.1", "v1.2")])
+def test_a_cut_takes_one_dotted_pair_and_not_its_neighbours(tmp_path, stems):
+    whole = write_tar(tmp_path / "0.tar", pairs(*stems)).read_bytes()
+    last = build_index(tmp_path / "0.tar").rows[-1]["image_block"].item() * 512
+    (tmp_path / "0.tar").write_bytes(whole[: last + 10])
+    index = build_index(tmp_path / "0.tar")
+    assert index.captions.strings() == list(stems[:-1])
+    assert [(reason, times) for reason, _, times in index.notes] == [("shard is cut off", 1)]
+
+
+def test_a_shard_that_ends_with_a_further_member_and_no_mark_has_lost_nothing(tmp_path):
+    members = [*pairs("0", "1"), ("1.seg.png", image_bytes(2))]
+    content = write_tar(tmp_path / "0.tar", members).read_bytes().rstrip(b"\0")
+    (tmp_path / "0.tar").write_bytes(content + bytes(-len(content) % 512))
+    index = build_index(tmp_path / "0.tar")
+    assert index.captions.strings() == ["0", "1"] and open_source(str(tmp_path / "0.tar")).faults == ()

@@ -1,117 +1,15 @@
-"""Remote shards are read like local ones; a remote that stalls, cuts off, fails or disappears ends in one line."""
+"""A remote that stalls, cuts off, fails or refuses is asked again or ends in one line; listing finds shards."""
 
 from __future__ import annotations
 
-import gzip
-import os
-import pickle
-import tarfile
-from collections import Counter
-from dataclasses import replace
-from pathlib import Path
-
 import fsspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from neuclip.cli.main import main
-from neuclip.data.fingerprint import fingerprint
-from neuclip.data.loader import Batches, sequential
-from neuclip.data.mixture_order import MixtureOrder, order_of
 from neuclip.data.open import open_source
-from neuclip.data.shard_order import FetchingOrder, ShardOrder, check_cache
 from neuclip.data.tar.remote import Limits, is_remote, remote_shards
 from neuclip.errors import RunFailed, UserError
-from tests.data.small_shards import contents, pair, write_shards, write_tar
-from tests.data.small_transforms import afresh, plain, tokenize
-from tests.misbehaving_server import QUICK, join_fetching
-
-
-def packed(folder: Path, target: Path) -> None:
-    target.mkdir()
-    for shard in folder.glob("*.tar"):
-        (target / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
-
-
-def test_local_file_memory_and_http_shards_give_the_same_pairs(tmp_path, server):
-    write_shards(server.folder, [4, 0, 3, 1])
-    packed(server.folder, tmp_path / "packed")
-    memory = fsspec.filesystem("memory")
-    for shard in server.folder.glob("*.tar"):
-        memory.pipe_file(f"/pairs/{shard.name}", shard.read_bytes())
-    local = open_source(str(server.folder))
-    for address in (
-        f"file://{server.folder}",
-        f"file://{tmp_path}/packed/{{00000..00003}}.tar.gz",
-        "memory://pairs",
-        f"{server.url}/{{00000..00003}}.tar",
-        f"{server.url}/",
-        f"{server.url}/*.tar",
-        "memory://pairs/0*.tar",
-    ):
-        source = open_source(address, limits=QUICK)
-        assert contents(source) == contents(local) and fingerprint(source) == fingerprint(local), address
-        assert [fault.reason for fault in source.faults] == [fault.reason for fault in local.faults]
-    memory.rm("/pairs", recursive=True)
-
-
-def test_each_shard_is_fetched_once_for_index_and_reading_and_later_sources(server):
-    write_shards(server.folder, [2, 2, 2])
-    for _ in range(2):
-        contents(open_source(f"{server.url}/{{00000..00002}}.tar", limits=QUICK))
-    assert {name: count for name, count in server.got.items() if name.endswith(".tar")} == {
-        f"0000{number}.tar": 1 for number in range(3)
-    }
-
-
-def test_an_index_beside_the_shards_spares_fetching_them(server):
-    open_source(str(write_shards(server.folder, [2, 3])))
-    source = open_source(f"{server.url}/{{00000..00001}}.tar", limits=QUICK)
-    assert len(source) == 5 and source.captions()[4] == "image 4"
-    assert not any(name.endswith(".tar") for name in server.got)
-    assert source[3].captions == ("image 3",) and server.got["00001.tar"] == 1
-
-
-def test_an_index_beside_that_is_of_another_shard_is_not_believed(server, capsys):
-    open_source(str(write_shards(server.folder, [2])))
-    index = (server.folder / "00000.tar.index.npz").read_bytes()
-    write_shards(server.folder, [15])
-    (server.folder / "00000.tar.index.npz").write_bytes(index)
-    assert len(open_source(f"{server.url}/00000.tar", limits=QUICK)) == 15
-    assert "bytes when it was indexed" in capsys.readouterr().err
-
-
-def test_an_index_beside_whose_shard_has_other_captions_of_the_same_size_is_not_believed(server, capsys):
-    image = pair(0)[0]
-    write_tar(server.folder / "0.tar", [image, ("00000.txt", b"a dog")])
-    size = (server.folder / "0.tar").stat().st_size
-    open_source(str(server.folder / "0.tar"))
-    write_tar(server.folder / "0.tar", [image, ("00000.txt", b"a dog with a very long tail")])
-    assert (server.folder / "0.tar").stat().st_size == size
-    source = open_source(f"{server.url}/0.tar", limits=QUICK)
-    with pytest.raises(RunFailed, match=rf"{server.url}/0\.tar: .*neuclip data index {server.url}/0\.tar --verify"):
-        source[0]
-    assert main(["data", "index", f"{server.url}/0.tar", "--verify"]) == 1
-    capsys.readouterr()
-    assert open_source(f"{server.url}/0.tar", limits=QUICK)[0].captions == ("a dog with a very long tail",)
-
-
-def test_a_size_that_stands_in_a_pax_header_alone_fits_its_index(server):
-    member = tarfile.TarInfo("00000.txt")
-    member.pax_headers = {"size": "5"}  # its own header says 0
-    caption = member.tobuf(tarfile.PAX_FORMAT) + b"a dog".ljust(512, b"\0")
-    name, content = pair(0)[0]
-    image = write_tar(server.folder / "0.tar", [(name, content)]).read_bytes()[: 512 + -(-len(content) // 512) * 512]
-    (server.folder / "0.tar").write_bytes(image + caption + bytes(1024))
-    assert open_source(f"{server.url}/0.tar", limits=QUICK)[0].captions == ("a dog",)
-
-
-def test_a_shard_that_changes_at_the_remote_is_fetched_again(server):
-    for count in (2, 15):
-        write_shards(server.folder, [count])
-        assert len(contents(open_source(f"{server.url}/00000.tar", limits=QUICK))) == count
+from tests.data.small_shards import contents, write_shards
+from tests.misbehaving_server import QUICK
 
 
 @pytest.mark.parametrize("fault", ["cut", "short", "fail"])
@@ -158,26 +56,6 @@ def test_a_server_that_is_not_there_ends_in_one_line(server):
         open_source(f"{server.url}/00000.tar", limits=Limits(attempts=2, first_wait=0))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("fault", ["gone", "cut"])
-def test_a_remote_that_disappears_in_mid_epoch_fails_the_run_in_one_line(server, cache, workers, fault):
-    write_shards(server.folder, [4] * 6)
-    source = open_source(f"{server.url}/{{00000..00005}}.tar", limits=QUICK)
-    order = ShardOrder(source.joined.ends, seed=0, together=2)
-    batches = Batches(source, order, batch_size=4, transform=plain, tokenize=tokenize, seed=0, workers=workers)
-    first = order.group_at(0).shards.tolist()
-    for shard, remote in enumerate(source.remote):
-        if shard not in first:
-            source.cache.place(remote).unlink()
-    server.spoil_everything(fault)
-    seen = []
-    with pytest.raises(RunFailed, match=rf"{server.url}/0000\d\.tar: ") as raised:
-        for batch in batches.steps(0, 6):
-            seen += batch.ids.tolist()
-    assert seen == order.ids(0, 8).tolist()  # all that could be had, and nothing that stands in for the rest
-    assert "\n" not in str(raised.value) and "--resume" in str(raised.value)
-
-
 def test_bad_addresses_are_refused_in_one_line(server):
     for address, words in (
         ("nowhere://bucket/0.tar", "nowhere"),
@@ -191,151 +69,6 @@ def test_bad_addresses_are_refused_in_one_line(server):
     assert is_remote("s3://bucket/x") and not is_remote("C:/x") and not is_remote("shards/x.tar")
 
 
-@settings(max_examples=60)
-@given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(sum), st.integers(1, 4), st.integers(0, 5), st.data()
-)
-def test_every_sample_comes_once_per_epoch_from_few_shards_at_a_time(sizes, together, seed, data):
-    ends = np.cumsum(sizes)
-    order, size = ShardOrder(ends, seed, together), int(ends[-1])
-    ids = order.ids(0, 3 * size)
-    for epoch in range(3):
-        assert sorted(ids[epoch * size : (epoch + 1) * size].tolist()) == list(range(size))
-    start = data.draw(st.integers(0, 3 * size))
-    count = data.draw(st.integers(0, 3 * size - start))
-    fresh = pickle.loads(pickle.dumps(ShardOrder(ends, seed, together)))
-    assert np.array_equal(fresh.ids(start, count), ids[start : start + count])
-    position = 0
-    while position < 3 * size:
-        group = order.group_at(position)
-        shards = np.searchsorted(ends, ids[position : position + group.size], side="right")
-        assert group.size and len(group.shards) <= together and set(shards) <= set(group.shards.tolist())
-        position += group.size
-
-
-def test_seeds_and_epochs_of_remote_data_differ_in_shards_and_in_samples():
-    order = ShardOrder(np.arange(1, 41) * 25, seed=0, together=8)
-    epochs = order.ids(0, 3000).reshape(3, 1000)
-    other = ShardOrder(np.arange(1, 41) * 25, seed=1, together=8).ids(0, 1000)
-    for first, second in ((epochs[0], epochs[1]), (epochs[1], epochs[2]), (epochs[0], other)):
-        assert (first == second).mean() < 0.05
-        assert set((first[:200] // 25).tolist()) != set((second[:200] // 25).tolist())
-    assert len(set((epochs[0][:200] // 25).tolist())) == 8  # as many shards as are mixed, in equal parts
-    assert np.bincount(epochs[0][:100] // 25).max() <= 25
-
-
-def test_remote_training_order_is_equal_for_any_workers_and_ranks(server):
-    write_shards(server.folder, [3, 5, 2, 6])
-    source = open_source(f"{server.url}/{{00000..00003}}.tar", limits=QUICK)
-    order = order_of(source, 7)
-    assert isinstance(order, FetchingOrder)
-    expected = ShardOrder(source.joined.ends, 7).ids(0, 24).tolist()
-    for workers, ranks in ((0, 1), (2, 1), (1, 2)):
-        rows = [
-            Batches(
-                source, order, batch_size=4, transform=plain, tokenize=tokenize, seed=7, workers=workers, rank=rank,
-                ranks=ranks,
-            ).steps(0, 6)
-            for rank in range(ranks)
-        ]  # fmt: skip
-        assert [id for step in zip(*rows, strict=True) for batch in step for id in batch.ids.tolist()] == expected
-
-
-def test_remote_sources_with_weights_are_mixed_a_few_shards_of_each_at_a_time(tmp_path, server):
-    write_shards(server.folder, [2] * 60)
-    open_source(str(server.folder))  # the indexes beside them
-    room = 40 * 10_240  # of 60 shards, and of two groups from each source
-    address = f"{server.url}/{{00000..00029}}.tar:2,{server.url}/{{00030..00059}}.tar:0.5"
-    source = open_source(address, limits=replace(QUICK, cache_size=room))
-    for seed in (0, 1):
-        order = MixtureOrder([FetchingOrder(part, seed, together=8) for part in source.sources], source.weights, seed)
-        batches = Batches(source, order, batch_size=30, transform=plain, tokenize=tokenize, seed=0, workers=0)
-        ids = [id for batch in batches.steps(0, 10) for id in batch.ids.tolist()]  # two epochs
-        assert Counter(ids) == Counter({id: 4 if id < 60 else 1 for id in range(120)})
-    assert sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.tar")) <= room
-
-
-def test_a_part_that_moves_on_slowly_keeps_its_shards_in_the_smallest_cache_while_a_fast_one_passes(server, cache):
-    write_shards(server.folder, [2] * 32)
-    open_source(str(server.folder))  # the indexes beside them
-    address = f"{server.url}/{{00000..00023}}.tar:2,{server.url}/{{00024..00031}}.tar:0.25"
-    source = open_source(address, limits=replace(QUICK, cache_size=8 * 10_240))
-    check_cache(source.sources, together=2)
-    parts = [FetchingOrder(part, seed=0, together=2) for part in source.sources]
-    order = pickle.loads(pickle.dumps(MixtureOrder(parts, source.weights, seed=0)))
-    for start in range(0, 2 * order.size, 4):
-        order.ids(start, 4)
-        join_fetching()
-        for file in (cache / "shards").glob("*.tar"):  # the next use is a later one, whatever the clock's grain
-            os.utime(file, ns=(0, file.stat().st_mtime_ns - 10**9))
-    slow = {name: count for name, count in server.got.items() if name in {f"{n:05d}.tar" for n in range(24, 32)}}
-    assert len(slow) >= 4 and set(slow.values()) == {1}
-
-
-@pytest.mark.parametrize("how", ["training", "evaluation"])
-def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
-    write_shards(server.folder, [3, 5])
-    open_source(str(server.folder))  # the index beside them, so that the workers fetch
-    sources = [open_source(f"{server.url}/{{00000..00001}}.tar", limits=QUICK)]
-    sources += [open_source(f"{server.url}/{{00000..00001}}.tar,{server.folder}", limits=QUICK)]
-    expected = [0, 1, 2, 3, 4, 5, 6, 7]
-    for source in sources[: 1 if how == "training" else 2]:
-        if how == "training":
-            order = order_of(source, 0)
-            batches = Batches(
-                source, order, batch_size=4, transform=afresh, tokenize=tokenize, seed=0, workers=2
-            ).steps(0, 2)
-            expected = ShardOrder(source.joined.ends, 0).ids(0, 8).tolist()
-        else:
-            batches = sequential(source, transform=afresh, tokenize=tokenize, batch_size=4, workers=2)
-        found = list(batches)
-        assert [id for batch in found for id in batch.ids.tolist()][:8] == expected
-        assert not any(batch.faults for batch in found) and server.got["00001.tar"] == 1
-
-
-def test_asking_for_ids_fetches_the_shards_of_this_group_and_the_next(server):
-    write_shards(server.folder, [2] * 8)
-    open_source(str(server.folder))  # the index beside them
-    source = open_source(f"{server.url}/{{00000..00007}}.tar", limits=QUICK)
-    copy, order = pickle.loads(pickle.dumps((source, FetchingOrder(source, seed=3, together=2))))
-    assert order.source is copy  # one cache for both in a worker
-    order.ids(0, 1)
-    join_fetching()
-    wanted = {*order.group_at(0).shards.tolist(), *order.group_at(4).shards.tolist()}
-    assert {int(name[:5]) for name in server.got if name.endswith(".tar")} == wanted and len(wanted) == 4
-
-
-def test_a_cache_that_is_too_small_for_the_order_is_refused(server):
-    write_shards(server.folder, [3] * 4)
-    address = f"{server.url}/{{00000..00003}}.tar"
-    source = open_source(address, limits=Limits(cache_size=15_000, first_wait=0))
-    with pytest.raises(UserError, match=r"give --data\.cache_size \d+ or more"):
-        order_of(source, 0)
-    twice = f"{address}:2,{server.folder},{server.url}/{{00000..00002}}.tar"
-    with pytest.raises(UserError, match=r"7 shards of .* give --data\.cache_size 71680 or more"):
-        order_of(open_source(twice, limits=Limits(cache_size=60_000)), 0)
-    assert len(contents(source)) == 12  # in source order even a small one serves
-
-
-def test_the_room_that_packed_shards_and_those_of_unknown_size_need_is_that_of_the_unpacked(tmp_path, server):
-    write_shards(server.folder, [3] * 4)
-    packed(server.folder, tmp_path / "packed")
-    source = open_source(f"file://{tmp_path}/packed", limits=Limits(cache_size=40_000))
-    assert sum(shard.size for shard in source.remote) < 20_000
-    with pytest.raises(UserError, match=r"give --data\.cache_size 40960 or more"):
-        order_of(source, 0)
-    source = open_source(f"file://{server.folder}", limits=Limits(cache_size=40_000))
-    source.remote = [replace(shard, size=-1) for shard in source.remote]
-    with pytest.raises(UserError, match=r"give --data\.cache_size 40960 or more"):
-        order_of(source, 0)
-
-
-def test_data_index_reads_remote_shards(server, capsys):
-    write_shards(server.folder, [2, 3])
-    assert main(["data", "index", f"{server.url}/{{00000..00001}}.tar", "--verify"]) == 0
-    assert "5 samples in 2 shards" in capsys.readouterr().out
-
-
 def test_a_folder_is_listed_one_level_deep_without_hidden_files_and_packed_twins():
     memory = fsspec.filesystem("memory")
     for name in ("b.tar", "b.tar.gz", "b.tgz", "a/0.tar", "a/b/too-deep.tar", ".c.tar", "notes.txt", "b.tar.index.npz"):
@@ -346,8 +79,25 @@ def test_a_folder_is_listed_one_level_deep_without_hidden_files_and_packed_twins
     memory.rm("/listed", recursive=True)
 
 
-def test_a_remote_shard_that_is_cut_off_where_it_lies_is_told_with_its_url(server):
-    whole = write_tar(server.folder / "0.tar", pair(0) + pair(1)).read_bytes()
-    (server.folder / "0.tar").write_bytes(whole[: len(pair(0)[0][1]) + 2500])
-    source = open_source(f"{server.url}/0.tar", limits=QUICK)
-    assert source.faults[0].reason == "shard is cut off" and source.faults[0].where.startswith(f"{server.url}/0.tar")
+class Refusing(fsspec.AbstractFileSystem):
+    """Says what s3fs says: an error of Python's, whose cause is botocore's."""
+
+    protocol = "refusing"
+    cachable = False
+    tries = 0
+
+    def info(self, path, **options):
+        Refusing.tries += 1
+        kind = {"denied": PermissionError, "missing": FileNotFoundError}[path.strip("/").partition("/")[0]]
+        raise kind("what was wrong") from RuntimeError("NoSuchBucket or AccessDenied")
+
+
+@pytest.mark.parametrize(
+    ("bucket", "words"), [("denied", "access is denied"), ("missing", "there is no such file")], ids=str
+)
+def test_a_bucket_that_is_missing_or_closed_is_asked_once(bucket, words):
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    Refusing.tries = 0
+    with pytest.raises(UserError, match=rf"refusing://{bucket}/0\.tar: {words}"):
+        open_source(f"refusing://{bucket}/0.tar", limits=QUICK)
+    assert Refusing.tries == 1

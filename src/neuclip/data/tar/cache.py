@@ -1,4 +1,4 @@
-"""Whole shards of remote data on the local disk: fetched when needed or just before, the longest unused go."""
+"""Whole shards of remote data on the local disk: fetched when needed or just before; the longest unused are evicted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.tar.gzip import is_packed, remove_unfinished, unpack
-from neuclip.data.tar.remote import Limits, RemoteShard, fetch, without_query
+from neuclip.data.cache_folder import cache_folder
+from neuclip.data.source import ShardFacts, Source
+from neuclip.data.tar.files import UNFINISHED, mark_used, move, remove_unused
+from neuclip.data.tar.gzip import is_packed, plain_name, unpack
+from neuclip.data.tar.remote import Limits, RemoteShard, fetch
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import SILENT_SECONDS, StatusLine
+from neuclip.settings.secrets import without_query
 
 try:
     import fcntl
@@ -21,20 +25,12 @@ except ImportError:  # Windows: two processes may fetch the same shard, and the 
     fcntl = None  # type: ignore[assignment]
 
 LOCKS = 64  # lock files; shards that share one wait for each other, which only costs time
-# What signs an address, besides x-amz-... and x-goog-...: the older ways of both, CloudFront's, tokens.
-SIGNATURE = {
-    "signature",
-    "expires",
-    "awsaccesskeyid",
-    "googleaccessid",
-    "key-pair-id",
-    "policy",
-    "token",
-    "access_token",
-}
-# Azure's names are so short that they count only beside its "sig".
+# Fields that sign an address, besides x-amz-... and x-goog-...: the older ones of both, CloudFront's, tokens.
+SIGNATURE = {"signature", "expires", "awsaccesskeyid", "googleaccessid", "key-pair-id", "policy"}
+SIGNATURE |= {"token", "access_token"}
+# Azure's names are short: they count only beside its "sig".
 AZURE_SIGNATURE = {"sig", "se", "st", "sp", "sv", "sr", "ss", "srt", "spr", "sip"}
-LEFT_OVER_SECONDS = 3600.0  # an unfinished file to which nothing was written for so long belongs to a killed process
+KILLED_SECONDS = 3600  # a download that was not written to for this long belongs to a killed process
 
 
 class ShardCache:
@@ -48,38 +44,37 @@ class ShardCache:
     """
 
     def __init__(self, limits: Limits):
-        from neuclip.data.cache_folder import cache_folder
-
         self.folder = cache_folder() / "shards"
         self.limits = limits
-        self._start_afresh()
+        self._start_in_process()
 
-    def _start_afresh(self) -> None:
+    def _start_in_process(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._wanted: list[RemoteShard] = []
         self._fetching = False
-        self._unexpected: Exception | None = None  # a mistake of ours in the background, for the next reader
+        self._bug: Exception | None = None  # of ours, in the background, for the next reader
 
     def place(self, shard: RemoteShard) -> Path:
         """Where it lies once it is here. Another version of it has another place."""
-        name = shard.name.removesuffix(".gz").removesuffix(".tgz").removesuffix(".tar")
+        name = plain_name(shard.name).removesuffix(".tar")
         return self.folder / f"{digest_of(shard)}-{name}.tar"
 
     def path(self, shard: RemoteShard) -> Path:
-        """The shard as a plain tar on this disk. Raises RunFailed with its URL when it cannot be had."""
-        unexpected, self._unexpected = self._unexpected, None
-        if unexpected is not None:
-            raise unexpected
+        """The shard as a plain tar on this disk. Raises RunFailed with its URL when it cannot be fetched."""
+        bug, self._bug = self._bug, None
+        if bug is not None:
+            raise bug
         place = self.place(shard)
-        if not self._touch(place):
-            with self._only_one(place):
-                if not self._touch(place):
-                    self._fetch(shard, place, _Waiting(shard))
+        if not mark_used(place):
+            with self._lock_of(place):
+                if not mark_used(place):
+                    with _show_download(shard) as show:
+                        self._fetch(shard, show)
         return place
 
     def open(self, shard: RemoteShard) -> int:
-        """A descriptor to read from; another process may have evicted the shard since it was found."""
+        """A descriptor to read from. Another process may evict the shard just after it was found."""
         for _ in range(100):
             with contextlib.suppress(FileNotFoundError):
                 return os.open(self.path(shard), os.O_RDONLY)
@@ -88,15 +83,15 @@ class ShardCache:
             f"--data.cache_size {self.limits.cache_size}, to every run on this machine"
         )
 
-    def use(self, shards: Sequence[RemoteShard]) -> list[RemoteShard]:
-        """Those that are here count as used now; the others are the answer."""
-        return [shard for shard in shards if not self._touch(self.place(shard))]
+    def mark_used(self, shards: Sequence[RemoteShard]) -> list[RemoteShard]:
+        """Those that are on this disk count as used now. Returns the others."""
+        return [shard for shard in shards if not mark_used(self.place(shard))]
 
     def want(self, shards: Sequence[RemoteShard]) -> None:
-        """Fetch these in the background, in this order; what was wanted before and is not begun is forgotten."""
+        """Fetch these in the background, in this order. What was wanted before and is not begun is dropped."""
         if self._process != os.getpid():  # a fork copies neither the thread nor who holds the lock
-            self._start_afresh()
-        missing = self.use(shards)
+            self._start_in_process()
+        missing = self.mark_used(shards)
         with self._lock:
             self._wanted = missing
             if missing and not self._fetching:
@@ -110,41 +105,37 @@ class ShardCache:
                     self._fetching = False
                     return
                 shard = self._wanted.pop(0)
-            place = self.place(shard)
             try:
-                with self._only_one(place, wait=False) as alone:
-                    if alone and not place.exists():
-                        self._fetch(shard, place)
+                with self._lock_of(self.place(shard), wait=False) as alone:
+                    if alone and not self.place(shard).exists():
+                        self._fetch(shard)
             except (RunFailed, UserError, OSError):
-                pass  # whoever needs the shard tries again and tells why it cannot be had
+                pass  # whoever needs the shard tries again and says why it cannot be fetched
             except Exception as error:
-                self._unexpected = error
+                self._bug = error
 
-    def _fetch(self, shard: RemoteShard, place: Path, waiting: _Waiting | None = None) -> None:
-        """Beside its place, then moved there in one step: a shard is whole or not there."""
-        unfinished = None
+    def _fetch(self, shard: RemoteShard, show: Callable[[int], None] | None = None) -> None:
+        """In one move: a shard is whole or not there."""
+        place, unfinished = self.place(shard), None
         try:
-            unfinished = fetch(shard.url, place, shard.size, self.limits, waiting.show if waiting else None)
-            if is_packed(shard):
+            unfinished = fetch(shard.url, place, shard.size, self.limits, show)
+            if is_packed(shard.name):
                 unpack(unfinished, place)
             else:
-                unfinished.chmod(0o644)  # mkstemp's 0600 would hide it from others who share the cache
-                unfinished.replace(place)
+                move(unfinished, place)
         except OSError as error:  # which readers would take for a bad sample
             raise RunFailed(
-                f"{without_query(shard.url)}: cannot be {'unpacked' if is_packed(shard) else 'kept'} "
+                f"{without_query(shard.url)}: cannot be {'unpacked' if is_packed(shard.name) else 'kept'} "
                 f"({error.strerror or error}); check the file there and the disk of {self.folder}"
             ) from error
         finally:
             if unfinished is not None:
                 unfinished.unlink(missing_ok=True)
-            if waiting is not None:
-                waiting.close()
         self._evict(place)
 
     def _evict(self, newest: Path) -> None:
-        with self._locked(self.folder / "locks" / "evict"):
-            remove_unfinished(self.folder.glob(".*"), LEFT_OVER_SECONDS)
+        with self._lock_file("evict"):
+            remove_unused(self.folder.glob(f".*{UNFINISHED}"), KILLED_SECONDS)
             files = []
             for path in self.folder.glob("[!.]*.tar"):
                 with contextlib.suppress(FileNotFoundError):
@@ -158,26 +149,15 @@ class ShardCache:
                     path.unlink(missing_ok=True)
                     total -= size
 
-    def _touch(self, place: Path) -> bool:
-        """Whether it is there; it then counts as used now."""
-        try:
-            os.utime(place)
-        except FileNotFoundError:
-            return False
-        except OSError:  # another user's cache, which may be read all the same
-            return place.exists()
-        return True
-
-    @contextlib.contextmanager
-    def _only_one(self, place: Path, wait: bool = True) -> Iterator[bool]:
-        """Let the other processes of this machine wait, so that eight ranks do not fetch a shard eight times."""
+    def _lock_of(self, place: Path, wait: bool = True) -> contextlib.AbstractContextManager[bool]:
+        """The other processes of this machine wait: eight ranks must not fetch a shard eight times."""
         number = int(hashlib.sha256(place.name.encode()).hexdigest(), 16) % LOCKS
-        with self._locked(self.folder / "locks" / f"{number:02d}", wait) as alone:
-            yield alone
+        return self._lock_file(f"{number:02d}", wait)
 
     @contextlib.contextmanager
-    def _locked(self, file: Path, wait: bool = True) -> Iterator[bool]:
+    def _lock_file(self, name: str, wait: bool = True) -> Iterator[bool]:
         """Only saves work: it dies with its process, and moving files into place is safe without it."""
+        file = self.folder / "locks" / name
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             stream = file.open("w")
@@ -201,27 +181,27 @@ class ShardCache:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start_afresh()
+        self._start_in_process()
 
 
-class _Waiting:
-    """Tells what the training waits for, when it takes long. Of several processes the first speaks."""
+@contextlib.contextmanager
+def _show_download(shard: RemoteShard) -> Iterator[Callable[[int], None] | None]:
+    """A function to call with the bytes so far: it says what training waits for, when that takes long. None in all
+    processes but the first, and in threads."""
+    if not _is_first_process():
+        yield None
+        return
+    size = f" of {shard.size / 1e6:,.0f}" if shard.size >= 0 else ""
+    with contextlib.closing(StatusLine(silent_seconds=SILENT_SECONDS)) as status:
 
-    def __init__(self, shard: RemoteShard):
-        self.shard = shard
-        self.status = StatusLine(silent_seconds=SILENT_SECONDS) if _speaks() else None
+        def show(bytes_: int) -> None:
+            if status.due():
+                status.show(f"fetching {shard.name}  {bytes_ / 1e6:,.0f}{size} MB")
 
-    def show(self, bytes_: int) -> None:
-        if self.status is not None and self.status.due():
-            of = f" of {self.shard.size / 1e6:,.0f}" if self.shard.size >= 0 else ""
-            self.status.show(f"fetching {self.shard.name}  {bytes_ / 1e6:,.0f}{of} MB")
-
-    def close(self) -> None:
-        if self.status is not None:
-            self.status.close()
+        yield show
 
 
-def _speaks() -> bool:
+def _is_first_process() -> bool:
     from torch.utils.data import get_worker_info
 
     worker = get_worker_info()
@@ -230,16 +210,34 @@ def _speaks() -> bool:
 
 
 def digest_of(shard: RemoteShard) -> str:
-    """Names one version of one file. A signature that is renewed does not change it, if the remote tells a version."""
-    url = without_signature(shard.url) if shard.version else shard.url
+    """Names one version of one file. A renewed signature does not change it, if the remote tells a version."""
+    url = _without_signature(shard.url) if shard.version else shard.url
     return hashlib.sha256(f"{url}\n{shard.size}\n{shard.version}".encode()).hexdigest()[:16]
 
 
-def without_signature(url: str) -> str:
-    """Without what a signed address proves by; the rest of the query stays, for it may say which file is meant."""
+def _without_signature(url: str) -> str:
+    """The rest of the query stays: it may say which file is meant."""
     address, _, query = url.partition("?")
     fields = [(field.partition("=")[0].lower(), field) for field in query.split("&") if field]
     names = {name for name, _ in fields}
     signing = SIGNATURE | (AZURE_SIGNATURE if "sig" in names else set())
     kept = [field for name, field in fields if name not in signing and not name.startswith(("x-amz-", "x-goog-"))]
     return f"{address}?{'&'.join(kept)}" if kept else address
+
+
+def check_cache_size(sources: Sequence[Source], together: int) -> None:
+    """Raises UserError unless two groups of each remote source fit into the cache, the one that is read and the next:
+    shards would be fetched over and over."""
+    remote = [(source.name, facts) for source in sources if (facts := source.shard_facts()) and facts.disk_bytes]
+    needed = [size for _, facts in remote for size in largest_shards(facts, together)]
+    if remote and sum(needed) > (allowed := remote[0][1].cache_size):
+        raise UserError(
+            f"data.cache_size {allowed:,} is too small: {len(needed)} shards of "
+            f"{' and '.join(name for name, _ in remote)} must be on the disk at a time; "
+            f"give --data.cache_size {sum(needed)} or more"
+        )
+
+
+def largest_shards(facts: ShardFacts, together: int) -> list[int]:
+    """The bytes of as many shards as must be on the disk at a time, of the largest."""
+    return sorted(facts.disk_bytes, reverse=True)[: 2 * together]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import mmap
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,20 +18,22 @@ from neuclip.data.cache_folder import cache_folder
 from neuclip.data.captions import DEFAULT_KEY, captions_from_json
 from neuclip.data.image_kinds import LOOKED_AT, READ, UNREAD, UNREAD_KIND, ending_by_content
 from neuclip.data.sample import UnindexedFaults
+from neuclip.data.tar.files import new_file
 from neuclip.data.tar.gzip import Damage, damage_of
 from neuclip.data.tar.walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
 from neuclip.data.texts import Captions, Texts
 from neuclip.errors import UserError
 
-FORMAT = 7  # raise it when the meaning of a stored field changes: old index files are then rebuilt without a word
+FORMAT = 7  # raise it when the meaning of a stored field changes: old index files are then rebuilt silently
+INDEX_SUFFIX = ".index.npz"
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
 DOTTED = "a dot in the name before its ending, where webdataset cuts names"
-MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption, and would be held in the index
+MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption and would fill the index
 MOST_LABEL_BYTES = 64
 ENDS_TOO_EARLY = (CUT_OFF, NO_END_MARK)
 
-# 21 bytes per sample. Members start at multiples of 512 bytes, so a 32-bit block number reaches 2 TB.
+# 21 bytes per sample. Members start at multiples of 512 bytes: a 32-bit block number reaches 2 TB.
 ROW = np.dtype(
     [
         ("image_block", "<u4"),
@@ -43,11 +44,10 @@ ROW = np.dtype(
         ("label", "<i4"),
     ]
 )
-IMAGE, IMAGE_SIZE, CAPTION, CAPTION_SIZE, KIND, LABEL = range(6)  # of a row while it is being found
+IMAGE, IMAGE_SIZE, CAPTION, CAPTION_SIZE, KIND, LABEL = range(6)  # of a row while it is built
 NOTHING = [0, 0, 0, 0, NO_CAPTION, NO_LABEL]
-PICTURES = frozenset(ending.encode() for ending in READ)
-OTHER_PICTURES = frozenset(ending.encode() for ending in UNREAD)
-
+IMAGES = frozenset(ending.encode() for ending in READ)
+OTHER_IMAGES = frozenset(ending.encode() for ending in UNREAD)
 
 Note = tuple[str, str, int]  # reason, place (to be set behind the name of the shard), how many
 
@@ -62,60 +62,48 @@ class ShardIndex:
     notes: tuple[Note, ...]  # what never became a sample
 
 
-def index_of(shard: Path) -> ShardIndex:
-    """The index of a plain tar: read from its file if that is still true, else built and stored."""
-    return index_and_change(shard)[0]
-
-
-def index_and_change(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
-    """As `index_of`, and what has changed since the stored index was written; "" if nothing has, or none was stored.
+def load_index(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
+    """The index of a plain tar: read from its file if that is up to date, else built and stored. And what has changed
+    since the file was written; "" if nothing has, or there was none.
 
     With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own.
     """
     status = status_of(shard)
     change = ""
-    for place in places_of(shard, caption_key):
+    for place in index_places(shard, caption_key):
         stored, why_not = read_index(place, status)
         if stored is not None:
             return stored, ""
         change = change or why_not
     index = build_index(shard, caption_key)
-    store_index(places_of(shard, caption_key), index, status)
+    store_index(index_places(shard, caption_key), index, status)
     return index, change
-
-
-def store_index(places: list[Path], index: ShardIndex, status: tuple[int, int]) -> Path | None:
-    """Where it was stored; None when no place can be written: the index is then simply built again next time."""
-    for place in places:
-        if _may_write(place.parent) and write_index(place, index, status):
-            return place
-    return None
 
 
 def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
     """Walk the headers of a plain tar and group its members into samples."""
     try:
         with shard.open("rb") as file:
-            return index_of_file(file, caption_key, damage_of(shard))
+            return build_index_of_file(file, caption_key, damage_of(shard))
     except OSError as error:
         raise UserError(f"{shard}: cannot be read ({error.strerror}); check its permissions and the disk") from error
 
 
-def index_of_file(file: BinaryIO, caption_key: str, damage: Damage | None = None) -> ShardIndex:
+def build_index_of_file(file: BinaryIO, caption_key: str, damage: Damage | None) -> ShardIndex:
     """As `build_index`, of an open file that was unpacked up to this damage.
 
-    Members belong together when they share the path up to the first dot of the base name (the webdataset layout). Names
-    with several dots (`v1.2-000.jpg`) are then parts of another sample (`0.seg.png` of `0`); where there is no such
-    sample they are pairs of their own if an image and a caption share the path up to the last dot, and lost if not.
+    Members belong together when they share the path up to the first dot of the base name (the webdataset layout).
+    A name with several dots belongs to that sample (`0.seg.png` to `0`). Where there is no such sample, an image and a
+    caption that share the path up to the last dot (`v1.2-000.jpg`) are a pair of their own; others are lost.
     """
     if os.fstat(file.fileno()).st_size == 0:
         return ShardIndex(np.zeros(0, ROW), *Captions.of([]), (("shard is empty", "", 1),))
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Grouping(data, caption_key, damage).index()
+        return _Grouping(data, caption_key, damage).build()
 
 
 class _Grouping:
-    """One walk over a shard: rows by key, in the order in which keys first appear."""
+    """Groups the members of a shard into samples, in the order in which their names first appear."""
 
     def __init__(self, data: mmap.mmap, caption_key: str, damage: Damage | None):
         self.data = data
@@ -127,7 +115,7 @@ class _Grouping:
         self.unread: set[bytes] = set()  # keys with an image of another kind
         self.lost = UnindexedFaults()
 
-    def index(self) -> ShardIndex:
+    def build(self) -> ShardIndex:
         gaps: list[Gap] = []
         key = b""
         for name, offset, size in members(self.data, gaps):
@@ -138,14 +126,14 @@ class _Grouping:
         for gap in gaps:
             self._note_gap(gap, key)
         if self.damage and not any(gap.reason in ENDS_TOO_EARLY for gap in gaps):
-            self._note_damage(1)  # somewhere in what was unpacked, or behind it
-        return self._finished()
+            self._note_damage(1)
+        return self._finish()
 
     def _note_gap(self, gap: Gap, last: bytes) -> None:
-        """Take back what the gap spoilt and count what it took, as far as that can be known: one sample at least.
+        """Take back the member that the gap damaged, and count what was lost in it: one sample at least.
 
-        What a cut took from the last sample is unknown: it stays only if it is a whole pair. A shard that ends with a
-        member counts as cut off only if that leaves half a pair, or if it was unpacked no further.
+        What a cut took from the last sample is unknown: the sample stays only if it is a whole pair. A shard that ends
+        with a member counts as cut off only if that leaves half a pair, or if unpacking stopped there.
         """
         self._take_back(gap.overrun)
         too_early = gap.reason in ENDS_TOO_EARLY
@@ -162,7 +150,7 @@ class _Grouping:
             to = f" to {gap.stop}" if gap.stop < len(self.data) else ""
             reason = CUT_OFF if too_early else gap.reason
             self.lost.note(reason, f" at byte {gap.start}{to}", max(1, len(gone)))
-        else:  # the other shards will tell whether it is cut off
+        else:  # the other shards tell whether it is cut off: see TarSource
             self.lost.note(NO_END_MARK, f" at byte {gap.start}", 0)
 
     def _note_damage(self, times: int) -> None:
@@ -187,7 +175,7 @@ class _Grouping:
             row = self.rows[key] = NOTHING.copy()
         if size >= 1 << 32:
             self.lost.note("member is larger than 4 GB", f": {_shown(key)}.{_shown(extension)}")
-        elif extension in PICTURES:
+        elif extension in IMAGES:
             if row[IMAGE]:
                 self.twice.append((key, extension))
             else:
@@ -200,10 +188,10 @@ class _Grouping:
             row[LABEL] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
         elif extension not in (b"txt", b"json") and ending_by_content(self.data[offset : offset + LOOKED_AT]):
             self.misnamed.setdefault(key, (offset // BLOCK, size))
-        elif extension in OTHER_PICTURES:
+        elif extension in OTHER_IMAGES:
             self.unread.add(key)
 
-    def _finished(self) -> ShardIndex:
+    def _finish(self) -> ShardIndex:
         whole = []
         for key, row in self.rows.items():
             first = _first_part(key)
@@ -224,13 +212,13 @@ class _Grouping:
         return ShardIndex(np.array(whole, dtype=ROW), *Captions.of(self._captions(whole)), notes)
 
     def _has_image(self, key: bytes) -> bool:
-        """What has a dot more in its name, as `0.seg.png` beside `0.jpg`, is then a further member of this sample."""
+        """A name with one dot more, as `0.seg.png` beside `0.jpg`, is then a further member of this sample."""
         return self.rows.get(key, NOTHING)[IMAGE] > 0
 
     def _captions(self, rows: list[tuple[int, ...]]) -> Iterator[tuple[str | bytes, ...]]:
         for _, _, block, size, kind, _ in rows:
             if size > MOST_CAPTION_BYTES:
-                yield ()  # reading tells why, and counts it
+                yield ()  # reading the sample counts it as a fault
             else:
                 yield captions_of(self.data[block * BLOCK : block * BLOCK + size], kind, self.caption_key)
 
@@ -243,10 +231,8 @@ def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, .
 
 
 def _key_and_extension(name: bytes) -> tuple[bytes, bytes]:
-    """The path up to the last dot of the file name, and what follows the dot.
-
-    Without an extension it belongs to no sample: a hidden file, which has no key either, or a name without a dot.
-    """
+    """The path up to the last dot of the file name, and what follows the dot. Hidden files and names without a dot have
+    no extension, and belong to no sample."""
     start = name.rfind(b"/") + 1
     if name.startswith(b".", start):
         return b"", b""
@@ -277,7 +263,7 @@ def _shown(name: bytes) -> str:
 
 
 def status_of(shard: Path) -> tuple[int, int]:
-    """Size in bytes and time in nanoseconds: what tells a changed shard."""
+    """Size in bytes and time in nanoseconds: they change when the shard changes."""
     try:
         status = shard.stat()
     except OSError as error:
@@ -285,22 +271,22 @@ def status_of(shard: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def places_of(shard: Path, caption_key: str = "") -> list[Path]:
+def index_places(shard: Path, caption_key: str = "") -> list[Path]:
     """Beside the shard; where that folder is read-only, in the cache."""
     digest = hashlib.sha256(str(shard.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
-    in_cache = cached_place(digest, shard.name, caption_key)
+    in_cache = cached_index_place(digest, shard.name, caption_key)
     return [shard.with_name(in_cache.name.removeprefix(f"{digest}-")), in_cache]
 
 
-def cached_place(digest: str, name: str, caption_key: str) -> Path:
+def cached_index_place(digest: str, name: str, caption_key: str) -> Path:
     key_part = f".{hashlib.sha256(caption_key.encode()).hexdigest()[:8]}" if caption_key else ""
-    return cache_folder() / "indexes" / f"{digest}-{name}{key_part}.index.npz"
+    return cache_folder() / "indexes" / f"{digest}-{name}{key_part}{INDEX_SUFFIX}"
 
 
 def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[ShardIndex | None, str]:
-    """The stored index; or None and why it cannot be used: "" when there is none or it is another version's.
+    """The stored index; or None and why it cannot be used: "" when there is none or it has another format.
 
-    `status` is size and time of the shard; None where its time says nothing.
+    `status` is size and time of the shard; no time where it says nothing.
     """
     try:
         with np.load(place, allow_pickle=False) as stored:
@@ -320,31 +306,27 @@ def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[
         return None, "its index was damaged"
 
 
-def _may_write(folder: Path) -> bool:
-    """False for a folder marked read-only. The system would let root write there; whoever marked it did not mean to."""
-    return not folder.exists() or bool(folder.stat().st_mode & 0o222)
+def store_index(places: list[Path], index: ShardIndex, status: tuple[int, int]) -> None:
+    """At the first place that can be written. Where none can, the index is built again next time."""
+    for place in places:
+        folder = place.parent
+        if folder.exists() and not folder.stat().st_mode & 0o222:
+            continue  # marked read-only; the system would let root write there all the same
+        try:
+            _write_index(place, index, status)
+            return
+        except OSError:
+            continue
 
 
-def write_index(place: Path, index: ShardIndex, status: tuple[int, int]) -> bool:
-    """Store in one move, so that a process that reads at the same time, or a kill, never meets half a file."""
-    temporary = ""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-        with os.fdopen(handle, "wb") as file:
-            np.savez(
-                file,
-                stamp=np.array([FORMAT, *status], dtype=np.int64),
-                rows=index.rows,
-                caption_bytes=index.captions.bytes,
-                caption_ends=index.captions.ends,
-                further=index.further,
-                notes=np.frombuffer(json.dumps(index.notes).encode(), dtype=np.uint8),
-            )
-        Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide it from colleagues who share the shards
-        Path(temporary).replace(place)
-        return True
-    except OSError:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        return False
+def _write_index(place: Path, index: ShardIndex, status: tuple[int, int]) -> None:
+    with new_file(place) as unfinished, unfinished.open("wb") as file:
+        np.savez(
+            file,
+            stamp=np.array([FORMAT, *status], dtype=np.int64),
+            rows=index.rows,
+            caption_bytes=index.captions.bytes,
+            caption_ends=index.captions.ends,
+            further=index.further,
+            notes=np.frombuffer(json.dumps(index.notes).encode(), dtype=np.uint8),
+        )

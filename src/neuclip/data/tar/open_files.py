@@ -1,4 +1,4 @@
-"""Open shards of this process, the last used ones: one limit for all sources, however many lie between commas."""
+"""The shards that this process has open: the last used ones, with one limit for all sources together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def new_number() -> int:
     return next(_numbers)
 
 
-def descriptor(key: Key, opened: Callable[[], int], most_of_source: int = OPEN_FILES) -> int:
-    """An open one, or `opened()`. pread has no position of its own, so a forked worker may share its parent's."""
+def descriptor(key: Key, open_file: Callable[[], int], most_of_source: int = OPEN_FILES) -> int:
+    """An open one, or `open_file()`. A forked worker may share its parent's: pread has no position of its own."""
     if key in _open:
         _open.move_to_end(key)
         return _open[key]
@@ -31,12 +31,12 @@ def descriptor(key: Key, opened: Callable[[], int], most_of_source: int = OPEN_F
     while len(_open) >= OPEN_FILES:
         os.close(_open.popitem(last=False)[1])
     try:
-        file = opened()
+        file = open_file()
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE) or not _open:
             raise
-        close_files()  # others of this process hold more than usual
-        file = opened()
+        close_files()  # other code of this process holds more than usual
+        file = open_file()
     _open[key] = file
     return file
 

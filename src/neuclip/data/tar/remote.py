@@ -1,16 +1,14 @@
-"""Files at addresses such as s3://bucket/00000.tar: listed and fetched through fsspec, with patience that ends."""
+"""Files at addresses such as s3://bucket/00000.tar: listed and downloaded through fsspec, with a limit on retries."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import posixpath
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -19,6 +17,9 @@ from typing import Any, TypeVar
 
 from neuclip.data.braces import expand_braces
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
+from neuclip.data.tar.files import NO_ROOM, unfinished_file
+from neuclip.data.tar.gzip import plain_name
+from neuclip.data.tar.index import INDEX_SUFFIX
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
 from neuclip.settings.secrets import without_query
@@ -26,28 +27,24 @@ from neuclip.settings.secrets import without_query
 T = TypeVar("T")
 REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-PACKED = re.compile(r"\.(?:tar\.gz|tgz)$", re.IGNORECASE)
 LOCAL_ONLY = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".zip", ".7z", ".bz2", ".xz", ".zst")
-INDEX_SUFFIX = ".index.npz"
-IN_MID_RUN = "; a run that has begun continues with --resume"
-TOGETHER = 8  # requests at a time: most of each one's time is waiting
+TOGETHER = 8  # requests at a time: most of the time of each is waiting
 VERSION_FIELDS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What remote data may cost. A remote has failed after `attempts` tries, with waits between them that double from
-    `first_wait` seconds on; a try fails when nothing comes for `stall_seconds`, however long the whole file takes."""
+    """What remote data may cost."""
 
     cache_size: int = 64_000_000_000  # bytes of disk
-    stall_seconds: float = 60.0
+    stall_seconds: float = 60.0  # without data before a try counts as failed, however long the whole file takes
     attempts: int = 5
-    first_wait: float = 1.0
+    first_wait: float = 1.0  # seconds between the first two tries; each further wait is twice as long
 
 
 @dataclass(frozen=True)
 class RemoteShard:
-    """One shard where it lies. `version` changes when it is written again, as far as the remote tells."""
+    """One shard at the remote. `version` changes when it is written again, if the remote says so."""
 
     url: str
     size: int  # bytes; -1: the remote does not say
@@ -60,41 +57,48 @@ class RemoteShard:
 
 
 class Gone(RunFailed):
-    """The remote answered: there is no such file, or not for you. Asking again would not help."""
+    """The remote answered that there is no such file, or not for you. Asking again would not help."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message  # as it is said while no run has begun
+
+    def __str__(self) -> str:
+        return f"{self.message}; a run that has begun continues with --resume"
 
 
-class Watch:
-    """How many bytes of one try have come. Called by fsspec; the waiting side looks whether the number still grows."""
+class Attempt:
+    """One try of a download: how many bytes have come. fsspec counts them, the waiting side looks whether they grow."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.file: Path | None = None  # that this try alone writes
-        self.left_behind = False
+        self.abandoned = False
 
-    def so_far(self) -> int:
+    def bytes_so_far(self) -> int:
         if self.file is not None and self.file.exists():
-            return max(self.bytes, self.file.stat().st_size)  # local copies call nobody
+            return max(self.bytes, self.file.stat().st_size)  # nobody counts the bytes of local copies
         return self.bytes
 
-    def leave_behind(self) -> None:
-        """Nobody waits for this try any more: it ends at its next bytes, and its file goes."""
-        self.left_behind = True
+    def abandon(self) -> None:
+        """Nobody waits for it any more: it ends at its next bytes."""
+        self.abandoned = True
         self.remove_file()
 
     def remove_file(self) -> None:
         if self.file is not None:
-            with contextlib.suppress(OSError):  # Windows keeps what a thread still writes; the cache sweeps it later
+            with contextlib.suppress(OSError):  # Windows keeps what a thread still writes; the cache removes it later
                 self.file.unlink(missing_ok=True)
 
 
 def is_remote(address: str) -> bool:
-    """Whether it names a place to fetch from: s3://, gs://, https://, memory://, file:// and what else fsspec knows."""
+    """Whether it names a place to download from: s3://, https://, memory://, file:// and whatever fsspec knows."""
     return REMOTE.match(address) is not None
 
 
 def file_system(url: str, limits: Limits) -> tuple[Any, str]:
-    """fsspec's file system for an address, and its name for the file. Asked for anew by each thread and process: fsspec
-    keeps one per process, and one from before a fork would not work."""
+    """fsspec's file system for an address, and its name for the file. Call it in each thread and process: fsspec keeps
+    one file system per process, and one from before a fork would not work."""
     options: dict[str, Any] = {}
     try:
         import fsspec
@@ -115,63 +119,62 @@ def file_system(url: str, limits: Limits) -> tuple[Any, str]:
         raise UserError(f"{without_query(url)}: {error}; give s3://, gs://, https:// or a local path") from error
 
 
-def retry(url: str, action: Callable[[Watch], T], limits: Limits, folder: Path | None = None) -> T:
-    """What `action` returns, tried several times. Raises Gone at once, RunFailed in the end: one line with the URL.
-    `folder` is where it writes."""
-    failure = ""
-    for attempt in range(limits.attempts):
-        if attempt:
-            time.sleep(limits.first_wait * 2 ** (attempt - 1))
+def retry(url: str, action: Callable[[Attempt], T], limits: Limits, folder: Path | None = None) -> T:
+    """What `action` returns, tried several times. Raises Gone at once and RunFailed in the end, both in one line with
+    the URL. `folder` is where it writes."""
+    shown, failure = without_query(url), ""
+    for number in range(limits.attempts):
+        if number:
+            time.sleep(limits.first_wait * 2 ** (number - 1))
         try:
-            return watched(action, Watch(), limits.stall_seconds)
+            return _run(action, limits.stall_seconds)
         except (UserError, RunFailed):
             raise
         except Exception as error:  # each file system has errors of its own
             cause = _cause(url, error)
-            verdict = _final(cause)
-            if verdict:
-                raise Gone(f"{without_query(url)}: {verdict}{IN_MID_RUN}") from error
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if reason := _why_useless(cause):
+                raise Gone(f"{shown}: {reason}") from error
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise RunFailed(
-                    f"{without_query(url)}: no room for it in {folder} ({error.strerror}); make "
-                    "room, lower --data.cache_size, or point NEUCLIP_CACHE to another disk; then continue with --resume"
+                    f"{shown}: no room for it in {folder} ({error.strerror}); make room, lower --data.cache_size, or "
+                    "point NEUCLIP_CACHE to another disk; then continue with --resume"
                 ) from error
-            failure = _told(cause)
+            failure = without_query(" ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
     raise RunFailed(
-        f"{without_query(url)}: could not be fetched in {limits.attempts} tries ({failure}); check the connection and "
-        "the server, then start again (a run that has begun continues with --resume)"
+        f"{shown}: could not be fetched in {limits.attempts} tries ({failure}); check the connection and the "
+        "server, then start again (a run that has begun continues with --resume)"
     )
 
 
-def watched(action: Callable[[Watch], T], watch: Watch, stall_seconds: float) -> T:
-    """Run it in a thread that can be left behind: no file system promises to come back."""
-    outcome: list[Any] = []
-    done = threading.Event()
+def _run(action: Callable[[Attempt], T], stall_seconds: float) -> T:
+    """Run it in a thread that can be abandoned: no file system promises to return."""
+    attempt, future = Attempt(), Future[T]()
 
     def run() -> None:
         try:
-            outcome.extend((action(watch), None))
+            future.set_result(action(attempt))
         except BaseException as error:
-            outcome.extend((None, error))
-        done.set()
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        before = watch.so_far()
-        while not done.wait(stall_seconds):
-            if (now := watch.so_far()) == before:
+        before = 0
+        while not wait([future], stall_seconds).done:
+            if (now := attempt.bytes_so_far()) == before:
                 raise TimeoutError(f"nothing came for {stall_seconds:g} s")
             before = now
     except BaseException:
-        watch.leave_behind()
+        attempt.abandon()
         raise
-    result, error = outcome
-    if error is not None:
-        raise error
-    return result
+    return future.result()
 
 
-def _final(cause: BaseException) -> str:
+def ask(url: str, question: Callable[[Any, str], T], limits: Limits) -> T:
+    """The answer of `question(file system, path)`, asked several times if need be."""
+    return retry(url, lambda attempt: question(*file_system(url, limits)), limits)
+
+
+def _why_useless(cause: BaseException) -> str:
     """Why it is useless to ask again; "" if it is not."""
     status = getattr(cause, "status", None)
     if status in (404, 410) or isinstance(cause, FileNotFoundError):
@@ -182,65 +185,46 @@ def _final(cause: BaseException) -> str:
 
 
 def _cause(url: str, error: Exception) -> BaseException:
-    """For HTTP, fsspec says "not found" whatever happened, and the cause is the truth; s3fs and others say it right."""
+    """For HTTP, fsspec raises "not found" for every failure; the cause of that is the true error."""
     return (error.__cause__ or error) if url.startswith(("http://", "https://")) else error
 
 
-def _told(cause: BaseException) -> str:
-    """In one line and without the secrets of a signed address."""
-    return without_query(" ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
-
-
 def fetch(url: str, place: Path, size: int, limits: Limits, show: Callable[[int], None] | None = None) -> Path:
-    """Download the whole file; `size` is what it must have, -1 if that is unknown. Returns where it lies: in a new file
-    beside `place`, for the caller to move there. Each try has a file of its own, because the thread of one that stalled
-    may wake at any time and write on."""
+    """Download the whole file; `size` is what it must have, -1 if that is unknown. Returns a new file beside `place`,
+    for the caller to move there. Each try has its own file: the thread of one that stalled may wake at any time."""
 
-    def download(watch: Watch) -> Path:
+    def download(attempt: Attempt) -> Path:
         system, path = file_system(url, limits)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".part")
-        os.close(handle)
-        watch.file = Path(name)
+        file = attempt.file = unfinished_file(place)
         try:
-            system.get_file(path, name, callback=_callback(watch, show))
-            got = watch.file.stat().st_size
-            if size >= 0 and got != size:
-                raise OSError(f"{got:,} of {size:,} bytes came")
+            system.get_file(path, str(file), callback=_callback(attempt, show))
+            received = file.stat().st_size
+            if size >= 0 and received != size:
+                raise OSError(f"{received:,} of {size:,} bytes came")
         except BaseException as error:
-            watch.remove_file()
-            if isinstance(error, FileNotFoundError) and error.filename == name:
-                raise OSError(f"{name} was removed meanwhile") from None  # here, not at the remote
+            attempt.remove_file()
+            if isinstance(error, FileNotFoundError) and error.filename == str(file):
+                raise OSError(f"{file} was removed meanwhile") from None  # here, not at the remote
             raise
-        if watch.left_behind:  # and opened its file only after that was removed
-            watch.remove_file()
-        return watch.file
+        if attempt.abandoned:  # before it had a file
+            attempt.remove_file()
+        return file
 
     return retry(url, download, limits, place.parent)
 
 
-def _callback(watch: Watch, show: Callable[[int], None] | None) -> Any:
+def _callback(attempt: Attempt, show: Callable[[int], None] | None) -> Any:
     from fsspec.callbacks import Callback
 
-    class Counting(Callback):
+    class Counter(Callback):
         def call(self, hook_name: str | None = None, **arguments: Any) -> None:
-            if watch.left_behind:
-                raise TimeoutError("left behind")
-            watch.bytes = self.value
+            if attempt.abandoned:
+                raise TimeoutError("abandoned")
+            attempt.bytes = self.value
             if show is not None:
                 show(self.value)
 
-    return Counting()
-
-
-def fetch_bytes(url: str, limits: Limits) -> bytes:
-    """A small file as a whole."""
-
-    def read(watch: Watch) -> bytes:
-        system, path = file_system(url, limits)
-        return system.cat_file(path)
-
-    return retry(url, read, limits)
+    return Counter()
 
 
 def remote_shards(address: str | list[str], limits: Limits) -> list[RemoteShard]:
@@ -256,30 +240,22 @@ def remote_shards(address: str | list[str], limits: Limits) -> list[RemoteShard]
             )
     try:
         if all("*" not in url and without_query(url).lower().endswith(SHARD_SUFFIXES) for url in urls):
-            return described_shards(urls, limits)
+            return describe_shards(urls, limits)
         return [shard for url in urls for shard in _shards_in(url, limits)]
     except Gone as gone:
-        raise asked_for(gone) from gone
+        raise UserError(gone.message) from gone
 
 
-def asked_for(gone: Gone) -> UserError:
-    """As it is told when data are opened and no run has begun."""
-    return UserError(str(gone).removesuffix(IN_MID_RUN))
-
-
-def described_shards(urls: list[str], limits: Limits) -> list[RemoteShard]:
+def describe_shards(urls: list[str], limits: Limits) -> list[RemoteShard]:
     """Ask for size and version of each."""
+    host = "/".join(without_query(urls[0]).split("/")[:3])
     with ThreadPool(TOGETHER) as pool:
-        answers = pool.imap(partial(_described, limits=limits), urls)
-        return list(track(answers, f"asking {_host(urls[0])} for sizes", len(urls), "shards"))
+        answers = pool.imap(partial(_describe, limits=limits), urls)
+        return list(track(answers, f"asking {host} for sizes", len(urls), "shards"))
 
 
-def _described(url: str, limits: Limits) -> RemoteShard:
-    def ask(watch: Watch) -> dict[str, Any]:
-        system, path = file_system(url, limits)
-        return system.info(path)
-
-    return _shard(url, retry(url, ask, limits))
+def _describe(url: str, limits: Limits) -> RemoteShard:
+    return _shard(url, ask(url, lambda system, path: system.info(path), limits))
 
 
 def _shard(url: str, info: dict[str, Any], index_beside: bool | None = None) -> RemoteShard:
@@ -289,40 +265,37 @@ def _shard(url: str, info: dict[str, Any], index_beside: bool | None = None) -> 
 
 
 def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
-    def ask(watch: Watch) -> dict[str, dict[str, Any]]:
-        system, path = file_system(folder, limits)
-        found = system.glob(path, detail=True) if "*" in path else system.find(path, maxdepth=2, detail=True)
-        return {system.unstrip_protocol(name): info for name, info in found.items()}
-
-    found = retry(folder, ask, limits)
-    shards = {
-        url for url in found if url.lower().endswith(SHARD_SUFFIXES) and not posixpath.basename(url).startswith(".")
-    }
-    shards = without_packed_twins(shards)
+    """Those of a folder and one level below, or of a pattern with stars."""
+    found = ask(folder, _list_files, limits)
+    shards = without_packed_twins(
+        {url for url in found if url.lower().endswith(SHARD_SUFFIXES) and not posixpath.basename(url).startswith(".")}
+    )
     if not shards:
         where = "match this pattern" if "*" in folder else "in this folder or one below"
         raise UserError(
             f"{without_query(folder)}: no tar shards {where}, or it cannot be listed; give a pattern such as "
             ".../{00000..00019}.tar"
         )
-    if any(found[url].get("size") is None for url in shards):  # a web page of links tells names alone
-        return described_shards(sorted(shards), limits)
+    if any(found[url].get("size") is None for url in shards):  # a web page of links has names only
+        return describe_shards(sorted(shards), limits)
     if "*" not in folder:
-        inside = {url: _path(url).removeprefix(_path(folder)).lstrip("/") for url in found}
+        inside = {url: _path_of(url).removeprefix(_path_of(folder)).lstrip("/") for url in found}
         names = (inside[url] for url in sorted(shards))
         refuse_several_parts(without_query(folder), names, built=BUILD_NOTES in inside.values())
-    # A pattern of shards does not match the indexes beside them: there each has to be asked for.
+    # A pattern of shards does not match the indexes beside them: whether they are there is not known.
     return [_shard(url, found[url], None if "*" in folder else url + INDEX_SUFFIX in found) for url in sorted(shards)]
+
+
+def _list_files(system: Any, path: str) -> dict[str, dict[str, Any]]:
+    """By URL what the remote tells of each file."""
+    found = system.glob(path, detail=True) if "*" in path else system.find(path, maxdepth=2, detail=True)
+    return {system.unstrip_protocol(name): info for name, info in found.items()}
 
 
 def without_packed_twins(shards: set[str]) -> set[str]:
     """`gunzip -k` leaves both files; reading both would show every sample twice."""
-    return {shard for shard in shards if (plain := PACKED.sub(".tar", shard)) == shard or plain not in shards}
+    return {shard for shard in shards if (plain := plain_name(shard)) == shard or plain not in shards}
 
 
-def _path(url: str) -> str:
+def _path_of(url: str) -> str:
     return url.partition("://")[2].strip("/")  # memory://x is listed as memory:///x
-
-
-def _host(url: str) -> str:
-    return "/".join(without_query(url).split("/")[:3])

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from neuclip.data.captions import other_keys, usable_captions
-from neuclip.data.sample import BadSample, Sample, UnindexedFaults
-from neuclip.data.source import Source
-from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_used, plain_tars
+from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults
+from neuclip.data.source import ShardFacts, Source, SourceFiles
+from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_copy_used, plain_tars
 from neuclip.data.tar.index import (
     BLOCK,
     JSON_CAPTION,
@@ -23,12 +25,12 @@ from neuclip.data.tar.index import (
     ShardIndex,
     build_index,
     captions_of,
-    index_and_change,
-    places_of,
+    index_places,
+    load_index,
     status_of,
     store_index,
 )
-from neuclip.data.tar.joined_index import joined_index
+from neuclip.data.tar.joined_index import join_indexes
 from neuclip.data.tar.open_files import OPEN_FILES, close_files, descriptor, new_number
 from neuclip.data.tar.walk import CUT_OFF, NO_END_MARK
 from neuclip.data.texts import Captions
@@ -36,7 +38,7 @@ from neuclip.errors import RunFailed
 from neuclip.progress import track
 
 ENDS_EARLY = (CUT_OFF, NO_END_MARK, PACKED_CUT_OFF)
-MOST_LISTED = 1000  # places of one reason: of a hundred thousand damaged shards nobody reads them all
+MOST_LISTED = 1000  # places of one reason: nobody reads a hundred thousand of them
 
 
 class TarSource(Source):
@@ -47,6 +49,7 @@ class TarSource(Source):
     mapped file that all processes of a machine share.
     """
 
+    kind = "tar"
     most_open = 0  # files; 0: as many as all sources together may
     paths: Sequence[Path] = ()  # plain tars on this disk; none of remote shards
     statuses: Sequence[tuple[int, int]] = ()  # size and time of each shard when it was indexed, where others can write
@@ -54,46 +57,48 @@ class TarSource(Source):
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
         self.paths = plain_tars(shards)
         self.statuses = [status_of(path) for path in self.paths]
-        self._join(name, [str(shard) for shard in shards], self.statuses, caption_key)
+        identities = [str(path.resolve()) for path in self.paths]  # which mean the same from every folder
+        self._join(name, [str(shard) for shard in shards], caption_key, identities, self.statuses)
 
-    def _join(self, name: str, shards: list[str], stamps: Sequence[object], caption_key: str) -> None:
-        """Join the indexes of all shards. A stamp changes when its shard changes."""
+    def _join(
+        self, name: str, shards: list[str], caption_key: str, identities: list[str], stamps: Sequence[object]
+    ) -> None:
+        """Join the indexes of all shards. The stamp of a shard changes when the shard changes."""
         self.name = name
         self.shards = shards  # as messages name them
         self.caption_key = caption_key
         self.changes: dict[str, str] = {}  # what has changed since a shard was indexed
-        self._begin_reading()
-        places = [str(path.resolve()) for path in self.paths] or shards  # which mean the same from every folder
-        self.joined = joined_index(places, caption_key, stamps, self._numbers(), self.index)
+        self._start_in_process()
+        self.joined = join_indexes(identities, caption_key, stamps, self._indexes)
         self.captions_sha256 = self.joined.captions_sha256
-        self.faults = self._lost().faults()
+        self.faults = self._unindexed()
         if self.changes:
             first, change = next(iter(self.changes.items()))
             more = len(self.changes) - 1
             others = f" and {more} more shard{' has' if more == 1 else 's have'} changed" if more else ""
             print(f"{first}: {change}{others}; indexed again", file=sys.stderr)
 
-    def _lost(self) -> UnindexedFaults:
-        """What never became a sample. That a shard ends without tar's mark tells only where others have it: some
-        writers leave none."""
+    def _indexes(self) -> Iterator[ShardIndex]:
+        for shard in track(range(len(self.shards)), "indexing", len(self.shards), "shards"):
+            yield self.index(shard)
+
+    def _unindexed(self) -> tuple[Fault, ...]:
+        """What never became a sample. A missing end mark is a fault only where other shards have one: some writers
+        leave none."""
         lost, notes = UnindexedFaults(listed=MOST_LISTED), self.joined.notes
         without_mark = {shard for shard, reason, _, _ in notes if reason in ENDS_EARLY}
         for shard, reason, place, times in notes:
             if reason != NO_END_MARK or len(without_mark) < len(self.shards):
                 lost.note(reason, f"{self.shards[shard]}{place}", max(1, times))
-        return lost
+        return lost.faults()
 
-    def _begin_reading(self) -> None:
-        self._number = new_number()  # in this process
+    def _start_in_process(self) -> None:
+        self._number = new_number()
         weakref.finalize(self, close_files, self._number)
 
-    def _numbers(self) -> Iterator[int]:
-        """The shards, one after the other, as they are indexed."""
-        return track(range(len(self.shards)), "indexing", len(self.shards), "shards")
-
     def index(self, shard: int) -> ShardIndex:
-        """Stored, or made and stored."""
-        index, change = index_and_change(self.paths[shard], self.caption_key)
+        """Read from its file, or built and stored."""
+        index, change = load_index(self.paths[shard], self.caption_key)
         if change:
             self.changes[self.shards[shard]] = change
         return index
@@ -103,22 +108,23 @@ class TarSource(Source):
         return build_index(self.paths[shard], self.caption_key)
 
     def store(self, shard: int, index: ShardIndex) -> None:
-        """Store another index for a shard; sources that are opened from now on use it.
+        """For sources that are opened from now on. It is stored under the status from before the shard was read: if the
+        shard was written since, the index is out of date."""
+        store_index(self.index_places(shard), index, self.statuses[shard])
 
-        Under the status from before the shard was read: whatever was written since makes the index an old one.
-        """
-        store_index(places_of(self.paths[shard], self.caption_key), index, self.statuses[shard])
+    def index_places(self, shard: int) -> list[Path]:
+        """Where its index may be stored, the best place first."""
+        return index_places(self.paths[shard], self.caption_key)
 
     def _open(self, shard: int) -> int:
-        mark_used(self.paths[shard])
+        mark_copy_used(self.paths[shard])
         return os.open(self.paths[shard], os.O_RDONLY)
 
     def __len__(self) -> int:
         return len(self.joined.rows)
 
     def __getitem__(self, id: int) -> Sample:
-        if not 0 <= id < len(self):
-            raise IndexError(f"sample {id} of {len(self)}")
+        self.check_id(id)
         image_block, image_size, caption_block, caption_size, kind, label = self.joined.rows[id].item()
         shard = self.joined.shard_of(id)
         image = self._read(shard, image_block, image_size)
@@ -141,12 +147,8 @@ class TarSource(Source):
         """Shard and member of the image, for messages."""
         return self._where(self.joined.shard_of(id), int(self.joined.rows[id]["image_block"]))
 
-    def captions(self) -> list[str]:
-        """The first caption of every id; "" where there is none. Read from the index files, not from the shards."""
-        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
-
     def caption_pieces(self) -> Iterator[Captions]:
-        """The captions of every id, shard by shard."""
+        """Shard by shard, from the index files."""
         for shard in range(len(self.shards)):
             index = self.index(shard)
             yield Captions(index.captions, index.further)
@@ -155,6 +157,15 @@ class TarSource(Source):
         """The class (`cls` member) of every id; None unless every sample has one."""
         labels = self.joined.rows["label"]
         return None if len(labels) == 0 or (labels == NO_LABEL).any() else labels.tolist()
+
+    def describe_files(self) -> SourceFiles:
+        return SourceFiles(len(self.paths), sum(path.stat().st_size for path in self.paths))
+
+    def places(self) -> set[str]:
+        return {str(path.resolve()) for path in self.paths}
+
+    def shard_facts(self) -> ShardFacts:
+        return ShardFacts(np.diff(self.joined.ends, prepend=0).tolist())
 
     def _read(self, shard: int, block: int, size: int) -> bytes:
         try:
@@ -167,9 +178,9 @@ class TarSource(Source):
         return content
 
     def _unreadable(self, shard: int, error: OSError) -> RunFailed:
-        """It was there when it was indexed. Whatever keeps it from being read now may pass, and must not change what is
-        trained on."""
-        if error.errno == errno.ENOENT and is_packed(Path(self.shards[shard])):
+        """It was there when it was indexed. Whatever keeps it from being read now may pass, and must not change the
+        training data."""
+        if error.errno == errno.ENOENT and is_packed(self.shards[shard]):
             return RunFailed(f"{self.shards[shard]}: its unpacked copy has gone from the cache; continue with --resume")
         remedy = "check the disk or the network it lies on, and the memory of this machine"
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -183,7 +194,7 @@ class TarSource(Source):
         )
 
     def _check_unchanged(self, shard: int) -> None:
-        """In a shard that was written again, other bytes lie where its index points, and others' captions."""
+        """In a shard that was written again the index points to other bytes, and to captions of other images."""
         if not self.statuses:
             return
         try:
@@ -208,4 +219,4 @@ class TarSource(Source):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin_reading()
+        self._start_in_process()

@@ -1,4 +1,4 @@
-"""The members of a plain tar, as they lie: our own walk over its headers, several times faster than tarfile's."""
+"""The members of a plain tar, found by a walk over its headers that is several times faster than tarfile's."""
 
 from __future__ import annotations
 
@@ -16,32 +16,30 @@ FIELDS = struct.Struct("100s24x12s12x8sc100x5s83xc166x")
 REGULAR = frozenset(b"07\0")
 WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders: their size field does not count
 CUT_OFF, DAMAGED, NOT_TAR = "shard is cut off", "shard is damaged", "shard is not a tar file"
-NO_END_MARK = "shard has no end mark"  # as some writers leave it; or it is cut off between two members
-ENDS_IN_ZEROS = "shard ends in zeros"  # as an interrupted download leaves it, where room was made beforehand
-MOST_PADDING = 1 << 16  # bytes of zeros behind the last member; tar fills up to 10,240
+NO_END_MARK = "shard has no end mark"  # some writers leave none; or it is cut off between two members
+ENDS_IN_ZEROS = "shard ends in zeros"  # an interrupted download, where room was made beforehand
+MOST_PADDING = 1 << 16  # bytes of zeros after the last member; tar fills up to 10,240
 
 Member = tuple[bytes, int, int]  # name, offset of its bytes, number of bytes
 NO_MEMBER: Member = (b"", 0, 0)
 
 
 class Gap(NamedTuple):
-    """A stretch in which the headers make no sense: the walk goes on at its end."""
+    """A stretch in which the headers make no sense: the walk continues at its end."""
 
     reason: str
     start: int
     stop: int  # the end of the file where nothing more is found
-    lost: tuple[bytes, ...]  # names of members that were seen in it and cannot be had
-    overrun: Member  # already given, but another member begins within its bytes: blocks of it are gone; or NO_MEMBER
+    lost: tuple[bytes, ...]  # names of members in it that cannot be read
+    overrun: Member  # already yielded, but another member begins within its bytes: blocks of it are lost; or NO_MEMBER
 
 
 def members(data: mmap.mmap | bytes, gaps: list[Gap]) -> Iterator[Member]:
-    """(name, offset of its bytes, number of bytes) of every regular file of a plain tar, as they lie.
+    """(name, offset of its bytes, number of bytes) of every regular file of a plain tar.
 
-    Understands ustar prefixes, GNU long names and large sizes, and pax headers. Where a header should be and is none,
-    or where the file ends too early, `gaps` grows by one, and the walk goes on at the next header that can be believed.
-    Several tars end to end are read like one.
-    Headers are visited in ascending order and the search for the next one begins behind the last, so no byte is
-    searched twice.
+    Understands ustar prefixes, GNU long names and large sizes, and pax headers. Where a header is missing, or the file
+    ends too early, `gaps` grows by one, and the walk continues at the next valid header. Several tars end to end are
+    read like one. No byte is searched twice: the search for the next header begins behind the last one.
     """
     end = len(data)
     position = 0
@@ -49,13 +47,13 @@ def members(data: mmap.mmap | bytes, gaps: list[Gap]) -> Iterator[Member]:
     long_name, pax_size = b"", -1
     while True:
         header = data[position : position + BLOCK]
-        if not long_name and pax_size < 0 and (found := _ordinary(header, position + BLOCK, end)):
-            yield found
-            last = found
-            position = found[1] + (found[2] + BLOCK - 1) // BLOCK * BLOCK
+        if not long_name and pax_size < 0 and (member := _ordinary(header, position + BLOCK, end)):
+            yield member
+            last = member
+            position = member[1] + (member[2] + BLOCK - 1) // BLOCK * BLOCK
             continue
         if not long_name and pax_size < 0:
-            next_tar = _behind_the_end(data, position, header)
+            next_tar = _end_of_tar(data, position, header)
             if position == end > 0:
                 gaps.append(Gap(NO_END_MARK, end, end, (), NO_MEMBER))
             if next_tar == end:
@@ -92,7 +90,7 @@ def members(data: mmap.mmap | bytes, gaps: list[Gap]) -> Iterator[Member]:
 def _gap(data: mmap.mmap | bytes, position: int, last: Member, *, cut: bool) -> Gap:
     """From `position`, where no header is, or one (`last`) whose bytes reach beyond the file (`cut`), to the next.
 
-    The search begins within the bytes of the last member: when blocks of it are gone, the next header comes too early.
+    The search begins within the bytes of the last member: when blocks of it are lost, the next header comes too early.
     """
     end = len(data)
     lost = [last[0]] if cut and last[0] else []
@@ -109,21 +107,21 @@ def _gap(data: mmap.mmap | bytes, position: int, last: Member, *, cut: bool) -> 
                 stop = start + BLOCK + (size + BLOCK - 1) // BLOCK * BLOCK
             return Gap(DAMAGED, overrun[1] or min(position, start), min(stop, end), tuple(lost), overrun)
         if kind in REGULAR:
-            lost.append(_name(header))  # it does not begin at a whole block, and nothing behind it does
+            lost.append(_name(header))  # it does not begin at a whole block, and nothing after it does
         place = data.find(MAGIC, place + (BLOCK if kind >= 0 else 1))
     reason = CUT_OFF if cut or (position and position + BLOCK > end) else DAMAGED if position else NOT_TAR
     return Gap(reason, min(position, end), end, tuple(lost), NO_MEMBER)
 
 
 def _name_may_be_short(header: bytes, kind: int) -> bool:
-    """Whether its true name may have stood in a header before it, which the damage took: then this one is cut to the
-    field's length, or has question marks for letters, and might be taken for another member's."""
+    """Whether a header before it, lost in the damage, may have held the full name. This name is then cut to the length
+    of the field, or has question marks for letters, and might be that of another member."""
     name = header[:100].partition(b"\0")[0]
     return kind in REGULAR and (len(name) >= 99 or b"?" in name)
 
 
 def _ordinary(header: bytes, start: int, end: int) -> Member | None:
-    """As nearly all members are: a regular file with a short name. A shortcut; None leaves it to the full reading."""
+    """A shortcut for nearly all members: regular files with a short name. None leaves it to the full reading."""
     try:
         name, octal, checksum, kind, magic, prefix = FIELDS.unpack(header)
         if kind != b"0" or magic != MAGIC or prefix != b"\0":
@@ -135,10 +133,10 @@ def _ordinary(header: bytes, start: int, end: int) -> Member | None:
     return (name.partition(b"\0")[0], start, size) if sound and 0 <= size <= end - start else None
 
 
-def _behind_the_end(data: mmap.mmap | bytes, position: int, header: bytes) -> int:
-    """Where the tar ends here: the end of the file, or where another tar begins. `position` if it does not end here.
+def _end_of_tar(data: mmap.mmap | bytes, position: int, header: bytes) -> int:
+    """If the tar ends here: the end of the file, or where the next tar begins. Else `position`.
 
-    Between two tars lie at least two blocks of zeros, the mark of the end, and nothing else.
+    Between two tars are at least two blocks of zeros, the end mark, and nothing else.
     """
     zeros = _end_of_zeros(data, position) if header == ZEROS else position
     if zeros == len(data) > 0:
@@ -151,8 +149,8 @@ def _behind_the_end(data: mmap.mmap | bytes, position: int, header: bytes) -> in
 
 
 def _end_of_zeros(data: mmap.mmap | bytes, position: int) -> int:
-    """The first block from here with something in it, or the end of the file. Looks ever further ahead, so that many
-    single blocks of zeros cost no more than one."""
+    """The first block from here that is not empty, or the end of the file. The steps grow: many single blocks of zeros
+    cost no more than one."""
     step = BLOCK
     while position < len(data):
         stretch = data[position : position + step]

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 CONVERSION = "convert.json"  # what a folder of shards is converted from, written before the first shard
-SHARD_SAMPLES = 4000  # of built-in sets for good: another number would give them other bytes under the same version
+SHARD_SAMPLES = 4000  # of data sets by name; another number would give them other bytes under the same version
 
 Member = tuple[str, bytes]  # extension and content
 Entry = Sequence[Member]  # the members of one sample
@@ -28,13 +28,21 @@ def write_shards(folder: Path, samples: Iterable[Entry], shard_samples: int = SH
 
 
 def write_tar(path: Path, samples: Iterable[tuple[int, Entry]]) -> None:
-    """One tar. TarInfo's own defaults are what is wanted: time 0, user and group 0 without names, mode 0644."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+    with open_new_tar(path) as tar:
         for number, members in samples:
-            for extension, content in members:
-                member = tarfile.TarInfo(f"{number:08d}.{extension}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+            add_sample(tar, number, members)
+
+
+def open_new_tar(path: Path) -> tarfile.TarFile:
+    return tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)
+
+
+def add_sample(tar: tarfile.TarFile, number: int, members: Entry) -> None:
+    """TarInfo's defaults are right: time 0, user and group 0 without names, mode 0644."""
+    for extension, content in members:
+        member = tarfile.TarInfo(f"{number:08d}.{extension}")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
 
 
 def shards_missing(folder: Path) -> int:

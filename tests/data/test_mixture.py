@@ -15,10 +15,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neuclip.data import mixture_order
+from neuclip.data import mixture
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
-from neuclip.data.mixture_order import MixtureOrder, order_of
+from neuclip.data.mixture import MixtureOrder
 from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.errors import UserError
@@ -42,9 +42,9 @@ def mixed(parts: list[tuple[int, Fraction]], seed: int) -> MixtureOrder:
     return MixtureOrder([Order(size, seed + n) for n, (size, _) in enumerate(parts)], [w for _, w in parts], seed)
 
 
-@pytest.fixture(params=[3, mixture_order.STRETCH], ids=["short stretches", "long stretches"])
+@pytest.fixture(params=[3, mixture.STRETCH], ids=["short stretches", "long stretches"])
 def stretch(request, monkeypatch):
-    monkeypatch.setattr(mixture_order, "STRETCH", request.param)
+    monkeypatch.setattr(mixture, "STRETCH", request.param)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,7 +97,7 @@ def test_sixty_sources_of_one_large_and_many_small_ones_still_add_up():
 
 def test_sources_of_equal_size_are_not_shuffled_alike(tmp_path):
     first, second = write_csv(tmp_path / "a", 50), write_csv(tmp_path / "b", 50)
-    ids = order_of(open_source(f"{first}:2,{second}:2"), 0).ids(0, 200)
+    ids = open_source(f"{first}:2,{second}:2").order(0).ids(0, 200)
     assert (ids[ids < 50][:50] == ids[ids >= 50][:50] - 50).mean() < 0.2
 
 
@@ -118,7 +118,7 @@ def test_each_appearance_of_a_sample_is_augmented_differently():
 def test_a_mixture_has_dense_ids_over_sources_of_any_kind(tmp_path):
     shards, table = write_shards(tmp_path / "shards", 5), write_csv(tmp_path / "table", 7)
     source = open_source(f"{table}:2,{shards}")
-    assert len(source) == 12 and order_of(source, 0).size == 19
+    assert len(source) == 12 and source.order(0).size == 19
     assert source.captions() == open_source(str(table)).captions() + open_source(str(shards)).captions()
     assert [source[id].captions[0] for id in range(12)] == source.captions()
     assert "pairs.csv row 7" in source.where(6) and "00000.tar: 000000.png" in source.where(7)
@@ -160,18 +160,18 @@ def test_the_fingerprint_of_shards_makes_no_list_of_all_captions(tmp_path, monke
 def test_without_weights_the_order_is_the_plain_one(tmp_path):
     shards, table = write_shards(tmp_path / "shards", 5), write_csv(tmp_path / "table", 7)
     for address in (f"{table},{shards}", str(table)):
-        order = order_of(open_source(address), 5)
+        order = open_source(address).order(5)
         assert order.ids(0, 40).tolist() == Order(order.size, 5).ids(0, 40).tolist()
 
 
 def test_a_weight_too_small_for_a_single_sample_is_refused(tmp_path):
     with pytest.raises(UserError, match="larger weights"):
-        order_of(open_source(f"{write_csv(tmp_path, 7)}:0.01"), 0)
+        open_source(f"{write_csv(tmp_path, 7)}:0.01").order(0)
 
 
 def test_batches_of_a_mixture_carry_the_samples_own_ids(tmp_path):
     shards, table = write_shards(tmp_path / "shards", 5), write_csv(tmp_path / "table", 7)
     source = open_source(f"{table}:2,{shards}:1")
-    batches = Batches(source, order_of(source, 0), batch_size=19, transform=noisy, tokenize=lengths, seed=0, workers=0)
+    batches = Batches(source, source.order(0), batch_size=19, transform=noisy, tokenize=lengths, seed=0, workers=0)
     ids = [id for batch in batches.steps(first_sample=0, count=2) for id in batch.ids.tolist()]
     assert Counter(ids[:19]) == Counter({id: 2 if id < 7 else 1 for id in range(12)}) and ids[:19] != ids[19:]
