@@ -10,22 +10,21 @@ import pytest
 import torch
 from PIL import Image
 
-from neuclip.data import fast_decoding
-from neuclip.data.fast_decoding import FastDecode
+from neuclip.data import decoding
+from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.sample import BadSample
-from neuclip.data.transforms import decode
 from neuclip.models.pixels import fast_crop
 from neuclip.models.towers import build_model
 from tests.images import photo
 
-NEEDS_SIMPLEJPEG = pytest.mark.skipif(fast_decoding.simplejpeg is None, reason="simplejpeg is not installed")
+NEEDS_SIMPLEJPEG = pytest.mark.skipif(decoding.simplejpeg is None, reason="simplejpeg is not installed")
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow alone"])
 def fast(request, monkeypatch) -> FastDecode:
     if request.param == "Pillow alone":
-        monkeypatch.setattr(fast_decoding, "simplejpeg", None)
-    elif fast_decoding.simplejpeg is None:
+        monkeypatch.setattr(decoding, "simplejpeg", None)
+    elif decoding.simplejpeg is None:
         pytest.skip("simplejpeg is not installed")
     return FastDecode(64, smallest_crop=1.0)
 

@@ -157,7 +157,7 @@ def test_what_never_became_a_sample_is_listed_and_above_the_share_no_run_is_star
     assert too_many_unindexed(Holed(faults, size=1400), limit=0.05) == ""
     refusal = too_many_unindexed(Holed(faults, size=919), limit=0.05)
     assert re.match(
-        r"at least 81 of 1,000 pairs never became samples \(8\.1%.*: 80 x shard is cut off, 1 x no", refusal
+        r"81 of 1,000 pairs \(at least\) could not be indexed \(8\.1%.*: 80 x shard is cut off, 1 x no", refusal
     )
     assert "--data.max_bad_share" in refusal and "\n" not in refusal
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from neuclip.data.braces import MOST_NAMES, expand_braces
-from neuclip.data.locations import files_of, name_of, parts_of
-from neuclip.data.open import open_source
+from neuclip.data.locations import MOST_NAMES, expand_braces, files_of, parts_of
+from neuclip.data.open import open_source, short_name
 from neuclip.errors import UserError
 from tests.data.small_shards import image_bytes, pair, write_shards, write_tar
 from tests.misbehaving_server import QUICK
@@ -180,7 +179,7 @@ def test_what_is_gone_is_not_proposed():
 
 def test_two_stars_reach_every_depth():
     shards("deep/0.tar", "deep/a/1.tar", "deep/a/b/2.tar")
-    assert captions("deep/**/*.tar") == [0, 1, 2] and name_of("deep/**/*.tar") == "deep"
+    assert captions("deep/**/*.tar") == [0, 1, 2] and short_name("deep/**/*.tar") == "deep"
 
 
 def test_a_star_means_the_shards_again_after_they_were_indexed():

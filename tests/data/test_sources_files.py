@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuclip.data.captions import stripped
+from neuclip.data.captions import strip_blanks
 from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
@@ -123,8 +123,8 @@ def test_running_out_of_open_files_stops_the_run_and_is_not_bad_data(tmp_path):
 
 @given(st.text(alphabet="a \0\t\n\u3000\x1f\x85", max_size=8))
 def test_stripping_twice_is_stripping_once(text):
-    once = stripped(text)
-    assert stripped(once) == once == once.strip() and not once.startswith("\0")
+    once = strip_blanks(text)
+    assert strip_blanks(once) == once == once.strip() and not once.startswith("\0")
 
 
 def test_converting_captions_with_zeros_and_blanks_keeps_the_fingerprint(tmp_path):

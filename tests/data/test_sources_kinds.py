@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from neuclip.data.captions import captions_from_json
+from neuclip.data.decoding import decode
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
-from neuclip.data.transforms import decode
 from neuclip.errors import UserError
 from tests.images import photo
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.data.captions import stripped, texts_in
+from neuclip.data.captions import strip_blanks, texts_in
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source, open_training_data
 from neuclip.data.sample import BadSample
-from neuclip.data.tables.columns import Asked
+from neuclip.data.tables.arrow import holds_images
+from neuclip.data.tables.columns import ColumnChoice
 from neuclip.data.tables.folder import open_folder
-from neuclip.data.tables.inline import is_inline
-from neuclip.data.tables.parquet import holds_images
+from neuclip.data.tables.listed import is_base64
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.sections import DataSettings
 from tests.data.small_shards import contents, image_bytes, write_tar
@@ -66,7 +66,7 @@ def test_a_mark_in_front_of_utf_8_is_no_part_of_a_caption_in_any_kind_of_file(tm
     assert [source.captions() for source in sources] == [["cap 0", "cap 1"]] * 5
     assert [source[1].captions for source in sources] == [("cap 1",)] * 5
     assert len({json.dumps(fingerprint(source)) for source in sources}) == 1
-    assert stripped("\ufeff \0a\ufeff") == "a"
+    assert strip_blanks("\ufeff \0a\ufeff") == "a"
 
 
 def test_captions_lie_in_files_named_in_any_of_the_usual_ways(tmp_path):
@@ -113,8 +113,8 @@ def img2dataset_files(folder: Path) -> Path:
 
 def test_the_folder_that_img2dataset_writes_is_one_of_images_and_its_table_of_addresses_is_none(tmp_path):
     folder = img2dataset_files(tmp_path / "fetched")
-    assert not holds_images(folder / "00000.parquet", Asked())
-    source = open_folder("fetched", folder, Asked())
+    assert not holds_images(folder / "00000.parquet", ColumnChoice())
+    source = open_folder("fetched", folder, ColumnChoice())
     assert source.captions() == ["cap 0", "cap 1"] * 2 and source.faults == ()
     assert [source.where(id).removeprefix(f"{folder}/") for id in (0, 3)] == ["00000/0.png", "00001/1.png"]
 
@@ -125,7 +125,7 @@ def test_a_table_holds_images_if_a_column_has_their_bytes_or_paths(tmp_path):
 
     def holds(columns: dict, image_column: str = "") -> bool:
         parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
-        return holds_images(tmp_path / "x.parquet", Asked(image_column))
+        return holds_images(tmp_path / "x.parquet", ColumnChoice(image_column))
 
     assert (
         holds({"image": [b"bytes"]}) and holds({"path": ["a.jpg"]}) and holds({"image": [{"bytes": b"", "path": ""}]})
@@ -178,7 +178,7 @@ def test_images_in_base64_of_parquet_are_read_row_group_by_row_group(tmp_path, c
 
 def test_a_path_is_not_taken_for_base64():
     paths = ["/9j/photos/of/my/holidays/in/two/thousand/a.jpg", "iVBORaa.png", "R0lGOD", "data:image/a.png", "UklGR/a"]
-    assert not any(is_inline(path.encode()) for path in paths)
+    assert not any(is_base64(path.encode()) for path in paths)
 
 
 def test_a_name_as_long_as_a_page_is_shortened_wherever_it_is_said(tmp_path):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
+from neuclip.data.decoding import MOST_PIXELS, decode
 from neuclip.data.sample import BadSample
-from neuclip.data.transforms import MOST_PIXELS, decode
 from tests.data.small_shards import image_bytes
 
 

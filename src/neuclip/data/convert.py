@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from neuclip.data.decoding import ending_by_content
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.image_kinds import ending_by_content
 from neuclip.data.locations import parts_of
 from neuclip.data.sample import BadSample, Fault, Sample
 from neuclip.data.source import Source
@@ -50,7 +50,7 @@ def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Conve
     paths = [folder / f"{number:0{width}d}.tar" for number in range(shards)]
     done = next((number for number, path in enumerate(paths) if not path.exists()), shards)
     _begin_list(folder / SKIPPED, source.faults, done * shard_size)
-    labels = source.labels() if hasattr(source, "labels") else None
+    labels = source.labels()
     ids = track(range(done * shard_size, len(source)), "writing", len(source) - done * shard_size, "samples")
     for path in paths[done:]:
         faults: list[Fault] = []

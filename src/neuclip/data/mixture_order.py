@@ -17,7 +17,7 @@ import numpy as np
 from neuclip.data.mixture import Mixture
 from neuclip.data.order import GOLDEN, MASK, Order, key_of, mix
 from neuclip.data.shard_order import SHARDS_TOGETHER, FetchingOrder, check_cache
-from neuclip.data.tar.remote_source import RemoteTarSource, fetches
+from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STRETCH = 4096  # positions, about: in each, every source has its share
 
 
-def order_of(source: Source, seed: int) -> Order | MixtureOrder:
+def order_of(source: Source, seed: int) -> Order:
     """The order in which training sees a source: every sample once per epoch, in a mixture as often as its weight says.
 
     `order_of(source, seed).size` is the number of samples per epoch. Remote shards are mixed a few at a time.
@@ -34,7 +34,7 @@ def order_of(source: Source, seed: int) -> Order | MixtureOrder:
     if not isinstance(source, Mixture):
         check_cache([source], SHARDS_TOGETHER)
         return _order_of_part(source, seed)
-    if all(weight == 1 for weight in source.weights) and not fetches(source):
+    if all(weight == 1 for weight in source.weights) and not source.fetches:
         return Order(len(source), seed)
     check_cache(source.sources, SHARDS_TOGETHER)
     # Sources of equal size must not be shuffled alike.
@@ -47,7 +47,7 @@ def _order_of_part(source: Source, seed: int) -> Order:
     return FetchingOrder(source, seed) if isinstance(source, RemoteTarSource) else Order(len(source), seed)
 
 
-class MixtureOrder:
+class MixtureOrder(Order):
     """The endless order of a mixture, over appearances instead of samples. Ids are dense over the sources as given.
 
     An epoch is cut into stretches. How often each source appears up to the end of a stretch is a matter of rounding;

@@ -75,7 +75,7 @@ class Order:
         return (high << np.uint64(self.low_bits)) | low
 
 
-class SourceOrder:
+class SourceOrder(Order):
     """Every id once, as they lie in the source: the order of evaluation."""
 
     about = "as they lie"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from neuclip.data.captions import Captions
 from neuclip.data.order import Order
 from neuclip.data.sample import Fault, Sample
-from neuclip.data.texts import Captions
 
 
 class SourceFiles(NamedTuple):
@@ -26,9 +27,10 @@ class Source(ABC):
 
     name: str
     kind: str  # as `neuclip doctor` calls it: tar, csv, folder ...
-    faults: tuple[Fault, ...] = ()  # what never became a sample: members without an image, cut-off shards; id -1
+    files: Sequence[Path] = ()  # that hold its pairs on this disk; images in files of their own aside
+    faults: tuple[Fault, ...] = ()  # what could not be indexed: members without an image, cut-off shards; id -1
     captions_sha256: str | None = None  # the fingerprint of all captions, where it is stored
-    fetches: bool = False  # data are downloaded while it is read, so its workers must not be forks of this process
+    fetches: bool = False  # data are downloaded while it is read: its workers must not be forks of this process
     captions_are_files: bool = False  # each caption is a file of its own: reading them all takes long
 
     @abstractmethod
@@ -70,12 +72,17 @@ class Source(ABC):
         """Raises UserError where no image can be found at all: a wrong table rather than bad samples."""
 
     def describe_files(self) -> SourceFiles:
-        return SourceFiles(0, None)
+        return SourceFiles(len(self.files), sum(file.stat().st_size for file in self.files))
 
     def places(self) -> set[str]:
         """The files or folders that hold its pairs, resolved, to see whether two sources share data."""
-        return set()
+        return {str(file.resolve()) for file in self.files}
 
     def check_id(self, id: int) -> None:
         if not 0 <= id < len(self):
             raise IndexError(f"sample {id} of {len(self)}")
+
+    def cheap_ids(self) -> int | None:
+        """How many ids, from 0 on, can be read with a single download; None: nothing is downloaded, or all are asked
+        for."""
+        return None

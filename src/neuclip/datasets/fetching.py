@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.datasets.unpacking import unpack_package
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import StatusLine, progress_text

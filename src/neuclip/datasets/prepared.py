@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.datasets.catalogue import DataSet, catalogue
 from neuclip.datasets.fetching import discard
 from neuclip.errors import UserError

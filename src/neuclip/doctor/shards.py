@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.mixture import Mixture
 from neuclip.data.shard_order import room_for
 from neuclip.data.source import Source
-from neuclip.data.tar.remote import INDEX_SUFFIX, Watch, file_system, retry
+from neuclip.data.tar.remote import Watch, file_system, retry
 from neuclip.data.tar.remote_source import SHARDS_TOGETHER, RemoteTarSource
 from neuclip.data.tar.source import TarSource
 from neuclip.doctor.findings import Findings
@@ -18,7 +19,7 @@ from neuclip.errors import RunFailed, UserError
 
 def note_shards(findings: Findings, source: Source) -> None:
     """Nothing for data without shards."""
-    parts = [part for part in getattr(source, "sources", (source,)) if isinstance(part, TarSource)]
+    parts = [part for part in source.parts if isinstance(part, TarSource)]
     if not parts:
         return
     pairs = np.concatenate([np.diff(part.joined.ends, prepend=0) for part in parts])

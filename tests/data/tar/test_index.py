@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from neuclip.cli.main import main
+from neuclip.data.decoding import decode
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
 from neuclip.data.tar.index import build_index, index_and_change, index_of
 from neuclip.data.tar.walk import NO_END_MARK, Gap, members
-from neuclip.data.transforms import decode
 from neuclip.errors import RunFailed
 from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
 

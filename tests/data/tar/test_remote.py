@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from neuclip.cli.main import main
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches, sequential
+from neuclip.data.locations import is_remote
 from neuclip.data.mixture_order import MixtureOrder, order_of
 from neuclip.data.open import open_source
 from neuclip.data.shard_order import FetchingOrder, ShardOrder, check_cache
-from neuclip.data.tar.remote import Limits, is_remote, remote_shards
+from neuclip.data.tar.remote import Limits, remote_shards
 from neuclip.errors import RunFailed, UserError
 from tests.data.small_shards import contents, pair, write_shards, write_tar
 from tests.data.small_transforms import afresh, plain, tokenize

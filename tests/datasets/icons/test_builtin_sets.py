@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.datasets import prepared as builtin
 from neuclip.datasets.icons import build as icon_build
 from neuclip.datasets.icons import spec as about

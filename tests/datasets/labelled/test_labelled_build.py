@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuclip.data.zero_shot_task import ZeroShotTask
+from neuclip.data.held_out import ZeroShotTask
 from neuclip.datasets.fetching import packages_folder
 from neuclip.datasets.labelled.build import first_of_each_class
 from neuclip.datasets.prepared import dataset_folder

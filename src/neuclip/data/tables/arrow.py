@@ -1,61 +1,43 @@
-"""Pairs in Arrow tables, read block by block: what Parquet files and saved Hugging Face data sets have in common."""
+"""Pairs in Arrow tables, read block by block with pyarrow: Parquet files, and data sets that Hugging Face saved.
+
+What `save_to_disk` of `datasets` leaves is a folder of Arrow files beside a state.json; it needs that library no more.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from neuclip.data.captions import texts_in, usable_captions
-from neuclip.data.sample import BadSample, Fault, Sample
+from neuclip.data.captions import PIECE, Captions, texts_in, usable_captions
+from neuclip.data.sample import BadSample, Sample
 from neuclip.data.source import Source
-from neuclip.data.tables.columns import Columns
-from neuclip.data.tables.listed import image_file
-from neuclip.data.texts import PIECE, Captions
+from neuclip.data.splits import several_parts_error
+from neuclip.data.tables.columns import (
+    IMAGE_COLUMNS,
+    ColumnChoice,
+    Columns,
+    choose_columns,
+    is_url,
+    print_once,
+    read_json_file,
+)
+from neuclip.data.tables.listed import FIRST_IMAGES, ListedPairs, Row, Rows, is_base64, read_image
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
 
 CACHE_BYTES = 256 << 20  # of blocks that are copied into memory, per process
 BYTES = ("binary", "large_binary", "binary_view")  # types by name, for pyarrow 15 cannot ask for the views
 TEXTS = ("string", "large_string", "string_view")
-
-
-def pyarrow_for(path: Path) -> ModuleType:
-    """pyarrow, which is an optional extra."""
-    try:
-        import pyarrow
-    except ImportError:
-        raise UserError(f"{path}: needs pyarrow; pip install 'neuclip[parquet]'") from None
-    return pyarrow
-
-
-def holds_bytes(path: Path, schema: Any, columns: Columns) -> bool:
-    """Whether the image column holds bytes, alone or with a path beside; False for paths. Else it is refused."""
-    pyarrow = pyarrow_for(path)
-    kind = plain_type(schema.field(columns.image).type)
-    if pyarrow.types.is_struct(kind):  # Hugging Face's images: {"bytes", "path"}
-        fields = {kind.field(number).name for number in range(kind.num_fields)}
-        if fields & {"bytes", "path"}:
-            return "bytes" in fields
-    elif str(kind) in BYTES:
-        return True
-    elif str(kind) in TEXTS:
-        return False
-    raise UserError(
-        f"{path}: column {columns.image!r} holds {kind}, not the bytes or paths of images; "
-        f"its columns are {', '.join(schema.names)}; name another with --data.image_column"
-    )
-
-
-def plain_type(kind: Any) -> Any:
-    """Of a column that names its values by number (pandas's categories) the type of the values."""
-    return getattr(kind, "value_type", kind) if str(kind).startswith("dictionary<") else kind
+STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved data set
+SAVE_AGAIN = "save the set again with save_to_disk"
 
 
 class ArrowPairs(Source):
@@ -66,13 +48,12 @@ class ArrowPairs(Source):
 
     cache_bytes: float = CACHE_BYTES
 
-    def __init__(self, name: str, folder: Path, blocks: Sequence[int], columns: Columns):
+    def __init__(self, name: str, files: list[Path], blocks: Sequence[int], columns: Columns):
         self.name = name
-        self.folder = folder  # where relative image paths start
+        self.files = files
         self.columns = columns
-        self.faults: tuple[Fault, ...] = ()
         self._ends = np.cumsum(np.array(blocks, dtype=np.int64))
-        self._forget()
+        self._forget_blocks()
 
     @abstractmethod
     def read_block(self, number: int, columns: Sequence[str]) -> Any:
@@ -86,8 +67,7 @@ class ArrowPairs(Source):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, id: int) -> Sample:
-        if not 0 <= id < len(self):
-            raise IndexError(f"sample {id} of {len(self)}")
+        self.check_id(id)
         number, row = self._place(id)
         table = self._block(number)
         captions = [text for name in self.columns.captions for text in texts_in(table[name][row].as_py())]
@@ -98,12 +78,7 @@ class ArrowPairs(Source):
         number, row = self._place(id)
         return f"{self.block_name(number)} row {row + 1}"
 
-    def captions(self) -> list[str]:
-        """The first caption of every id, "" where there is none; reads no images."""
-        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
-
     def caption_pieces(self) -> Iterator[Captions]:
-        """The captions of every id, some at a time; reads no images."""
         for number in track(range(len(self._ends)), "reading captions", len(self._ends), "blocks"):
             table = self.read_block(number, self.columns.captions)
             for first in range(0, table.num_rows, PIECE):
@@ -117,7 +92,7 @@ class ArrowPairs(Source):
 
     def _block(self, number: int) -> Any:
         if self._process != os.getpid():
-            self._forget()  # a forked worker must not read through its parent's open files
+            self._forget_blocks()  # a forked worker must not read through its parent's open files
         if number in self._blocks:
             self._blocks.move_to_end(number)
             return self._blocks[number]
@@ -128,8 +103,7 @@ class ArrowPairs(Source):
                 raise RunFailed(
                     f"{self.block_name(number)}: has gone; put it back and continue with --resume"
                 ) from None
-            reason = str(error).splitlines()[0]
-            raise BadSample("block cannot be read", f"{self.block_name(number)} ({reason})") from None
+            raise BadSample("block cannot be read", f"{self.block_name(number)} ({_reason(error)})") from None
         self._blocks[number] = table
         while len(self._blocks) > 1 and sum(block.nbytes for block in self._blocks.values()) > self.cache_bytes:
             self._blocks.popitem(last=False)
@@ -141,11 +115,201 @@ class ArrowPairs(Source):
             name = value.get("path") if value.get("bytes") is None else value["bytes"]
         if isinstance(name, bytes):
             return name
-        return image_file(self.folder, os.fsencode(name.strip()) if isinstance(name, str) else b"", self.where(id))
+        path = os.fsencode(name.strip()) if isinstance(name, str) else b""
+        return read_image(self.files[0].parent, path, self.where(id))
 
-    def _forget(self) -> None:
+    def _forget_blocks(self) -> None:
         self._process = os.getpid()
         self._blocks: OrderedDict[int, Any] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_blocks": OrderedDict()}
+
+
+class ParquetPairs(ArrowPairs):
+    """Pairs with their images' bytes. A block is one row group."""
+
+    kind = "parquet"
+
+    def __init__(self, name: str, files: list[Path], columns: Columns):
+        self.groups: list[tuple[int, int]] = []  # file and row group of each block
+        self.bytes = self.largest_group = 0
+        rows = []
+        for number, path in enumerate(track(files, "opening", len(files), "files")):
+            file = open_parquet_file(path)
+            check_columns(path, file.schema_arrow.names, columns)
+            for group in range(file.num_row_groups):
+                metadata = file.metadata.row_group(group)
+                self.groups.append((number, group))
+                rows.append(metadata.num_rows)
+                self.bytes += metadata.total_byte_size
+                self.largest_group = max(self.largest_group, metadata.total_byte_size)
+        super().__init__(name, files, rows, columns)
+
+    def read_block(self, number: int, columns: Sequence[str]) -> Any:
+        file, group = self.groups[number]
+        # Threads of pyarrow's own do not survive a fork, and workers are processes already.
+        return open_parquet_file(self.files[file]).read_row_group(group, columns=list(columns), use_threads=False)
+
+    def block_name(self, number: int) -> str:
+        file, group = self.groups[number]
+        return f"{self.files[file]} row group {group}"
+
+
+class SavedDataset(ArrowPairs):
+    """A block is one file: memory-mapped, so that only what is touched is read, and all may stay open."""
+
+    kind = "saved data set"
+    cache_bytes = math.inf
+
+    def __init__(self, name: str, files: list[Path], columns: Columns):
+        rows = [read_arrow_file(file).num_rows for file in track(files, "opening", len(files), "files")]
+        super().__init__(name, files, rows, columns)
+
+    def read_block(self, number: int, columns: Sequence[str]) -> Any:
+        return read_arrow_file(self.files[number]).select(list(columns))
+
+    def block_name(self, number: int) -> str:
+        return str(self.files[number])
+
+
+def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ParquetPairs | ListedPairs:
+    """Ids run through the files in the order given, in each by row."""
+    schema = open_parquet_file(files[0]).schema_arrow
+    columns = choose_columns(files[0], schema.names, choice)
+    if not holds_bytes(files[0], schema, columns):
+        if not any(is_base64(os.fsencode(text)) for text in _first_texts(files[0], columns.image)):
+            # Paths and captions are small, and in memory any of them is at hand at once.
+            return ListedPairs(name, files[0], Rows(_rows(files, columns)))
+        print_once(f"{files[0]}: column {columns.image!r} holds images as base64 text")
+    source = ParquetPairs(name, files, columns)
+    if source.bytes > CACHE_BYTES:
+        print_once(
+            f"{files[0]}: a row group is read whole for each of its rows, {source.largest_group / 1e6:,.0f} MB; "
+            f"shuffled training is faster from shards: neuclip data convert SOURCE FOLDER"
+        )
+    return source
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    return (folder / SPLITS).is_file() or ((folder / STATE).is_file() and (folder / "dataset_info.json").is_file())
+
+
+def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> SavedDataset:
+    """Ids are row numbers. A folder of splits is refused: test data must not slip into training."""
+    if (folder / SPLITS).is_file():
+        splits = [str(split) for split in read_json_file(folder / SPLITS, SAVE_AGAIN).get("splits", [])]
+        if not splits:
+            raise UserError(f"{folder / SPLITS}: names no splits; {SAVE_AGAIN}")
+        chosen = folder / ("train" if "train" in splits else splits[0])
+        raise several_parts_error(str(folder), splits, str(chosen))
+    state = read_json_file(folder / STATE, SAVE_AGAIN)
+    files = [folder / str(file["filename"]) for file in state.get("_data_files", [])]
+    outside = [file for file in files if file.parent != folder]
+    if outside:
+        raise UserError(f"{folder / STATE}: names a file outside of its folder ({outside[0]}); {SAVE_AGAIN}")
+    if not files:
+        raise UserError(f"{folder / STATE}: names no data files; {SAVE_AGAIN}")
+    schema = read_arrow_file(files[0]).schema
+    columns = choose_columns(folder, schema.names, choice)
+    holds_bytes(folder, schema, columns)
+    return SavedDataset(name, files, columns)
+
+
+def holds_images(table: Path, choice: ColumnChoice) -> bool:
+    """Whether a Parquet file can be trained on: bytes or paths of images in a column that is chosen or has a usual
+    name. False for the list of addresses that img2dataset leaves beside what it fetched."""
+    schema = open_parquet_file(table).schema_arrow
+    usual = [name for name in schema.names if name.lower() in IMAGE_COLUMNS]
+    column = choice.image or (usual[0] if usual else "")
+    if column not in schema.names:
+        return False
+    if str(_value_type(schema.field(column).type)) not in TEXTS:
+        return True
+    texts = _first_texts(table, column)
+    return not texts or not all(map(is_url, texts))
+
+
+def holds_bytes(path: Path, schema: Any, columns: Columns) -> bool:
+    """Whether the image column holds bytes, alone or with a path beside; False for paths. Else it is refused."""
+    kind = _value_type(schema.field(columns.image).type)
+    if _pyarrow(path).types.is_struct(kind):  # Hugging Face's images: {"bytes", "path"}
+        fields = {kind.field(number).name for number in range(kind.num_fields)}
+        if fields & {"bytes", "path"}:
+            return "bytes" in fields
+    elif str(kind) in BYTES:
+        return True
+    elif str(kind) in TEXTS:
+        return False
+    raise UserError(
+        f"{path}: column {columns.image!r} holds {kind}, not the bytes or paths of images; "
+        f"its columns are {', '.join(schema.names)}; name another with --data.image_column"
+    )
+
+
+def _value_type(kind: Any) -> Any:
+    """Of a column that names its values by number (pandas's categories) the type of the values."""
+    return kind.value_type if str(kind).startswith("dictionary<") else kind
+
+
+def check_columns(path: Path, names: Sequence[str], columns: Columns) -> None:
+    for column in (columns.image, *columns.captions):
+        if column not in names:
+            raise UserError(
+                f"{path}: has no column {column!r}, unlike the files before it; its columns are {', '.join(names)}; "
+                "give files of one kind"
+            )
+
+
+def _rows(files: list[Path], columns: Columns) -> Iterator[Row]:
+    """Paths and captions; relative paths start at the first file's folder, or at the working folder."""
+    for path in track(files, "reading", len(files), "files"):
+        file = open_parquet_file(path)
+        check_columns(path, file.schema_arrow.names, columns)
+        for batch in file.iter_batches(columns=[columns.image, *columns.captions], use_threads=False):
+            for row in batch.to_pylist():
+                image = row[columns.image]
+                image = image.get("path") if isinstance(image, dict) else image
+                captions = [text.encode() for name in columns.captions for text in texts_in(row[name])]
+                yield Row(os.fsencode((image or "").strip()), tuple(captions))
+
+
+def _first_texts(path: Path, column: str) -> list[str]:
+    batch = next(open_parquet_file(path).iter_batches(FIRST_IMAGES, columns=[column], use_threads=False), None)
+    return [text for text in (batch.column(0).to_pylist() if batch else ()) if isinstance(text, str) and text]
+
+
+def open_parquet_file(path: Path) -> Any:
+    _pyarrow(path)
+    import pyarrow.parquet
+
+    return _read(path, lambda: pyarrow.parquet.ParquetFile(path, memory_map=True), "Parquet", "fetch or write it again")
+
+
+def read_arrow_file(path: Path) -> Any:
+    pyarrow = _pyarrow(path)
+
+    def read() -> Any:
+        with pyarrow.memory_map(str(path)) as mapped:
+            return pyarrow.ipc.open_stream(mapped).read_all()
+
+    return _read(path, read, "Arrow", "save the set again")
+
+
+def _pyarrow(path: Path) -> ModuleType:
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError(f"{path}: needs pyarrow; pip install 'neuclip[parquet]'") from None
+    return pyarrow
+
+
+def _read(path: Path, read: Callable[[], Any], form: str, remedy: str) -> Any:
+    try:
+        return read()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is not a readable {form} file ({_reason(error)}); {remedy}") from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -48,7 +48,7 @@ class ShardCache:
     """
 
     def __init__(self, limits: Limits):
-        from neuclip.data.cache_folder import cache_folder
+        from neuclip.data.machine import cache_folder
 
         self.folder = cache_folder() / "shards"
         self.limits = limits

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.errors import UserError
 from neuclip.progress import track
 

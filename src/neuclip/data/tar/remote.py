@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import posixpath
-import re
 import tempfile
 import threading
 import time
@@ -17,18 +16,13 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, TypeVar
 
-from neuclip.data.braces import expand_braces
+from neuclip.data.locations import INDEX_SUFFIX, SHARD_SUFFIXES, expand_braces, without_packed_twins
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
 from neuclip.settings.secrets import without_query
 
 T = TypeVar("T")
-REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-PACKED = re.compile(r"\.(?:tar\.gz|tgz)$", re.IGNORECASE)
-LOCAL_ONLY = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".zip", ".7z", ".bz2", ".xz", ".zst")
-INDEX_SUFFIX = ".index.npz"
 IN_MID_RUN = "; a run that has begun continues with --resume"
 TOGETHER = 8  # requests at a time: most of each one's time is waiting
 VERSION_FIELDS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
@@ -85,11 +79,6 @@ class Watch:
         if self.file is not None:
             with contextlib.suppress(OSError):  # Windows keeps what a thread still writes; the cache sweeps it later
                 self.file.unlink(missing_ok=True)
-
-
-def is_remote(address: str) -> bool:
-    """Whether it names a place to fetch from: s3://, gs://, https://, memory://, file:// and what else fsspec knows."""
-    return REMOTE.match(address) is not None
 
 
 def file_system(url: str, limits: Limits) -> tuple[Any, str]:
@@ -248,12 +237,6 @@ def remote_shards(address: str | list[str], limits: Limits) -> list[RemoteShard]
     level below). Of a list of addresses one after the other."""
     addresses = [address] if isinstance(address, str) else address
     urls = [url for address in addresses for url in sorted(set(expand_braces(address)))]
-    for url in urls:
-        if posixpath.splitext(without_query(url).lower())[1] in LOCAL_ONLY:
-            raise UserError(
-                f"{without_query(url)}: only tar shards can be remote; fetch it and give the local file, or make "
-                "shards of that with neuclip data convert and upload them"
-            )
     try:
         if all("*" not in url and without_query(url).lower().endswith(SHARD_SUFFIXES) for url in urls):
             return described_shards(urls, limits)
@@ -313,11 +296,6 @@ def _shards_in(folder: str, limits: Limits) -> list[RemoteShard]:
         refuse_several_parts(without_query(folder), names, built=BUILD_NOTES in inside.values())
     # A pattern of shards does not match the indexes beside them: there each has to be asked for.
     return [_shard(url, found[url], None if "*" in folder else url + INDEX_SUFFIX in found) for url in sorted(shards)]
-
-
-def without_packed_twins(shards: set[str]) -> set[str]:
-    """`gunzip -k` leaves both files; reading both would show every sample twice."""
-    return {shard for shard in shards if (plain := PACKED.sub(".tar", shard)) == shard or plain not in shards}
 
 
 def _path(url: str) -> str:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from neuclip.data.locations import INDEX_SUFFIX
+from neuclip.data.order import Order
 from neuclip.data.sample import Sample
+from neuclip.data.source import SourceFiles
 from neuclip.data.tar.cache import ShardCache, digest_of
 from neuclip.data.tar.gzip import damage_of
 from neuclip.data.tar.index import (
@@ -24,14 +27,12 @@ from neuclip.data.tar.index import (
     write_index,
 )
 from neuclip.data.tar.remote import (
-    INDEX_SUFFIX,
     TOGETHER,
     Gone,
     Limits,
     RemoteShard,
     asked_for,
     fetch_bytes,
-    remote_shards,
     without_query,
 )
 from neuclip.data.tar.source import TarSource
@@ -49,6 +50,8 @@ class RemoteTarSource(TarSource):
     >>> RemoteTarSource("pairs", remote_shards("s3://bucket/pairs", Limits()), "", Limits())
     """
 
+    kind = "remote tar"
+    fetches = True
     most_open = SHARDS_TOGETHER  # an open file keeps its disk space when it is evicted
 
     def __init__(self, name: str, remote: list[RemoteShard], caption_key: str, limits: Limits):
@@ -148,6 +151,21 @@ class RemoteTarSource(TarSource):
                 )
             self._compared.add(shard)
 
+    def order(self, seed: int) -> Order:
+        from neuclip.data.mixture_order import order_of
+
+        return order_of(self, seed)
+
+    def describe_files(self) -> SourceFiles:
+        sizes = [shard.size for shard in self.remote]
+        return SourceFiles(len(sizes), sum(sizes) if min(sizes) >= 0 else None)
+
+    def places(self) -> set[str]:
+        return set(self.shards)
+
+    def cheap_ids(self) -> int | None:
+        return int(next(end for end in self.joined.ends if end > 0))
+
     def _open(self, shard: int) -> int:
         return self.cache.open(self.remote[shard])
 
@@ -158,13 +176,3 @@ def _header_says(file: int, block: int, size: int) -> bool:
         return int(os.pread(file, 12, (block - 1) * BLOCK + SIZE_AT).rstrip(b"\0 "), 8) == size
     except (OSError, ValueError):
         return False
-
-
-def fetches(source: object) -> bool:
-    """Whether a source, or a part of a mixture, is fetched while it is read."""
-    return any(isinstance(part, RemoteTarSource) for part in getattr(source, "sources", (source,)))
-
-
-def open_remote(name: str, address: str, caption_key: str, limits: Limits) -> RemoteTarSource:
-    """Shards at a remote address: one, a brace pattern, or a folder."""
-    return RemoteTarSource(name, remote_shards(address, limits), caption_key, limits)

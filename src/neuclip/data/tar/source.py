@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.captions import other_keys, usable_captions
+from neuclip.data.captions import Captions, other_keys, usable_captions
 from neuclip.data.sample import BadSample, Sample, UnindexedFaults
 from neuclip.data.source import Source
 from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_used, plain_tars
@@ -31,7 +31,6 @@ from neuclip.data.tar.index import (
 from neuclip.data.tar.joined_index import joined_index
 from neuclip.data.tar.open_files import OPEN_FILES, close_files, descriptor, new_number
 from neuclip.data.tar.walk import CUT_OFF, NO_END_MARK
-from neuclip.data.texts import Captions
 from neuclip.errors import RunFailed
 from neuclip.progress import track
 
@@ -47,12 +46,14 @@ class TarSource(Source):
     mapped file that all processes of a machine share.
     """
 
+    kind = "tar"
     most_open = 0  # files; 0: as many as all sources together may
     paths: Sequence[Path] = ()  # plain tars on this disk; none of remote shards
     statuses: Sequence[tuple[int, int]] = ()  # size and time of each shard when it was indexed, where others can write
 
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
         self.paths = plain_tars(shards)
+        self.files = self.paths
         self.statuses = [status_of(path) for path in self.paths]
         self._join(name, [str(shard) for shard in shards], self.statuses, caption_key)
 
@@ -117,8 +118,7 @@ class TarSource(Source):
         return len(self.joined.rows)
 
     def __getitem__(self, id: int) -> Sample:
-        if not 0 <= id < len(self):
-            raise IndexError(f"sample {id} of {len(self)}")
+        self.check_id(id)
         image_block, image_size, caption_block, caption_size, kind, label = self.joined.rows[id].item()
         shard = self.joined.shard_of(id)
         image = self._read(shard, image_block, image_size)
@@ -140,10 +140,6 @@ class TarSource(Source):
     def where(self, id: int) -> str:
         """Shard and member of the image, for messages."""
         return self._where(self.joined.shard_of(id), int(self.joined.rows[id]["image_block"]))
-
-    def captions(self) -> list[str]:
-        """The first caption of every id; "" where there is none. Read from the index files, not from the shards."""
-        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
 
     def caption_pieces(self) -> Iterator[Captions]:
         """The captions of every id, shard by shard."""

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from neuclip.data.cores import available_cores
+from neuclip.data.machine import available_cores
 from neuclip.datasets.fetching import Package
 from neuclip.datasets.iconify.collections import read_collections
 from neuclip.datasets.iconify.drawing import Counts, Drawings, draw_collections

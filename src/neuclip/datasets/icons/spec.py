@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from neuclip.data.cores import available_cores
+from neuclip.data.machine import available_cores
 from neuclip.datasets.catalogue import DataSet
 from neuclip.datasets.icons.packages import installed_versions
 
