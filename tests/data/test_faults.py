@@ -16,9 +16,8 @@ from neuclip.data.order import Order
 from neuclip.data.sample import Batch, Fault, UnindexedFaults
 from neuclip.errors import RunFailed
 from neuclip.records import read_lines
-from tests.data.small_shards import image_bytes, write_tar
+from tests.data.small_shards import encoded, image_bytes, png, write_tar
 from tests.data.small_transforms import plain
-from tests.data.test_transforms import encoded, png
 
 
 def batch(size: int, bad: list[int], reason: str = "image is empty") -> Batch:
