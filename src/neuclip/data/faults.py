@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -146,10 +146,7 @@ class FaultLog:
 
     def add(self, faults: Iterable[Fault]) -> None:
         """List those that are new."""
-        self._append([fault for fault in faults if self._remember(fault)])
-
-    def _append(self, faults: Sequence[Fault]) -> None:
-        append_lines(self.path, (fault._asdict() for fault in faults))
+        append_lines(self.path, [fault._asdict() for fault in faults if self._remember(fault)])
 
     def _remember(self, fault: Fault) -> bool:
         """Whether it is new. What has no id is noted once, by `note_source`."""

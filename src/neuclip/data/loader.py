@@ -31,7 +31,7 @@ BLANK = (64, 64)  # pixels
 
 
 class Batches:
-    """The training batches of one process, the same to the bit for any number of workers.
+    """The training batches of one rank, the same to the bit for any number of workers.
 
     `transform` and `tokenize` must be picklable: no lambdas, no local functions. Batches are consecutive windows of the
     endless order: the last one of an epoch is filled up from the next epoch, never short and never dropped.
@@ -107,11 +107,11 @@ class Windows(Dataset):
     decode: Decode = decode
 
     def __getitem__(self, start: int) -> Batch | RunFailed:
-        self.source.prefetch(self.order, start, self.size)
         ids = self.order.ids(start, self.size)
         seeds = augmentation_seeds(self.seed or 0, self.order.epochs(start, self.size), ids)
         torch_state, python_state = torch.get_rng_state(), random.getstate()
         try:
+            self.source.prefetch(self.order, start, self.size)
             return self._batch(ids, seeds)
         except RunFailed as failure:
             return failure  # raised in a worker, it would reach the user as a traceback in a traceback
@@ -138,7 +138,7 @@ class Windows(Dataset):
         except BadSample as bad:
             faults.append(Fault(id, bad.reason, bad.where))
             first = bad
-        if self.seed is None:  # evaluation leaves it out again, so any image will do, and none need be readable
+        if self.seed is None:  # evaluation leaves it out again: any image will do
             return self.transform(Image.new("RGB", BLANK)), ""
         tried = []
         for other in replacements(id, len(self.source)):
@@ -195,21 +195,21 @@ def _load(windows: Windows, starts: range, workers: int, start_method: str | Non
 
 def _start(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch | RunFailed]:
     """torch's iterator, with its workers started."""
-    options: dict[str, Any] = {
-        "batch_size": None,  # a window already is a batch
-        "sampler": starts,
-        "num_workers": workers,
-        "collate_fn": _identity,
-        "generator": torch.Generator(),  # else the loader draws from the main process's generator
-    }
-    if workers:
-        options["prefetch_factor"] = PREFETCH
-        options["worker_init_fn"] = _start_worker
-        options["multiprocessing_context"] = start_method or _start_method_for(windows)
     with warnings.catch_warnings():
         # More workers than cores: three lines in torch's words; training/run.py says it in one.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        return iter(DataLoader(windows, **options))
+        loader = DataLoader(
+            windows,
+            batch_size=None,  # a window already is a batch
+            sampler=starts,
+            num_workers=workers,
+            collate_fn=_identity,
+            generator=torch.Generator(),  # else the loader draws from the main process's generator
+            prefetch_factor=PREFETCH if workers else None,
+            worker_init_fn=_start_worker,
+            multiprocessing_context=(start_method or _start_method_for(windows)) if workers else None,
+        )
+        return iter(loader)
 
 
 def _start_method_for(windows: Windows) -> str | None:

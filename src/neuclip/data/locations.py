@@ -16,7 +16,7 @@ from pathlib import Path
 from braceexpand import braceexpand
 
 from neuclip.data import by_name
-from neuclip.data.sample import shortened
+from neuclip.data.sample import shorten
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
 from neuclip.errors import UserError
 from neuclip.progress import track
@@ -147,7 +147,7 @@ def expand_braces(pattern: str) -> list[str]:
         return [pattern]
     except RecursionError:
         raise UserError(
-            f"{shortened(without_query(pattern))}: too many braces inside each other; write the names into a list "
+            f"{shorten(without_query(pattern))}: too many braces inside each other; write the names into a list "
             "(shards.txt), one per line"
         ) from None
     if not 0 < len(expanded) <= MOST_NAMES:

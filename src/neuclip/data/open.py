@@ -33,7 +33,7 @@ from neuclip.data.tables.columns import ColumnChoice, print_once
 from neuclip.data.tables.csv import read_csv
 from neuclip.data.tables.folder import coco_captions, open_folder
 from neuclip.data.tables.jsonl import read_jsonl
-from neuclip.data.tables.listed import ListedPairs
+from neuclip.data.tables.listed import ListedPairs, Rows
 from neuclip.data.tar.remote import Limits, RemoteShard, remote_shards
 from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.data.tar.source import TarSource
@@ -55,14 +55,21 @@ class OpenOptions(NamedTuple):
     limits: Limits = Limits()
 
 
+Opener = Callable[[str, list[Path], OpenOptions], Source]  # takes the source's name and its files
+
+
 class Kind(NamedTuple):
     """Files that are opened in the same way."""
 
     suffixes: tuple[str, ...]
-    open: Callable[[str, list[Path], OpenOptions], Source]  # takes the source's name and its files
+    open: Opener
     several_files: bool = False  # whether several files can be one source
     remote: bool = False  # whether it is read from a remote address
     shards: bool = False  # whether it means tar shards, which `neuclip data index` indexes
+
+
+def _open_shards(name: str, files: list[Path], options: OpenOptions) -> Source:
+    return TarSource(name, files, options.caption_key)
 
 
 def _open_shard_list(name: str, files: list[Path], options: OpenOptions) -> Source:
@@ -81,27 +88,15 @@ def _open_shard_list(name: str, files: list[Path], options: OpenOptions) -> Sour
     return TarSource(name, shards, options.caption_key)
 
 
+def _open_table(read: Callable[[Path, ColumnChoice], Rows]) -> Opener:
+    return lambda name, files, options: ListedPairs(name, files[0], read(files[0], options.columns))
+
+
 KINDS: list[Kind] = [
-    Kind(
-        SHARD_SUFFIXES,
-        lambda name, files, options: TarSource(name, files, options.caption_key),
-        several_files=True,
-        remote=True,
-        shards=True,
-    ),
-    Kind(
-        (".csv", ".tsv"),
-        lambda name, files, options: ListedPairs(name, files[0], read_csv(files[0], options.columns)),
-    ),
-    Kind(
-        (".jsonl", ".ndjson"),
-        lambda name, files, options: ListedPairs(name, files[0], read_jsonl(files[0], options.columns)),
-    ),
-    Kind(
-        (".parquet",),
-        lambda name, files, options: open_parquet(name, files, options.columns),
-        several_files=True,
-    ),
+    Kind(SHARD_SUFFIXES, _open_shards, several_files=True, remote=True, shards=True),
+    Kind((".csv", ".tsv"), _open_table(read_csv)),
+    Kind((".jsonl", ".ndjson"), _open_table(read_jsonl)),
+    Kind((".parquet",), lambda name, files, options: open_parquet(name, files, options.columns), several_files=True),
     Kind((".json",), lambda name, files, options: open_coco(name, files[0])),
     Kind((".txt",), _open_shard_list, shards=True),
 ]

@@ -59,7 +59,7 @@ class UnindexedFaults:
         return tuple(all_faults)
 
 
-def shortened(name: str, most: int = 200) -> str:
+def shorten(name: str, most: int = 200) -> str:
     """A name for messages. A wrong table may give a whole image in base64 for a name, or a page of text."""
     return name if len(name) <= most else f"{name[: most - 33]}... ({len(name):,} letters)"
 

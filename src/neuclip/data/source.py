@@ -16,13 +16,14 @@ class SourceFiles(NamedTuple):
     """What a source is made of, as far as it is known without reading it."""
 
     number: int  # shards or tables; images in files of their own are not counted, except in a folder
-    bytes: int | None  # None: not known without asking each file
+    bytes: int | None  # None: only reading every file would tell
 
 
 class Source(ABC):
     """Image-text pairs with dense ids 0..n-1. It can be pickled: every data worker has its own copy.
 
-    A new kind of source says `kind`, `__len__`, `__getitem__`, `where` and `caption_pieces`; the rest has defaults.
+    A new kind of source has `name`, `kind`, `__len__`, `__getitem__`, `where` and `caption_pieces`, and a row in the
+    table of data/open.py; the rest has defaults.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Source(ABC):
 
     @abstractmethod
     def __getitem__(self, id: int) -> Sample:
-        """Raises BadSample when the pair cannot be had."""
+        """Raises BadSample when the pair cannot be used."""
 
     @abstractmethod
     def where(self, id: int) -> str:
@@ -66,7 +67,7 @@ class Source(ABC):
         return Order(len(self), seed)
 
     def prefetch(self, order: Order, start: int, count: int) -> None:  # noqa: B027
-        """Told before positions start..start+count-1 of `order` are read. Remote sources download ahead."""
+        """Called before positions start..start+count-1 of `order` are read. Remote sources download ahead."""
 
     def check_images(self) -> None:  # noqa: B027
         """Raises UserError where no image can be found at all: a wrong table rather than bad samples."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.captions import texts_in
-from neuclip.data.sample import Fault, UnindexedFaults, shortened
+from neuclip.data.sample import Fault, UnindexedFaults, shorten
 from neuclip.data.tables.columns import print_once, read_json_file
 from neuclip.data.tables.listed import ListedPairs, Row, Rows
 from neuclip.errors import UserError
@@ -18,7 +18,7 @@ class CocoPairs(ListedPairs):
     """Ids follow the list of images; each has all its captions, in the order of the file."""
 
     def where(self, id: int) -> str:
-        return f"{self.path}: {shortened(os.fsdecode(self.rows.images[id]))}"
+        return f"{self.path}: {shorten(os.fsdecode(self.rows.images[id]))}"
 
 
 def open_coco(name: str, path: Path) -> CocoPairs:
@@ -82,6 +82,6 @@ def _image_folder(path: Path, first: list[str]) -> Path:
         if any(name and (folder / name).is_file() for name in first):
             return folder
     raise UserError(
-        f"{path}: its first image {shortened(first[0])!r} is neither beside it nor in a folder {part} beside it or "
+        f"{path}: its first image {shorten(first[0])!r} is neither beside it nor in a folder {part} beside it or "
         f"one above; put the images into {near[-1] / part}"
     )

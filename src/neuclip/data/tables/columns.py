@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from neuclip.data.sample import shortened
+from neuclip.data.sample import shorten
 from neuclip.distributed.collectives import is_main
 from neuclip.errors import UserError
 
@@ -86,7 +86,7 @@ def _usual(path: Path, names: Sequence[str], known: tuple[str, ...], what: str) 
 
 
 def _listed(names: Sequence[str]) -> str:
-    return shortened(", ".join(shortened(name, 60) for name in names), 400) or "none"
+    return shorten(", ".join(shorten(name, 60) for name in names), 400) or "none"
 
 
 @cache

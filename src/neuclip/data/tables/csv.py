@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from neuclip.data.decoding import IMAGE_SUFFIXES
-from neuclip.data.sample import shortened
+from neuclip.data.sample import shorten
 from neuclip.data.tables.columns import (
     ColumnChoice,
     Columns,
@@ -148,30 +148,10 @@ def _columns(path: Path, names: list[str], choice: ColumnChoice, separator: str)
         if data := next((name for name in names if name.lower().endswith(IMAGE_SUFFIXES)), ""):
             header = separator.join(("image", "caption")).replace("\t", "<tab>")
             raise UserError(
-                f"{path}: its first line is taken as the header and looks like data ({shortened(data)!r}); "
+                f"{path}: its first line is taken as the header and looks like data ({shorten(data)!r}); "
                 f"put a header above it, such as {header}"
             ) from None
         raise
-
-
-class Lines:
-    """The lines of a file, for csv.reader; keeps those of the row that is being read."""
-
-    def __init__(self, file: TextIO):
-        self.file = file
-        self.of_row: list[str] = []
-        self.ended = False
-
-    def __iter__(self) -> Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = self.file.readline()
-        if not line:
-            self.ended = True
-            raise StopIteration
-        self.of_row.append(line)
-        return line
 
 
 class Table:
@@ -180,33 +160,39 @@ class Table:
     def __init__(self, file: TextIO, separator: str, strict: bool, quoting: int):
         self.separator = separator
         self.columns, self.image = 0, 0  # 0 columns: the header is still to come
-        self.lines = Lines(file)
-        self.reader = csv.reader(self.lines, delimiter=separator, strict=strict, quoting=quoting)  # type: ignore[arg-type]
+        self.lines: list[str] = []  # of the row that is being read
+        self.ended = False
+        self.reader = csv.reader(self._lines(file), delimiter=separator, strict=strict, quoting=quoting)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[str]]:
         return self
 
     def __next__(self) -> list[str]:
         line = self.reader.line_num + 1
-        self.lines.of_row.clear()
+        self.lines.clear()
         try:
             row = next(self.reader)
-            if len(self.lines.of_row) > 1:
+            if len(self.lines) > 1:
                 self._check(row, line)
         except csv.Error as error:
             raise MisreadQuote(line, f"is not a readable row ({error})") from error
-        if self.lines.ended:  # the reader asks for more lines within a row only while a quote is open
+        if self.ended:  # the reader asks for more lines within a row only while a quote is open
             raise MisreadQuote(line, "a quote opens a field and is not closed before the file ends")
         return row
+
+    def _lines(self, file: TextIO) -> Iterator[str]:
+        for line in file:
+            self.lines.append(line)
+            yield line
+        self.ended = True
 
     def _check(self, row: list[str], line: int) -> None:
         """A quote that is not closed ends at the next one, which is somewhere in another row, seldom before a separator
         or the end of a line; if it is, the lines between give it away."""
-        lines = self.lines.of_row
-        if not self.lines.ended:
-            list(csv.reader(lines, delimiter=self.separator, strict=True))
-        if len(lines) > LONGEST_ROW or self._holds_rows(row):
-            below = f"{len(lines) - 1:,} lines below" if len(lines) > 2 else "on the next"
+        if not self.ended:
+            list(csv.reader(self.lines, delimiter=self.separator, strict=True))
+        if len(self.lines) > LONGEST_ROW or self._holds_rows(row):
+            below = f"{len(self.lines) - 1:,} lines below" if len(self.lines) > 2 else "on the next"
             raise MisreadQuote(line, f"a quote opens a field and is not closed on this line but {below}")
 
     def _holds_rows(self, row: list[str]) -> bool:

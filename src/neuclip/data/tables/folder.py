@@ -12,7 +12,7 @@ import numpy as np
 from neuclip.data.captions import Captions, Texts, captions_from_json, usable_captions
 from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON
 from neuclip.data.locations import refuse_gone
-from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults, shortened
+from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults, shorten
 from neuclip.data.source import Source, SourceFiles
 from neuclip.data.tables.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, ColumnChoice, first_line, print_once
 from neuclip.data.tables.csv import SEPARATORS, read_csv
@@ -178,7 +178,7 @@ def captions_by_image(
         elif image:
             captions.setdefault(image, []).extend(row.captions)
         else:
-            unmatched.note("no image", f"{path} row {number}: {shortened(name) or row.reason}")
+            unmatched.note("no image", f"{path} row {number}: {shorten(name) or row.reason}")
     faults = unmatched.faults()
     if not captions:
         first = faults[0].where.removeprefix(f"{path} row 1: ") if faults else "nothing"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuclip.data.captions import PIECE, Captions, Texts, usable_captions
-from neuclip.data.sample import BadSample, Fault, Sample, shortened
+from neuclip.data.sample import BadSample, Fault, Sample, shorten
 from neuclip.data.source import Source
 from neuclip.data.tables.columns import images_are_urls, is_url, print_once
 from neuclip.errors import RunFailed, UserError
@@ -119,7 +119,7 @@ class ListedPairs(Source):
             raise UserError(f"{self.path}: none of its {len(self):,} rows can be used; of the first: {reason}")
         if any(is_base64(name) or not is_missing(image_path(self.folder, name)) for name in first):
             return
-        name = shortened(first[0].decode(errors="backslashreplace"))
+        name = shorten(first[0].decode(errors="backslashreplace"))
         beside, working = self.path.absolute().parent, Path.cwd()
         places = f"not in {beside}" if beside == working else f"neither in {beside} nor in {working}"
         tried = "" if Path(name).is_absolute() or name.startswith("~/") else f", {places}"
@@ -147,7 +147,7 @@ def read_image(folder: Path, name: bytes, where: str) -> bytes:
     if is_base64(name):
         return decode_base64(name, where)
     image = image_path(folder, name)
-    return read_file(folder, image, f"{where}: {shortened(str(image))}", "image file", LARGEST_IMAGE)
+    return read_file(folder, image, f"{where}: {shorten(str(image))}", "image file", LARGEST_IMAGE)
 
 
 def is_base64(field: bytes) -> bool:
