@@ -40,13 +40,13 @@ def refusal(address: object, **columns: str) -> str:
 
 def outcomes(source) -> list[str]:
     """Of each id its first caption, or the reason why it is bad."""
-    found = []
+    results = []
     for id in range(len(source)):
         try:
-            found.append(source[id].captions[0])
+            results.append(source[id].captions[0])
         except BadSample as bad:
-            found.append(bad.reason)
-    return found
+            results.append(bad.reason)
+    return results
 
 
 def fault_of(source, id: int) -> BadSample:

@@ -34,21 +34,21 @@ def colour(image: Image.Image) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "LAB", "YCbCr"])
-def test_an_image_is_handed_on_in_its_own_mode(mode):
+def test_an_image_keeps_its_mode(mode):
     image = Image.open(io.BytesIO(image_bytes(0))).convert(mode)
     content = encoded(image, "TIFF" if mode in ("LAB", "YCbCr") else "PNG")
     assert decode(content).mode == mode
     assert np.array_equal(np.asarray(decode(content).convert("RGB")), np.asarray(image.convert("RGB")))
 
 
-def test_an_image_that_says_it_is_turned_stays_as_its_pixels_lie():
+def test_the_orientation_in_exif_data_is_ignored():
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to show it. open_clip does not either
     image = Image.open(io.BytesIO(image_bytes(0, size=(40, 20))))
     assert decode(encoded(image, "JPEG", exif=exif)).size == (40, 20)
 
 
-def test_a_cmyk_jpeg_is_handed_on_as_it_is_and_has_its_colours():
+def test_a_cmyk_jpeg_keeps_its_mode_and_colours():
     red = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
     assert red.mode == "CMYK" and colour(red) == pytest.approx((255, 0, 0), abs=3)
 
@@ -70,7 +70,7 @@ def test_alpha_is_left_out_and_the_colours_below_it_stay():
 
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
-def test_of_an_animation_the_first_frame_is_shown(form):
+def test_an_animation_is_decoded_to_its_first_frame(form):
     frames = [Image.new("RGB", (8, 8), ink) for ink in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
     stream = io.BytesIO()
     frames[0].save(stream, form, save_all=True, append_images=frames[1:], duration=50)
@@ -78,7 +78,7 @@ def test_of_an_animation_the_first_frame_is_shown(form):
     assert colour(decode(stream.getvalue())) == pytest.approx((250, 0, 0), abs=6)
 
 
-def test_what_an_image_is_its_bytes_say_but_postscript_is_never_run():
+def test_the_bytes_decide_the_format_and_postscript_is_never_run():
     for form in ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF"):
         assert colour(decode(encoded(Image.new("RGB", (16, 16), (0, 0, 0)), form))) == pytest.approx((0, 0, 0), abs=3)
     for form in ("EPS", "TGA"):
@@ -156,7 +156,7 @@ def test_an_image_with_damaged_exif_data_is_decoded_and_warns_of_nothing():
     assert not warned
 
 
-def test_pillow_is_not_told_to_invent_what_a_cut_image_lacks():
+def test_pillow_does_not_fill_up_truncated_images():
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
@@ -187,7 +187,7 @@ def test_other_kinds_of_images_have_the_exact_pixels(fast, mode, form):
     assert np.array_equal(fast(content), exact(content))
 
 
-def test_an_image_four_times_too_large_comes_at_half_its_size_and_no_smaller_than_twice_the_model(fast):
+def test_a_jpeg_four_times_too_large_is_halved_and_no_smaller_than_twice_the_model(fast):
     assert fast(photo(1, (700, 256))).shape == (128, 350, 3)
     assert fast(photo(1, (700, 255))).shape == (255, 700, 3)
     assert fast(photo(1, (2100, 1030))).shape == (129, 263, 3)
@@ -203,7 +203,7 @@ def test_the_smallest_crop_of_a_reduced_image_is_still_twice_as_large_as_the_mod
 
 
 @NEEDS_SIMPLEJPEG
-def test_only_plain_jpegs_that_are_not_reduced_take_the_short_way():
+def test_only_plain_jpegs_that_are_not_reduced_use_simplejpeg():
     fast = FastDecode(64, smallest_crop=1.0)
     assert fast._is_plain_jpeg(photo(0))
     assert not fast._is_plain_jpeg(photo(0, (700, 256)))

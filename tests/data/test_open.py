@@ -89,13 +89,13 @@ def test_numbers_are_the_same_captions_in_every_kind_of_file(tmp_path):
     assert texts_in([float("nan"), float("inf"), None, True, 0.5, 10**400]) == ("0.5", str(10**400))
 
 
-def test_what_was_found_out_is_said_once_and_what_was_asked_is_not(tmp_path, capsys):
+def test_guessed_columns_are_printed_once_and_chosen_ones_are_not(tmp_path, capsys):
     path = write_csv(tmp_path, ";")
     open_source(str(path))
     open_source(str(path))
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "pairs.csv: split at semicolons" in said
-    assert "'path'" in said and "'text'" in said and "--data.caption_column" in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and "pairs.csv: split at semicolons" in printed
+    assert "'path'" in printed and "'text'" in printed and "--data.caption_column" in printed
     open_source(str(path), image_column="path", caption_column="text")
     assert capsys.readouterr().err == ""
 
@@ -124,7 +124,7 @@ def test_an_address_longer_than_a_file_name_is_read_part_by_part(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_images_beside_shards_are_said_to_be_left_out(tmp_path, capsys):
+def test_images_left_out_beside_shards_are_announced_once(tmp_path, capsys):
     folder = write_image_shards(tmp_path / "photos", 4, shards=1)
     open_source(str(folder))
     assert capsys.readouterr().err == ""
@@ -132,11 +132,11 @@ def test_images_beside_shards_are_said_to_be_left_out(tmp_path, capsys):
         (folder / f"{number}.JPG").write_bytes(b"")
     for _ in range(2):
         open_source(str(folder))
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "photos: read as tar shards; 3 images beside them are left out" in said[0]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 1 and "photos: read as tar shards; 3 images beside them are left out" in printed[0]
 
 
-def test_messages_name_what_was_found_and_what_to_do(tmp_path):
+def test_messages_of_addresses_and_shards_say_what_to_do(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("x")
     (tmp_path / "pairs.csv").write_text("url,words\nx,y\n")
@@ -199,13 +199,13 @@ def test_splits_of_parquet_files_are_not_mixed(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_table_that_may_not_be_read_is_refused(tmp_path):
+def test_a_table_without_read_permission_is_refused(tmp_path):
     path = write_csv(tmp_path)
     path.chmod(0)
     assert "permissions" in refusal(path)
 
 
-def test_a_name_as_long_as_a_page_is_shortened_wherever_it_is_said(tmp_path):
+def test_a_name_as_long_as_a_page_is_shortened_in_messages(tmp_path):
     page = "x" * 5000
     (tmp_path / "pairs.csv").write_text(f"image,caption\n{page},a caption\n")
     source = open_source(str(tmp_path / "pairs.csv"))

@@ -16,7 +16,7 @@ from neuclip.settings.reading import read_settings
 from tests.data.small_tables import table
 
 
-def test_a_disk_or_server_that_fails_during_the_look_is_a_finding(tmp_path, monkeypatch):
+def test_a_disk_that_fails_during_the_probe_is_a_finding(tmp_path, monkeypatch):
     path = table(tmp_path, "image,caption\na.jpg,one\n")
 
     read = Path.read_bytes

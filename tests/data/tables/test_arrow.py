@@ -47,7 +47,7 @@ def test_a_forked_worker_reads_parquet_that_its_parent_has_open(tmp_path):
     assert contents(source) == before
 
 
-def test_files_without_the_extra_name_it(tmp_path, monkeypatch):
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'neuclip[parquet]'" in refusal(tmp_path / "a.parquet")

@@ -19,11 +19,11 @@ def test_named_columns_win_over_usual_names(tmp_path):
     assert source[0].captions == ("rot",)
 
 
-@pytest.mark.parametrize("asked", ["", "caption_1,caption_2"])
-def test_several_caption_columns_are_several_captions(tmp_path, asked):
+@pytest.mark.parametrize("choice", ["", "caption_1,caption_2"])
+def test_several_caption_columns_are_several_captions(tmp_path, choice):
     (tmp_path / "0.jpg").write_bytes(photo(0))
     (tmp_path / "pairs.csv").write_text("image,caption_2,caption_1\n0.jpg,two,one\n0.jpg,only,\n")
-    source = open_source(str(tmp_path / "pairs.csv"), caption_column=asked)
+    source = open_source(str(tmp_path / "pairs.csv"), caption_column=choice)
     assert source[0].captions == ("one", "two") and source[1].captions == ("only",)
     assert source.captions() == ["one", "only"]
 
@@ -48,5 +48,5 @@ def test_a_list_is_several_captions_in_json_lines_and_parquet(tmp_path):
         "a cat,http://x.org/a.jpg\na dog,http://x.org/b.jpg\n",
     ],
 )
-def test_a_table_of_addresses_is_to_be_fetched_first(tmp_path, text):
+def test_a_table_of_urls_is_refused_and_img2dataset_named(tmp_path, text):
     assert "its images are URLs" in refusal(table(tmp_path, text)) and "img2dataset" in refusal(tmp_path / "pairs.csv")

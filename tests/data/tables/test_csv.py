@@ -29,7 +29,7 @@ def test_a_tsv_is_split_at_what_its_header_holds(tmp_path, separator):
     assert open_source(str(path)).captions() == ["one", "two"]
 
 
-def test_a_column_without_a_name_harms_nobody(tmp_path):
+def test_a_column_without_a_name_is_ignored(tmp_path):
     source = open_source(str(table(tmp_path, ",image,caption\n0,a.jpg,one\n")))  # as pandas writes its index
     assert source[0].captions == ("one",) and source[0].image == photo(0)
 
@@ -90,9 +90,9 @@ def test_what_is_no_text_is_no_table(tmp_path, name, content, message):
     assert f"{name}: " in refusal(table(tmp_path, content, name)) and message in refusal(tmp_path / name)
 
 
-def test_a_table_without_a_header_is_told_so(tmp_path):
-    told = refusal(table(tmp_path, "a.jpg,one\nb.jpg,two\n"))
-    assert "first line is taken as the header and looks like data ('a.jpg')" in told and "image,caption" in told
+def test_a_table_without_a_header_is_refused_as_such(tmp_path):
+    message = refusal(table(tmp_path, "a.jpg,one\nb.jpg,two\n"))
+    assert "first line is taken as the header and looks like data ('a.jpg')" in message and "image,caption" in message
 
 
 def written(path: Path, fields: list[tuple[str, ...]], separator: str = ",") -> Path:
@@ -127,7 +127,7 @@ def test_a_quote_that_is_not_closed_in_the_last_row_or_the_header_stops_a_csv(tm
     assert "line 1:" in refusal(written(tmp_path / "header.csv", [("image", '"caption'), ("a.jpg", "x")]))
 
 
-def test_images_without_an_ending_are_no_way_around_it(tmp_path):
+def test_an_open_quote_is_found_where_image_names_have_no_ending(tmp_path):
     rows = [(row[0].removesuffix(".jpg"), row[1]) for row in with_captions({3: '"never closed', 2: "plain"})]
     more = [(f"{number}", "plain") for number in range(200)]
     assert "line 5:" in refusal(written(tmp_path / "pairs.csv", [*rows, *more, ("last", '5"')]))

@@ -23,7 +23,7 @@ def listing(folder: Path, *names: str) -> Path:
     return table(folder, "image,caption\n" + "".join(f"{name},a caption\n" for name in names))
 
 
-def test_the_reason_that_an_image_cannot_be_read_is_told(tmp_path):
+def test_a_fault_gives_the_reason_that_an_image_cannot_be_read(tmp_path):
     source = open_source(str(listing(tmp_path, "missing.jpg", ".")))
     assert "No such file" in fault_of(source, 0).where
     assert "not a file" in fault_of(source, 1).where
@@ -109,8 +109,8 @@ def test_a_table_that_leads_to_no_image_is_refused_with_the_folders_that_were_tr
     path = table(tmp_path, "\n".join([*header, *rows]), name)
     with pytest.raises(UserError) as caught:
         open_training_data(DataSettings(train=str(path)))
-    told = str(caught.value)
-    assert "images/0.jpg" in told and f"neither in {tmp_path} nor in {tmp_path / 'work'}" in told
+    message = str(caught.value)
+    assert "images/0.jpg" in message and f"neither in {tmp_path} nor in {tmp_path / 'work'}" in message
 
 
 def test_a_table_whose_rows_are_all_longer_than_its_header_is_refused(tmp_path):
@@ -150,7 +150,7 @@ def check_base64(source) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_images_in_base64_are_read_and_said(tmp_path, capsys, kind):
+def test_images_in_base64_are_read_and_announced(tmp_path, capsys, kind):
     path = write_base64(tmp_path)[kind]
     check_base64(open_training_data(DataSettings(train=str(path))))
     assert f"{path}: its images are base64 text" in capsys.readouterr().err
