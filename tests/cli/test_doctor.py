@@ -11,7 +11,7 @@ from PIL import Image
 from neuclip.cli.main import main
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.page import page_text
-from neuclip.doctor.probe import SampleProbe
+from neuclip.doctor.probe import Look
 from tests.images import write_shards
 
 KEYS = {
@@ -110,7 +110,7 @@ def test_captions_cannot_command_the_terminal(shards):
     from neuclip.settings.reading import read_settings
 
     findings, look = examine(read_settings(None, ["--data.train", "shapes"]), sample=3)
-    assert isinstance(findings, Findings) and isinstance(look, SampleProbe)
+    assert isinstance(findings, Findings) and isinstance(look, Look)
     findings["sample.shown"][0]["caption"] = "red\x1b[2J" + "long " * 100
     page = page_text(findings, width=80)
     assert "\x1b" not in page and max(map(len, page.splitlines())) <= 80

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import neuclip
+from neuclip.cli.data import run
 from neuclip.data import open as opening
 from neuclip.data.captions import Captions
 from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.held_out import HeldOutSets
-from neuclip.data.indexing import opened_shards
 from neuclip.data.open import Kind, OpenOptions, open_source
 from neuclip.data.sample import BadSample, Sample
 from neuclip.data.source import Source
@@ -88,7 +88,7 @@ def test_its_ending_is_known_wherever_endings_are(tmp_path, pairs):
     with pytest.raises(UserError, match="only tar shards can be remote"):
         open_source("https://host/shapes.pairs")
     with pytest.raises(UserError, match="holds no tar shards, and other data need no index"):
-        opened_shards(str(pairs))
+        run(["index", str(pairs)])
 
 
 def test_it_has_the_fingerprint_of_the_same_pairs_in_other_files(tmp_path, pairs):

@@ -17,7 +17,7 @@ from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.pairs import estimated_meeting, note_bad, share_meeting_an_equal
 from neuclip.doctor.plan import note_temperature, note_warmup
-from neuclip.doctor.probe import SampleProbe, probe_samples
+from neuclip.doctor.probe import Look, look_at
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.reading import read_settings
 from neuclip.training.schedule import warmup_steps
@@ -60,7 +60,7 @@ def test_a_look_is_a_look_and_not_a_pass(shards):
 
 def test_a_look_meets_what_the_run_reads_first(shards):
     source = open_source(str(shards))
-    seeds = [[one.id for one in probe_samples(source, seed=seed, count=5).shown] for seed in (0, 0, 1)]
+    seeds = [[one.id for one in look_at(source, seed=seed, count=5).shown] for seed in (0, 0, 1)]
     assert seeds[0] == seeds[1] != seeds[2]
 
 
@@ -122,7 +122,7 @@ def test_captions_under_another_key_are_found_and_named_in_the_remedy(tmp_path):
 )
 def test_the_share_of_bad_pairs_is_judged_as_a_run_judges(tmp_path, limit, read, bad):
     settings = read_settings(None, ["--data.max_bad_share", str(limit)])
-    look, findings = SampleProbe(read=read), Findings()
+    look, findings = Look(read=read), Findings()
     look.faults["image does not decode"] = bad
     note_bad(findings, look, settings, pairs=10_000)
     log = FaultLog(tmp_path / "skipped.jsonl", limit)
@@ -287,6 +287,6 @@ def test_images_that_would_be_enlarged_are_warned_of(shards, size, warned):
 
 
 def test_the_speed_of_reading_is_measured(shards):
-    look = probe_samples(open_source(str(shards)), seed=0, count=30)
+    look = look_at(open_source(str(shards)), seed=0, count=30)
     assert look.seconds > 0
     assert examined(shards, sample=30)["loading.pairs_per_second_and_worker"] > 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from neuclip.data.faults import by_reason
 from neuclip.data.locations import parts_of
-from neuclip.data.open import kind_of, open_source
+from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
 from neuclip.data.tar.cache import digest_of
 from neuclip.data.tar.index import BLOCK, ROW, ShardIndex, cached_place, places_of
@@ -23,14 +23,11 @@ from neuclip.progress import track
 def opened_shards(address: str, caption_key: str = "") -> list[tuple[str, TarSource]]:
     """The tar sources of an address, each with its part of it; opening makes what is missing of their indexes."""
     names = [part for part, _ in parts_of(address)]
-    nothing = UserError(f"{address}: holds no tar shards, and other data need no index; nothing to do")
-    if all((kind := kind_of(name)) is not None and not kind.shards for name in names):
-        raise nothing
     source = open_source(address, caption_key=caption_key)
     parts = zip(names, source.parts, strict=True)
     found = [(part, source) for part, source in parts if isinstance(source, TarSource)]
     if not found:
-        raise nothing
+        raise UserError(f"{address}: holds no tar shards, and other data need no index; nothing to do")
     return found
 
 

@@ -65,7 +65,6 @@ class Kind(NamedTuple):
     open: Opener
     several_files: bool = False  # whether several files can be one source
     remote: bool = False  # whether it is read from a remote address
-    shards: bool = False  # whether it means tar shards, which `neuclip data index` indexes
 
 
 def _open_shards(name: str, files: list[Path], options: OpenOptions) -> Source:
@@ -93,12 +92,12 @@ def _open_table(read: Callable[[Path, ColumnChoice], Rows]) -> Opener:
 
 
 KINDS: list[Kind] = [
-    Kind(SHARD_SUFFIXES, _open_shards, several_files=True, remote=True, shards=True),
+    Kind(SHARD_SUFFIXES, _open_shards, several_files=True, remote=True),
     Kind((".csv", ".tsv"), _open_table(read_csv)),
     Kind((".jsonl", ".ndjson"), _open_table(read_jsonl)),
     Kind((".parquet",), lambda name, files, options: open_parquet(name, files, options.columns), several_files=True),
     Kind((".json",), lambda name, files, options: open_coco(name, files[0])),
-    Kind((".txt",), _open_shard_list, shards=True),
+    Kind((".txt",), _open_shard_list),
 ]
 
 

@@ -84,6 +84,5 @@ class Source(ABC):
             raise IndexError(f"sample {id} of {len(self)}")
 
     def cheap_ids(self) -> int | None:
-        """How many ids, from 0 on, can be read with a single download; None: nothing is downloaded, or all are asked
-        for."""
+        """How many ids, from 0 on, can be read with a single download; None: there is no such limit."""
         return None

@@ -24,7 +24,7 @@ from neuclip.doctor.pairs import (
     note_source,
 )
 from neuclip.doctor.plan import note_loading, note_plan, note_small_batch, note_temperature, note_warmup
-from neuclip.doctor.probe import SampleProbe, probe_samples
+from neuclip.doctor.probe import Look, look_at
 from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
 from neuclip.doctor.shards import note_shards
 from neuclip.errors import RunFailed, UserError
@@ -33,7 +33,7 @@ from neuclip.models.hub import NotHere
 from neuclip.settings.sections import Settings
 
 
-def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) -> tuple[Findings, SampleProbe]:
+def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) -> tuple[Findings, Look]:
     """What training with these settings on `ranks` processes would meet.
 
     >>> findings, look = examine(read_settings(None, ["--data.train", "shards"]))        # doctest: +SKIP
@@ -44,19 +44,19 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
         model = facts_of(settings.model)
     except NotHere as error:
         note_failure(findings, error, "the model cannot be built")
-        return findings, SampleProbe()
+        return findings, Look()
     source = opened(findings, settings)
     if source is None:
-        return findings, SampleProbe()
+        return findings, Look()
     try:
         epoch = order_of(source, settings.run.seed).size
-        look = probe_samples(source, seed=settings.run.seed, count=sample)
+        look = look_at(source, seed=settings.run.seed, count=sample)
     except UserError as error:  # a cache that is too small, weights that leave nothing
         note_failure(findings, error, "the data cannot be read in the order of a run")
-        return findings, SampleProbe()
+        return findings, Look()
     except RunFailed as error:  # a server that answers when asked what there is and then no more, a disk that fails
         note_failure(findings, error, "there is nothing to train on")
-        return findings, SampleProbe()
+        return findings, Look()
     findings.note("plan", pairs_per_epoch=epoch)
     examine_data(findings, settings, source, look, model)
     examine_run(findings, settings, model, look, len(source), ranks)
@@ -82,7 +82,7 @@ def note_failure(findings: Findings, error: Exception, why: str) -> None:
     findings.fail(what, why, remedy or "give other data")
 
 
-def examine_data(findings: Findings, settings: Settings, source: Source, look: SampleProbe, model: ModelFacts) -> None:
+def examine_data(findings: Findings, settings: Settings, source: Source, look: Look, model: ModelFacts) -> None:
     note_source(findings, source, settings.data)
     note_shards(findings, source)
     note_look(findings, look, source)
@@ -93,9 +93,7 @@ def examine_data(findings: Findings, settings: Settings, source: Source, look: S
     note_held_out(findings, settings, source)
 
 
-def examine_run(
-    findings: Findings, settings: Settings, model: ModelFacts, look: SampleProbe, pairs: int, ranks: int
-) -> None:
+def examine_run(findings: Findings, settings: Settings, model: ModelFacts, look: Look, pairs: int, ranks: int) -> None:
     note_model(findings, settings, model)
     note_plan(findings, settings, pairs, ranks)
     note_small_batch(findings, settings, model, pairs)

@@ -10,7 +10,7 @@ from statistics import median
 from neuclip.data.faults import count_unindexed, describe_unindexed, too_many, too_many_unindexed
 from neuclip.data.source import Source
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.probe import SampleProbe
+from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.secrets import without_queries
@@ -25,7 +25,7 @@ PATCH = 32
 
 
 def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
-    files, unindexed = source.describe_files(), count_unindexed(source)
+    files, lost = source.describe_files(), count_unindexed(source)
     findings.note(
         "data",
         address=without_queries(data.train),
@@ -34,33 +34,33 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
         pairs=len(source),
         files=files.number,
         file_bytes=files.bytes,
-        index_faults=unindexed,
+        index_faults=lost,
     )
     if message := too_many_unindexed(source, data.max_bad_share):
         what, _, remedy = message.rpartition("; ")
         findings.fail(what, "no run is started on them", remedy)
     elif source.faults:
         findings.warn(
-            f"{plural(unindexed, 'pair')} could not be indexed (at least)",
+            f"{plural(lost, 'pair')} at least never became samples",
             describe_unindexed(source),
             "repair those files or fetch them again",
         )
 
 
-def note_look(findings: Findings, look: SampleProbe, source: Source) -> None:
+def note_look(findings: Findings, look: Look, source: Source) -> None:
     shown = [{"id": one.id, "width": one.size[0], "height": one.size[1], "caption": one.caption} for one in look.shown]
     several = sum(len(captions) > 1 for captions in look.captions)
-    chosen = "the first of the run" if source.cheap_ids() is None else "from one shard"
+    chosen = "from one shard" if source.cheap_ids() is not None else "the first of the run"
     findings.note("sample", pairs=look.read, share=look.read / len(source), chosen=chosen, shown=shown[:3])
     findings.note("captions", several_share=several / max(1, len(look.captions)))
 
 
-def note_bad(findings: Findings, look: SampleProbe, settings: Settings, pairs: int) -> None:
+def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> None:
     """Judged as a run judges (data/faults.py): the share may exceed the limit by what chance explains."""
     limit, share = settings.data.max_bad_share, look.bad / look.read
     # A data set that was looked at whole comes again and again, and chance explains less and less.
     reads = settings.train.samples if look.read == pairs else look.read
-    alone = look.bad == look.read or bool(look.without_replacement)
+    alone = look.bad == look.read or bool(look.without_stand_in)
     stops = alone or too_many(share * reads, reads, limit)
     findings.note(
         "bad", pairs=look.bad, share=share, limit=limit, reasons=dict(look.faults.most_common()), stops_run=stops
@@ -69,8 +69,8 @@ def note_bad(findings: Findings, look: SampleProbe, settings: Settings, pairs: i
     remedy = f"repair the data (first: {look.first_fault})"
     allowed = f"{remedy}, or give --data.max_bad_share {min(1, share * 1.5):.2g}"
     if alone:
-        where = f" in the place of {look.without_replacement}" if look.without_replacement else ""
-        why = f"no replacement found{where}, the run would stop"
+        where = f" in the place of {look.without_stand_in}" if look.without_stand_in else ""
+        why = f"none of the pairs after them can stand in{where}, so the run would stop"
         findings.fail(f"{percent(share)} of the pairs looked at are bad", why, f"{remedy} or leave that part out")
     elif stops:
         findings.fail(what, "the run would stop", allowed)
@@ -79,12 +79,12 @@ def note_bad(findings: Findings, look: SampleProbe, settings: Settings, pairs: i
     elif look.bad:
         findings.warn(
             f"{percent(share)} of the pairs looked at are bad",
-            "a neighbour replaces each of them and is seen more often",
+            "a neighbour stands in for each, so neighbours are seen more often",
             f"the run goes on below data.max_bad_share {limit:g}; repair or remove them, first: {look.first_fault}",
         )
 
 
-def note_images(findings: Findings, look: SampleProbe, model: ModelFacts) -> None:
+def note_images(findings: Findings, look: Look, model: ModelFacts) -> None:
     if not look.sizes:
         return
     widths, heights = ([size[side] for size in look.sizes] for side in (0, 1))
@@ -111,7 +111,7 @@ def note_images(findings: Findings, look: SampleProbe, model: ModelFacts) -> Non
         )
 
 
-def note_caption_lengths(findings: Findings, look: SampleProbe, model: ModelFacts, count: TokenCounter | None) -> None:
+def note_caption_lengths(findings: Findings, look: Look, model: ModelFacts, count: TokenCounter | None) -> None:
     """In tokens, start and end included; of every caption of the pairs looked at."""
     captions = list(chain.from_iterable(look.captions))
     if count is None or not captions:
@@ -134,7 +134,7 @@ def note_caption_lengths(findings: Findings, look: SampleProbe, model: ModelFact
         )
 
 
-def note_equal_captions(findings: Findings, source: Source, look: SampleProbe, settings: Settings) -> None:
+def note_equal_captions(findings: Findings, source: Source, look: Look, settings: Settings) -> None:
     """How many pairs share their caption, and how many meet an equal one in a batch, where it is a false negative."""
     batch = min(settings.train.batch_size, len(source))
     if len(source) <= (CAPTION_FILES_COUNTED if source.captions_are_files else CAPTIONS_COUNTED):

@@ -6,7 +6,7 @@ import math
 
 from neuclip.data.machine import available_cores
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.probe import SampleProbe
+from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.settings.sections import Settings
@@ -84,7 +84,7 @@ def smallest_chunk(local: int, micro: int) -> int:
     return local // max(1, -(-local // max(1, micro)))
 
 
-def note_loading(findings: Findings, settings: Settings, look: SampleProbe) -> None:
+def note_loading(findings: Findings, settings: Settings, look: Look) -> None:
     """How fast pairs come: what a worker reads and decodes, the transform aside, and how many may work at a time."""
     workers, ranks, cores = settings.data.workers, findings["plan.ranks"], available_cores()
     rate = look.read / look.seconds if look.seconds else None

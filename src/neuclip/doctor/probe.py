@@ -25,7 +25,7 @@ THUMBNAIL = 128  # pixels
 
 
 @dataclass(frozen=True)
-class ShownPair:
+class Shown:
     """One pair to show."""
 
     id: int
@@ -35,7 +35,7 @@ class ShownPair:
 
 
 @dataclass
-class SampleProbe:
+class Look:
     """What was found in the pairs that were read."""
 
     read: int = 0
@@ -47,18 +47,18 @@ class SampleProbe:
     faults: Counter[str] = field(default_factory=Counter)
     first_fault: str = ""
     bad_ids: list[int] = field(default_factory=list)
-    without_replacement: str = ""  # where the first bad pair is that no other can replace
-    shown: list[ShownPair] = field(default_factory=list)
+    without_stand_in: str = ""  # where the first bad pair is that no other can replace
+    shown: list[Shown] = field(default_factory=list)
 
     @property
     def bad(self) -> int:
         return sum(self.faults.values())
 
 
-def probe_samples(source: Source, *, seed: int, count: int | None = None) -> SampleProbe:
+def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
     """Read `count` pairs in the order of a run with this seed; None: 500, or what five seconds allow."""
     ids = ids_to_read(source, seed, count or PROBED)
-    probe = SampleProbe()
+    probe = Look()
     end = time.monotonic() + SECONDS
     for id in track(ids, "reading pairs", len(ids)):
         if count is None and probe.read >= FEWEST and time.monotonic() > end:
@@ -72,7 +72,7 @@ def probe_samples(source: Source, *, seed: int, count: int | None = None) -> Sam
             probe.first_fault = probe.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
     if probe.bad < probe.read and not source.fetches:  # the neighbours of remote pairs may lie in another shard
         alone = (id for id in probe.bad_ids[:BAD_FOLLOWED] if not _has_replacement(source, id))
-        probe.without_replacement = next((source.where(id) for id in alone), "")
+        probe.without_stand_in = next((source.where(id) for id in alone), "")
     return probe
 
 
@@ -99,7 +99,7 @@ def _read(source: Source, id: int) -> tuple[Sample, Image.Image]:
     return sample, decode(sample.image)
 
 
-def _probe_one(source: Source, id: int, probe: SampleProbe) -> None:
+def _probe_one(source: Source, id: int, probe: Look) -> None:
     start = time.perf_counter()
     try:
         sample, image = _read(source, id)
@@ -111,4 +111,4 @@ def _probe_one(source: Source, id: int, probe: SampleProbe) -> None:
     probe.modes[image.mode] += 1
     if len(probe.shown) < SHOWN:
         thumbnail = ImageOps.contain(image.convert("RGB"), (THUMBNAIL, THUMBNAIL))  # in the colours training sees
-        probe.shown.append(ShownPair(id, image.size, thumbnail, sample.captions[0]))
+        probe.shown.append(Shown(id, image.size, thumbnail, sample.captions[0]))

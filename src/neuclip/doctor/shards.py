@@ -19,7 +19,7 @@ from neuclip.errors import RunFailed, UserError
 
 def note_shards(findings: Findings, source: Source) -> None:
     """Nothing for data without shards."""
-    parts = [part for part in source.parts if isinstance(part, TarSource)]
+    parts = [part for part in getattr(source, "sources", (source,)) if isinstance(part, TarSource)]
     if not parts:
         return
     pairs = np.concatenate([np.diff(part.joined.ends, prepend=0) for part in parts])
