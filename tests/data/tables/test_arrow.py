@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import pickle
 import sys
@@ -31,11 +32,11 @@ def test_row_groups_are_read_on_demand_and_forgotten(tmp_path, monkeypatch):
     source = open_source(str(path))
     read = []
     whole = type(source).read_block
-    monkeypatch.setattr(type(source), "read_block", lambda self, n, c: read.append(n) or whole(self, n, c))
+    monkeypatch.setattr(type(source), "read_block", lambda self, b, c: read.append(b.group) or whole(self, b, c))
     monkeypatch.setattr(type(source), "cache_bytes", 1)
     for id in (0, 1, 4, 0):
         assert source[id].image == photo(NUMBERS[id])
-    assert read == [0, 2, 0] and len(source._blocks) == 1
+    assert read == [0, 2, 0] and len(source._tables) == 1
 
 
 def test_a_forked_worker_reads_parquet_that_its_parent_has_open(tmp_path):
@@ -51,6 +52,26 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'neuclip[parquet]'" in refusal(tmp_path / "a.parquet")
+
+
+def test_arrow_files_beside_a_state_are_one_data_set(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra neuclip[parquet] is not installed")
+    for part in range(2):
+        numbers = range(part * 3, part * 3 + 3)
+        images = [{"bytes": photo(number), "path": None} for number in numbers]
+        rows = pyarrow.table({"image": images, "caption": [f"photo {number}" for number in numbers]})
+        with pyarrow.OSFile(str(tmp_path / f"{part}.arrow"), "wb") as file:
+            with pyarrow.ipc.new_stream(file, rows.schema) as stream:
+                stream.write_table(rows)
+    (tmp_path / "dataset_info.json").write_text("{}")
+    state = {"_data_files": [{"filename": "0.arrow"}, {"filename": "1.arrow"}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    source = pickle.loads(pickle.dumps(open_source(str(tmp_path))))
+    assert contents(source) == [(photo(number), (f"photo {number}",)) for number in range(6)]
+    assert (source.kind, source.where(4)) == ("saved data set", f"{tmp_path / '1.arrow'} row 2")
+    for text, message in (("{}", "names no data files"), ("[", "is not a JSON file")):
+        (tmp_path / "state.json").write_text(text)
+        assert message in refusal(tmp_path)
 
 
 def test_a_saved_hugging_face_data_set_is_read(tmp_path, monkeypatch):

@@ -5,14 +5,12 @@ What `save_to_disk` of `datasets` leaves is a folder of Arrow files beside a sta
 
 from __future__ import annotations
 
-import math
 import os
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,28 +38,34 @@ STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved data set
 SAVE_AGAIN = "save the set again with save_to_disk"
 
 
+class Block(NamedTuple):
+    """Rows that are read together: a row group of a Parquet file, or a whole Arrow file."""
+
+    file: Path
+    group: int | None
+    rows: int
+
+    def __str__(self) -> str:
+        return str(self.file) if self.group is None else f"{self.file} row group {self.group}"
+
+
 class ArrowPairs(Source):
     """Pairs of blocks of rows; ids run through the blocks. A block is read when a sample of it is asked for.
 
-    Blocks stay in memory up to `cache_bytes`, the last used ones, in each process for itself.
+    Row groups are copied into memory, and the last used ones stay there up to `cache_bytes`, in each process for
+    itself. Arrow files are memory-mapped: only what is touched is read, and all may stay open.
     """
 
     cache_bytes: float = CACHE_BYTES
 
-    def __init__(self, name: str, files: list[Path], blocks: Sequence[int], columns: Columns):
+    def __init__(self, name: str, kind: str, files: list[Path], blocks: list[Block], columns: Columns):
         self.name = name
+        self.kind = kind
         self.files = files
+        self.blocks = blocks
         self.columns = columns
-        self._ends = np.cumsum(np.array(blocks, dtype=np.int64))
+        self._ends = np.cumsum(np.array([block.rows for block in blocks], dtype=np.int64))
         self._forget_blocks()
-
-    @abstractmethod
-    def read_block(self, number: int, columns: Sequence[str]) -> Any:
-        """The pyarrow table of a block's columns."""
-
-    @abstractmethod
-    def block_name(self, number: int) -> str:
-        """How a person finds the block: its file and place."""
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -69,45 +73,54 @@ class ArrowPairs(Source):
     def __getitem__(self, id: int) -> Sample:
         self.check_id(id)
         number, row = self._place(id)
-        table = self._block(number)
+        table = self._table(number)
         captions = [text for name in self.columns.captions for text in texts_in(table[name][row].as_py())]
         usable = usable_captions(captions, self.where(id))
         return Sample(self._image(table[self.columns.image][row].as_py(), id), usable)
 
     def where(self, id: int) -> str:
         number, row = self._place(id)
-        return f"{self.block_name(number)} row {row + 1}"
+        return f"{self.blocks[number]} row {row + 1}"
 
     def caption_pieces(self) -> Iterator[Captions]:
-        for number in track(range(len(self._ends)), "reading captions", len(self._ends), "blocks"):
-            table = self.read_block(number, self.columns.captions)
+        for block in track(self.blocks, "reading captions", len(self.blocks), "blocks"):
+            table = self.read_block(block, self.columns.captions)
             for first in range(0, table.num_rows, PIECE):
                 piece = table.slice(first, PIECE)
                 values = zip(*(piece[name].to_pylist() for name in self.columns.captions), strict=True)
                 yield Captions.of([text for value in row for text in texts_in(value)] for row in values)
 
+    def read_block(self, block: Block, columns: Sequence[str]) -> Any:
+        """The pyarrow table of a block's columns."""
+        if block.group is None:
+            return read_arrow_file(block.file).select(list(columns))
+        # Threads of pyarrow's own do not survive a fork, and workers are processes already.
+        return open_parquet_file(block.file).read_row_group(block.group, columns=list(columns), use_threads=False)
+
     def _place(self, id: int) -> tuple[int, int]:
         number = int(np.searchsorted(self._ends, id, side="right"))
         return number, id - (int(self._ends[number - 1]) if number else 0)
 
-    def _block(self, number: int) -> Any:
+    def _table(self, number: int) -> Any:
         if self._process != os.getpid():
             self._forget_blocks()  # a forked worker must not read through its parent's open files
-        if number in self._blocks:
-            self._blocks.move_to_end(number)
-            return self._blocks[number]
+        if number in self._tables:
+            self._tables.move_to_end(number)
+            return self._tables[number]
+        block = self.blocks[number]
         try:
-            table = self.read_block(number, [self.columns.image, *self.columns.captions])
+            table = self.read_block(block, [self.columns.image, *self.columns.captions])
         except (OSError, ValueError, UserError) as error:  # pyarrow's own errors are of the first two kinds
             if isinstance(error.__cause__ or error, FileNotFoundError):  # it was there when the run began
-                raise RunFailed(
-                    f"{self.block_name(number)}: has gone; put it back and continue with --resume"
-                ) from None
-            raise BadSample("block cannot be read", f"{self.block_name(number)} ({_reason(error)})") from None
-        self._blocks[number] = table
-        while len(self._blocks) > 1 and sum(block.nbytes for block in self._blocks.values()) > self.cache_bytes:
-            self._blocks.popitem(last=False)
+                raise RunFailed(f"{block}: has gone; put it back and continue with --resume") from None
+            raise BadSample("block cannot be read", f"{block} ({_reason(error)})") from None
+        self._tables[number] = table
+        while block.group is not None and len(self._tables) > 1 and self._copied_bytes() > self.cache_bytes:
+            self._tables.popitem(last=False)
         return table
+
+    def _copied_bytes(self) -> int:
+        return sum(table.nbytes for table in self._tables.values())
 
     def _image(self, value: Any, id: int) -> bytes:
         name = value
@@ -120,60 +133,13 @@ class ArrowPairs(Source):
 
     def _forget_blocks(self) -> None:
         self._process = os.getpid()
-        self._blocks: OrderedDict[int, Any] = OrderedDict()
+        self._tables: OrderedDict[int, Any] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": OrderedDict()}
+        return {**self.__dict__, "_tables": OrderedDict()}
 
 
-class ParquetPairs(ArrowPairs):
-    """Pairs with their images' bytes. A block is one row group."""
-
-    kind = "parquet"
-
-    def __init__(self, name: str, files: list[Path], columns: Columns):
-        self.groups: list[tuple[int, int]] = []  # file and row group of each block
-        self.bytes = self.largest_group = 0
-        rows = []
-        for number, path in enumerate(track(files, "opening", len(files), "files")):
-            file = open_parquet_file(path)
-            check_columns(path, file.schema_arrow.names, columns)
-            for group in range(file.num_row_groups):
-                metadata = file.metadata.row_group(group)
-                self.groups.append((number, group))
-                rows.append(metadata.num_rows)
-                self.bytes += metadata.total_byte_size
-                self.largest_group = max(self.largest_group, metadata.total_byte_size)
-        super().__init__(name, files, rows, columns)
-
-    def read_block(self, number: int, columns: Sequence[str]) -> Any:
-        file, group = self.groups[number]
-        # Threads of pyarrow's own do not survive a fork, and workers are processes already.
-        return open_parquet_file(self.files[file]).read_row_group(group, columns=list(columns), use_threads=False)
-
-    def block_name(self, number: int) -> str:
-        file, group = self.groups[number]
-        return f"{self.files[file]} row group {group}"
-
-
-class SavedDataset(ArrowPairs):
-    """A block is one file: memory-mapped, so that only what is touched is read, and all may stay open."""
-
-    kind = "saved data set"
-    cache_bytes = math.inf
-
-    def __init__(self, name: str, files: list[Path], columns: Columns):
-        rows = [read_arrow_file(file).num_rows for file in track(files, "opening", len(files), "files")]
-        super().__init__(name, files, rows, columns)
-
-    def read_block(self, number: int, columns: Sequence[str]) -> Any:
-        return read_arrow_file(self.files[number]).select(list(columns))
-
-    def block_name(self, number: int) -> str:
-        return str(self.files[number])
-
-
-def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ParquetPairs | ListedPairs:
+def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ArrowPairs | ListedPairs:
     """Ids run through the files in the order given, in each by row."""
     schema = open_parquet_file(files[0]).schema_arrow
     columns = choose_columns(files[0], schema.names, choice)
@@ -182,20 +148,27 @@ def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ParquetP
             # Paths and captions are small, and in memory any of them is at hand at once.
             return ListedPairs(name, files[0], Rows(_rows(files, columns)))
         print_once(f"{files[0]}: column {columns.image!r} holds images as base64 text")
-    source = ParquetPairs(name, files, columns)
-    if source.bytes > CACHE_BYTES:
+    blocks, sizes = [], []
+    for path in track(files, "opening", len(files), "files"):
+        file = open_parquet_file(path)
+        check_columns(path, file.schema_arrow.names, columns)
+        for group in range(file.num_row_groups):
+            metadata = file.metadata.row_group(group)
+            blocks.append(Block(path, group, metadata.num_rows))
+            sizes.append(metadata.total_byte_size)
+    if sum(sizes) > CACHE_BYTES:
         print_once(
-            f"{files[0]}: a row group is read whole for each of its rows, {source.largest_group / 1e6:,.0f} MB; "
+            f"{files[0]}: a row group is read whole for each of its rows, {max(sizes) / 1e6:,.0f} MB; "
             f"shuffled training is faster from shards: neuclip data convert SOURCE FOLDER"
         )
-    return source
+    return ArrowPairs(name, "parquet", files, blocks, columns)
 
 
 def is_saved_dataset(folder: Path) -> bool:
     return (folder / SPLITS).is_file() or ((folder / STATE).is_file() and (folder / "dataset_info.json").is_file())
 
 
-def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> SavedDataset:
+def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> ArrowPairs:
     """Ids are row numbers. A folder of splits is refused: test data must not slip into training."""
     if (folder / SPLITS).is_file():
         splits = [str(split) for split in read_json_file(folder / SPLITS, SAVE_AGAIN).get("splits", [])]
@@ -213,7 +186,9 @@ def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> SavedDa
     schema = read_arrow_file(files[0]).schema
     columns = choose_columns(folder, schema.names, choice)
     holds_bytes(folder, schema, columns)
-    return SavedDataset(name, files, columns)
+    opened = track(files, "opening", len(files), "files")
+    blocks = [Block(file, None, read_arrow_file(file).num_rows) for file in opened]
+    return ArrowPairs(name, "saved data set", files, blocks, columns)
 
 
 def holds_images(table: Path, choice: ColumnChoice) -> bool:
