@@ -60,9 +60,8 @@ def test_arrow_files_beside_a_state_are_one_data_set(tmp_path):
         numbers = range(part * 3, part * 3 + 3)
         images = [{"bytes": photo(number), "path": None} for number in numbers]
         rows = pyarrow.table({"image": images, "caption": [f"photo {number}" for number in numbers]})
-        with pyarrow.OSFile(str(tmp_path / f"{part}.arrow"), "wb") as file:
-            with pyarrow.ipc.new_stream(file, rows.schema) as stream:
-                stream.write_table(rows)
+        with pyarrow.ipc.new_stream(str(tmp_path / f"{part}.arrow"), rows.schema) as stream:
+            stream.write_table(rows)
     (tmp_path / "dataset_info.json").write_text("{}")
     state = {"_data_files": [{"filename": "0.arrow"}, {"filename": "1.arrow"}]}
     (tmp_path / "state.json").write_text(json.dumps(state))

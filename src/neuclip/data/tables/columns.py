@@ -43,10 +43,8 @@ def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: 
 
     `how` is what else was found out about the file, such as "split at commas".
     """
-    image = (
-        _chosen_columns(path, names, choice.image, "image") or _usual_columns(path, names, IMAGE_COLUMNS, "image")[:1]
-    )
-    captions = _chosen_columns(path, names, choice.caption, "caption") or _usual_columns(
+    image = _find_chosen(path, names, choice.image, "image") or _find_usual(path, names, IMAGE_COLUMNS, "image")[:1]
+    captions = _find_chosen(path, names, choice.caption, "caption") or _find_usual(
         path, names, CAPTION_COLUMNS, "caption"
     )
     if len(image) > 1:
@@ -59,7 +57,7 @@ def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: 
     return Columns(image[0], tuple(captions))
 
 
-def _chosen_columns(path: Path, names: Sequence[str], choice: str, what: str) -> list[str]:
+def _find_chosen(path: Path, names: Sequence[str], choice: str, what: str) -> list[str]:
     # pandas writes its index as a column without a name: an empty choice does not mean that one.
     parts = [name for name in (part.strip() for part in choice.split(",")) if name]
     chosen = [choice] if choice and choice in names else parts
@@ -67,11 +65,11 @@ def _chosen_columns(path: Path, names: Sequence[str], choice: str, what: str) ->
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"give one of these with --data.{what}_column"
-            raise UserError(f"{path}: has no column {name!r}; its columns are {_join_names(names)}; {hint}")
+            raise UserError(f"{path}: has no column {name!r}; its columns are {_join(names)}; {hint}")
     return chosen
 
 
-def _usual_columns(path: Path, names: Sequence[str], known: tuple[str, ...], what: str) -> list[str]:
+def _find_usual(path: Path, names: Sequence[str], known: tuple[str, ...], what: str) -> list[str]:
     """The first column with a usual name, or all of a numbered family: caption_1, caption_2."""
     lower = [name.lower() for name in names]
     for candidate in known:
@@ -82,14 +80,14 @@ def _usual_columns(path: Path, names: Sequence[str], known: tuple[str, ...], wha
         if family:
             return sorted(family, key=lambda name: int(re.search(r"\d+$", name)[0]))  # type: ignore[index]
     if what == "image" and URL_COLUMNS & set(lower):
-        message = images_are_urls(path, f" (its columns are {_join_names(names)})")
+        message = images_are_urls(path, f" (its columns are {_join(names)})")
         raise UserError(f"{message}, or name a column of paths with --data.image_column")
     raise UserError(
-        f"{path}: no column looks like the {what}; its columns are {_join_names(names)}; name it with --data.{what}_column"
+        f"{path}: no column looks like the {what}; its columns are {_join(names)}; name it with --data.{what}_column"
     )
 
 
-def _join_names(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return shorten(", ".join(shorten(name, 60) for name in names), 400) or "none"
 
 
