@@ -26,9 +26,11 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from neuclip.data.captions import Captions
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
 from neuclip.data.sample import Sample
+from neuclip.data.source import Source
 from neuclip.models.torchvision_guard import guard_torchvision
 
 SIZE, BATCH, EPOCHS, STOP = 1003, 32, 2, 10
@@ -99,12 +101,31 @@ def mosaic(place: Place, saved: Any, folder: Path) -> Iterator[Read]:
         yield from read((batch["id"] for batch in loader), epoch, loader.state_dict)
 
 
+class Dots(Source):
+    name = kind = "dots"
+
+    def __init__(self) -> None:
+        dot = io.BytesIO()
+        Image.new("RGB", (1, 1)).save(dot, "PNG")
+        self.sample = Sample(dot.getvalue(), ("a dot",))
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, id: int) -> Sample:
+        return self.sample
+
+    def where(self, id: int) -> str:
+        return f"dot {id}"
+
+    def caption_pieces(self) -> Iterator[Captions]:
+        yield Captions.of(self.sample.captions for _ in range(SIZE))
+
+
 def neuclip(place: Place, saved: Any, folder: Path) -> Iterator[Read]:
     order, share, first = Order(SIZE, seed=0), BATCH // place.ranks, saved or 0
     how: dict[str, Any] = {"transform": lambda image: torch.zeros(1), "tokenize": lambda texts: torch.zeros(1)}
-    dot = io.BytesIO()
-    Image.new("RGB", (1, 1)).save(dot, "PNG")
-    source: Any = [Sample(dot.getvalue(), ("a dot",))] * SIZE
+    source = Dots()
     batches = Batches(source, order, batch_size=BATCH, seed=0, **place._asdict(), **how)
     for step, batch in enumerate(batches.steps(first, -(-(EPOCHS * SIZE - first) // BATCH))):
         start = first + step * BATCH

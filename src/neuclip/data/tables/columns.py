@@ -43,11 +43,9 @@ def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: 
 
     `how` is what else was found out about the file, such as "split at commas".
     """
-    image = _find_chosen(path, names, choice.image, "image") or _find_usual(path, names, IMAGE_COLUMNS, "image")[:1]
-    captions = _find_chosen(path, names, choice.caption, "caption") or _find_usual(
-        path, names, CAPTION_COLUMNS, "caption"
-    )
-    if len(image) > 1:
+    image = _find_columns(path, names, choice.image, IMAGE_COLUMNS, "image")
+    captions = _find_columns(path, names, choice.caption, CAPTION_COLUMNS, "caption")
+    if choice.image and len(image) > 1:
         raise UserError(f"{path}: --data.image_column names {len(image)} columns; give one, captions may be several")
     if not (choice.image and choice.caption):
         print_once(
@@ -57,7 +55,7 @@ def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: 
     return Columns(image[0], tuple(captions))
 
 
-def _find_chosen(path: Path, names: Sequence[str], choice: str, what: str) -> list[str]:
+def _find_columns(path: Path, names: Sequence[str], choice: str, usual: tuple[str, ...], what: str) -> list[str]:
     # pandas writes its index as a column without a name: an empty choice does not mean that one.
     parts = [name for name in (part.strip() for part in choice.split(",")) if name]
     chosen = [choice] if choice and choice in names else parts
@@ -66,16 +64,16 @@ def _find_chosen(path: Path, names: Sequence[str], choice: str, what: str) -> li
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"give one of these with --data.{what}_column"
             raise UserError(f"{path}: has no column {name!r}; its columns are {_join(names)}; {hint}")
-    return chosen
+    return chosen or _find_usual(path, names, usual, what)
 
 
-def _find_usual(path: Path, names: Sequence[str], known: tuple[str, ...], what: str) -> list[str]:
+def _find_usual(path: Path, names: Sequence[str], usual: tuple[str, ...], what: str) -> list[str]:
     """The first column with a usual name, or all of a numbered family: caption_1, caption_2."""
     lower = [name.lower() for name in names]
-    for candidate in known:
+    for candidate in usual:
         if candidate in lower:
             return [names[lower.index(candidate)]]
-    for candidate in known:
+    for candidate in usual:
         family = [name for name in names if re.fullmatch(rf"{candidate}[_ ]?\d+", name.lower())]
         if family:
             return sorted(family, key=lambda name: int(re.search(r"\d+$", name)[0]))  # type: ignore[index]
