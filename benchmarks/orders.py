@@ -26,11 +26,11 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from neuclip.data.captions import Captions
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
 from neuclip.data.sample import Sample
 from neuclip.data.source import Source
-from neuclip.data.texts import Captions
 from neuclip.models.torchvision_guard import guard_torchvision
 
 SIZE, BATCH, EPOCHS, STOP = 1003, 32, 2, 10

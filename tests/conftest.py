@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
 from tests.misbehaving_server import serving
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; texts would wrap otherwise than in a plain run
 
 # The same examples each time, so that a change is judged by what it changed; and no deadline, which would be a timed
 # assertion. To search for new examples: pytest --hypothesis-profile search

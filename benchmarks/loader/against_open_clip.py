@@ -23,12 +23,11 @@ from photo_like import write_photo_shards
 from PIL import Image
 from torch import Tensor
 
-from neuclip.data.fast_decoding import FastDecode
+from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.data.source import Source
-from neuclip.data.transforms import decode
 from neuclip.models import open_clip_module
 from neuclip.models.pixels import fast_crop, normalised
 from neuclip.models.towers import BuiltModel, build_model

@@ -23,7 +23,7 @@ from photo_like import write_photo_shards
 
 from neuclip.records import RunFolder, read_lines
 
-PICTURES, BATCH, WARM_UP = 2000, 64, 3
+IMAGES, BATCH, WARM_UP = 2000, 64, 3
 
 
 def config(width: int, layers: int) -> dict[str, Any]:
@@ -99,5 +99,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(given or temporary)
         if not given:
-            write_photo_shards(made, PICTURES, per_shard=250)
+            write_photo_shards(made, IMAGES, per_shard=250)
         main(made.absolute(), rounds=int(sys.argv[2]) if len(sys.argv) > 2 else 2)

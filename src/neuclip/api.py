@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from neuclip.data.faults import count_unindexed
-from neuclip.data.held_out import HeldOutSets, asked_sets
+from neuclip.data.held_out import HeldOutSets, held_out_addresses
 from neuclip.distributed.collectives import is_main, single_process, world_size
 from neuclip.distributed.error_sync import all_gather_str, on_main, processes, sync_errors
 from neuclip.errors import UserError
@@ -151,7 +151,7 @@ def normalizer_error(run: Path, *, anchors: int, seed: int, checkpoint: str = ""
 
 def with_held_out_sets(settings: Settings) -> Settings:
     """With addresses in the place of `auto`, as a run stores them."""
-    retrieval, zero_shot = asked_sets(settings)
+    retrieval, zero_shot = held_out_addresses(settings)
     return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
 
 

@@ -23,8 +23,8 @@ from benchmarks.comparison.plan import (
 )
 from benchmarks.comparison.processes import execute
 from benchmarks.comparison.table import final_tables
+from neuclip.data.decoding import decode
 from neuclip.data.open import open_source
-from neuclip.data.transforms import decode
 from neuclip.errors import UserError
 from neuclip.records import append_line, read_lines, write_json
 from neuclip.settings.reading import read_settings

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -24,6 +27,21 @@ def image_bytes(number: int, extension: str = "png", size: tuple[int, int] = (12
     stream = io.BytesIO()
     Image.fromarray(pixels.astype(np.uint8)).save(stream, {"jpg": "JPEG"}.get(extension, extension.upper()))
     return stream.getvalue()
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
+    """A PNG by hand: Pillow reads 16 bits per channel and sizes that no memory holds, but writes neither."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows))]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in [*chunks, (b"IEND", b"")]
+    )
 
 
 def pair(number: int) -> list[Member]:

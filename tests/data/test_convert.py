@@ -80,7 +80,7 @@ def test_a_killed_conversion_goes_on_where_it_was(tmp_path, monkeypatch):
         convert(source, tmp_path / "parts", 2)
     finished = files(tmp_path / "parts")
     assert [*finished] == ["00000.tar", "00001.tar"]
-    with pytest.raises(UserError, match="broken off, 2 shards are missing"):
+    with pytest.raises(UserError, match="unfinished conversion, 2 shards are missing"):
         open_source(str(tmp_path / "parts"))
     with (tmp_path / "parts" / "skipped.jsonl").open("a") as file:  # as if the kill came just before a shard was moved
         file.write('{"id": 5, "reason": "image file cannot be read", "where": "x"}\n{"id": 6, "re')

@@ -16,9 +16,8 @@ from neuclip.data.order import Order
 from neuclip.data.sample import Batch, Fault, UnindexedFaults
 from neuclip.errors import RunFailed
 from neuclip.records import read_lines
-from tests.data.small_shards import image_bytes, write_tar
+from tests.data.small_shards import encoded, image_bytes, png, write_tar
 from tests.data.small_transforms import plain
-from tests.data.test_transforms import encoded, png
 
 
 def batch(size: int, bad: list[int], reason: str = "image is empty") -> Batch:
@@ -37,7 +36,7 @@ class Holed:
         return self.size
 
 
-def test_stand_ins_are_the_next_samples_and_never_the_bad_one():
+def test_replacements_are_the_next_samples_and_never_the_bad_one():
     assert replacements(3, 5) == [4, 0, 1, 2]
     assert replacements(0, 1) == []
     assert len(replacements(7, 10**9)) == 100
@@ -118,7 +117,7 @@ def test_a_limit_of_zero_stops_at_the_first_bad_sample_and_a_limit_of_one_never(
     FaultLog(tmp_path / "all.jsonl", limit=1.0).note(batch(1000, list(range(1000))))
 
 
-def test_a_name_that_no_encoding_holds_is_listed_all_the_same(tmp_path):
+def test_a_name_that_is_not_unicode_is_listed(tmp_path):
     fault = Fault(-1, "no image", "caf\udce9.tar: \u2028\n")
     log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
     log.note_source(Holed((fault,)))
@@ -148,7 +147,7 @@ def test_two_faults_of_one_place_are_two(tmp_path):
     assert log.counts == {"no image": 1, "name occurs twice": 1}
 
 
-def test_what_never_became_a_sample_is_listed_and_above_the_share_no_run_is_started(tmp_path):
+def test_what_could_not_be_indexed_is_listed_and_above_the_share_no_run_is_started(tmp_path):
     faults = (Fault(-1, "shard is cut off", "0.tar at byte 512", 80), Fault(-1, "no image", "1.tar: b"))
     log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
     log.note_source(Holed(faults, size=1400))
@@ -157,7 +156,7 @@ def test_what_never_became_a_sample_is_listed_and_above_the_share_no_run_is_star
     assert too_many_unindexed(Holed(faults, size=1400), limit=0.05) == ""
     refusal = too_many_unindexed(Holed(faults, size=919), limit=0.05)
     assert re.match(
-        r"at least 81 of 1,000 pairs never became samples \(8\.1%.*: 80 x shard is cut off, 1 x no", refusal
+        r"81 of 1,000 pairs \(at least\) could not be indexed \(8\.1%.*: 80 x shard is cut off, 1 x no", refusal
     )
     assert "--data.max_bad_share" in refusal and "\n" not in refusal
 

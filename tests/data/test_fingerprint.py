@@ -160,3 +160,13 @@ def test_conversion_keeps_the_fingerprint_of_several_captions(tmp_path):
     source = open_source(str(write_json_shards(tmp_path / "shards", usable, 2)))
     convert(source, tmp_path / "converted", shard_size=4)
     assert of(tmp_path / "converted") == fingerprint(source)["sha256"]
+
+
+def test_the_fingerprint_tells_other_captions_apart(tmp_path):
+    prints = set()
+    for number, captions in enumerate([("ab", "c"), ("a", "bc"), ("c", "ab"), ("ab", "c", "d")]):
+        members = [
+            m for k, text in enumerate(captions) for m in ((f"{k}.png", image_bytes(k)), (f"{k}.txt", text.encode()))
+        ]
+        prints.add(fingerprint(open_source(str(write_tar(tmp_path / f"{number}.tar", members))))["sha256"])
+    assert len(prints) == 4

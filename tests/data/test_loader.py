@@ -123,8 +123,8 @@ def test_evaluation_takes_labelled_images_without_captions_and_training_does_not
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_sample_keeps_its_place_and_the_next_readable_one_stands_in(tmp_path, workers):
-    broken = {1: b"", 2: b"not an image", 4: image_bytes(4)[:60]}  # 5 is the last, so 0 stands in for 4 and 5
+def test_a_bad_sample_keeps_its_place_and_the_next_readable_one_replaces_it(tmp_path, workers):
+    broken = {1: b"", 2: b"not an image", 4: image_bytes(4)[:60]}  # 5 is the last, so 0 replaces 4 and 5
     members = [
         m for k in range(5) for m in ((f"{k}.png", broken.get(k, image_bytes(k))), (f"{k}.txt", f"pair {k}".encode()))
     ]

@@ -10,9 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from neuclip.data.braces import MOST_NAMES, expand_braces
-from neuclip.data.locations import files_of, name_of, parts_of
-from neuclip.data.open import open_source
+from neuclip.data.locations import MOST_NAMES, expand_braces, files_of, parts_of
+from neuclip.data.open import open_source, short_name
 from neuclip.errors import UserError
 from tests.data.small_shards import image_bytes, pair, write_shards, write_tar
 from tests.misbehaving_server import QUICK
@@ -61,14 +60,14 @@ def test_brace_patterns_mean_what_bash_means(pattern, names):
     assert expand_braces(pattern) == names.split()
 
 
-def test_a_range_that_nobody_can_mean_is_refused_before_it_is_made():
+def test_a_range_of_too_many_names_is_refused_before_it_is_expanded():
     for pattern in ("{0..99999999999}.tar", "{a..z}" * 6, "{0..9999}{0..9999}"):
         with pytest.raises(UserError, match="more than 1,000,000 files"):
             expand_braces(pattern)
     assert len(expand_braces(f"{{1..{MOST_NAMES}}}")) == MOST_NAMES
 
 
-def test_addresses_and_weights_are_told_apart():
+def test_weights_are_split_from_addresses():
     Path("odd:2").mkdir()
     assert parts_of("a.csv:2, s/{0,1}.tar:0.5,b") == [("a.csv", 2), ("s/{0,1}.tar", Fraction(1, 2)), ("b", 1)]
     assert parts_of("{a,b{1,2}}.tar,c") == [("{a,b{1,2}}.tar", 1), ("c", 1)]
@@ -82,7 +81,7 @@ def test_addresses_and_weights_are_told_apart():
             parts_of(wrong)
 
 
-def test_a_comma_in_a_name_that_is_there_cuts_nothing():
+def test_a_comma_in_the_name_of_an_existing_file_does_not_split_it():
     shards("odd/a,b.tar", "sh/0.tar", "odd/a")
     assert parts_of("odd/a,b.tar:2") == [("odd/a,b.tar", 2)]
     assert parts_of("sh,odd/a,b.tar,sh:3") == [("sh", 1), ("odd/a,b.tar", 1), ("sh", 3)]
@@ -90,7 +89,7 @@ def test_a_comma_in_a_name_that_is_there_cuts_nothing():
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         (["spl/train/00000.tar", "spl/test/00000.tar"], "parts test, train; give one of them, such as spl/train"),
         (
@@ -112,14 +111,14 @@ def test_a_comma_in_a_name_that_is_there_cuts_nothing():
         (["spl/BUILD.json", "spl/train/0.tar", "spl/new-drawings/0.tar"], "parts new-drawings, train; give one"),
     ],
 )
-def test_a_folder_of_training_and_test_is_never_read_as_one(names, told):
+def test_a_folder_of_training_and_test_is_never_read_as_one(names, message):
     shards(*names)
-    assert f"spl: holds the {told}" in refusal("spl")
+    assert f"spl: holds the {message}" in refusal("spl")
     if names[-1].endswith(".tar"):
-        assert f"holds the {told.split(',')[0]}" in refusal(f"file://{Path('spl').absolute()}")
+        assert f"holds the {message.split(',')[0]}" in refusal(f"file://{Path('spl').absolute()}")
 
 
-def test_captions_that_lie_elsewhere_are_named():
+def test_captions_that_lie_elsewhere_are_proposed():
     shards("coco/annotations/captions_val2017.json", "coco/val2017/a.jpg", "excel/a.jpg", "excel/Sheet1.csv")
     assert "such as coco/annotations/captions_val2017.json" in refusal("coco")
     assert "did you mean" in refusal("coco/val2017") and "captions_val2017.json?" in refusal("coco/val2017")
@@ -180,7 +179,7 @@ def test_what_is_gone_is_not_proposed():
 
 def test_two_stars_reach_every_depth():
     shards("deep/0.tar", "deep/a/1.tar", "deep/a/b/2.tar")
-    assert captions("deep/**/*.tar") == [0, 1, 2] and name_of("deep/**/*.tar") == "deep"
+    assert captions("deep/**/*.tar") == [0, 1, 2] and short_name("deep/**/*.tar") == "deep"
 
 
 def test_a_star_means_the_shards_again_after_they_were_indexed():
@@ -209,7 +208,7 @@ def test_braces_and_stars_combine_and_each_must_match():
     assert "1 of 2 patterns match no file, first of all no/*.tar" in refusal("{g,no}/*.tar")
 
 
-def test_a_pattern_of_folders_is_told_how_to_give_them():
+def test_a_pattern_of_folders_is_refused_and_the_folders_proposed():
     shards("g/0.tar", "sh/0.tar", "sh/1.tar")
     assert "names folders; give g,sh" in refusal("{g,sh}") and "give g,sh" in refusal("*")
     assert captions("g,sh") == [0, 1, 2]
@@ -234,7 +233,7 @@ def test_a_list_of_remote_shards_is_one_source_in_its_order(server):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("0.tar\n7.tar\n", "shards.txt line 2 (a list of shards, one address per line): 7.tar: no such file"),
         ("0.tar\n\nnotes.md\n", "shards.txt line 3 (a list of shards, one address per line): notes.md: is not a tar"),
@@ -245,14 +244,14 @@ def test_a_list_of_remote_shards_is_one_source_in_its_order(server):
         ("\udcff", "shards.txt: cannot be read as a list of shards"),
     ],
 )
-def test_a_list_that_is_wrong_is_told_with_its_line(text, told):
+def test_a_wrong_list_of_shards_is_refused_with_its_line(text, message):
     shards("0.tar", "notes.md")
     Path("shards.txt").write_text(text, errors="surrogateescape")
-    assert told in refusal("shards.txt")
+    assert message in refusal("shards.txt")
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
         ("a.tar::b.tar", "give a.tar,b.tar"),
         ("s3://x/a.tar::s3://x/b.tar", "give s3://x/a.tar,s3://x/b.tar"),
@@ -269,9 +268,9 @@ def test_a_list_that_is_wrong_is_told_with_its_line(text, told):
         ("{a," * 500 + "}" * 500, "(2,000 letters): too many braces inside each other; write the names into a list"),
     ],
 )
-def test_habits_from_elsewhere_are_told_what_to_write(address, told):
+def test_forms_of_webdataset_are_refused_with_what_to_write_instead(address, message):
     shards("sh/0.tar", "x.tar.bz2", "x.tar.xz", "x.zip")
-    assert told in refusal(address)
+    assert message in refusal(address)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.data.open import open_source
 from neuclip.datasets import catalogue
 from neuclip.datasets.catalogue import (

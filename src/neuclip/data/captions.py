@@ -1,20 +1,36 @@
-"""Captions as files hold them, made clean by one rule for all sources."""
+"""Captions: as files hold them, cleaned by one rule for all sources, and millions of them in a few arrays."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable
-from typing import Any
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from neuclip.data.sample import BadSample
 
 DEFAULT_KEY = "caption"
-USUAL_KEYS = ("text", "title", "description", "alt", "alt_text", "captions", "txt")  # where others have their captions
-SHOWN_KEYS = 12
+USUAL_KEYS = ("text", "title", "description", "alt", "alt_text", "captions", "txt")  # where others keep captions
+LISTED_KEYS = 12
 # All that str.strip() takes away (no blank lies beyond U+3000), the zeros that a hole in a file leaves, and the mark
 # that some editors put in front of UTF-8.
 BLANKS = "\0\ufeff" + "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())
+PIECE = 100_000  # captions that become Python strings at a time
+FURTHER = np.dtype([("number", "<i8"), ("hash", "S16")])
+
+
+def json_object(raw: bytes) -> dict[str, Any] | None:
+    """None if it is not JSON, or not an object."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def captions_from_json(raw: bytes, key: str = DEFAULT_KEY) -> tuple[str, ...]:
@@ -25,37 +41,29 @@ def captions_from_json(raw: bytes, key: str = DEFAULT_KEY) -> tuple[str, ...]:
     >>> captions_from_json(b'{"caption": ["one", "two"], "alt": "three"}', "caption,alt")
     ('one', 'two', 'three')
     """
-    found = _object(raw)
-    keys = [key] if key in found else [name.strip() for name in key.split(",")]
-    return tuple(text for name in keys for text in texts_in(found.get(name)))
+    values = json_object(raw) or {}
+    keys = [key] if key in values else [name.strip() for name in key.split(",")]
+    return tuple(text for name in keys for text in texts_in(values.get(name)))
 
 
 def other_keys(raw: bytes) -> str:
-    """Of a JSON object without a caption under the key asked for: which keys it has, and how to name one.
+    """For a JSON object without the caption key: which keys it has, and how to choose one.
 
     >>> other_keys(b'{"url": "http://x", "text": "a cat"}')
     'its keys are url, text: name one with --data.caption_key text'
     """
-    found = _object(raw)
-    likely = [key for key in USUAL_KEYS if texts_in(found.get(key))] or [key for key in found if texts_in(found[key])]
+    values = json_object(raw) or {}
+    likely = [key for key in (*USUAL_KEYS, *values) if texts_in(values.get(key))]
     if not likely:
         return "no key of it holds a text"
-    listed = ", ".join([*found][:SHOWN_KEYS]) + (" ..." if len(found) > SHOWN_KEYS else "")
+    listed = ", ".join([*values][:LISTED_KEYS]) + (" ..." if len(values) > LISTED_KEYS else "")
     return f"its keys are {listed}: name one with --data.caption_key {likely[0]}"
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def texts_in(value: Any) -> tuple[str, ...]:
     """A text, or the texts of a list. Half a character, which JSON may spell ("\\ud800"), becomes a question mark.
 
-    Numbers are texts too, for in a CSV they are; no number (NaN, as pandas writes what is missing) is nothing.
+    Numbers are texts, as they are in a CSV; NaN, which pandas writes for a missing value, is nothing.
 
     >>> texts_in(["a cat", 1984, 0.5, float("nan"), None])
     ('a cat', '1984', '0.5')
@@ -72,17 +80,17 @@ def _text(value: Any) -> str | None:
     return str(value) if isinstance(value, int | float) else None
 
 
-def stripped(text: str) -> str:
+def strip_blanks(text: str) -> str:
     """Without blanks and zeros around it, in whatever order they come: stripping again changes nothing."""
     return text.strip(BLANKS)
 
 
-def usable_captions(found: Iterable[str | bytes], where: str) -> tuple[str, ...]:
+def usable_captions(captions: Iterable[str | bytes], where: str) -> tuple[str, ...]:
     """Those that are text and not blank, stripped. Raises BadSample with the first one's reason if there is none."""
     usable, reason = [], ""
-    for caption in found:
+    for caption in captions:
         try:
-            text = stripped(caption.decode() if isinstance(caption, bytes) else caption)
+            text = strip_blanks(caption.decode() if isinstance(caption, bytes) else caption)
         except UnicodeDecodeError:
             reason = reason or "caption is not UTF-8"
             continue
@@ -92,3 +100,80 @@ def usable_captions(found: Iterable[str | bytes], where: str) -> tuple[str, ...]
     if not usable:
         raise BadSample(reason or "caption is missing", where)
     return tuple(usable)
+
+
+class Texts:
+    """Many short texts in two arrays; a list of a hundred million Python strings would not fit into memory."""
+
+    def __init__(self, bytes_: np.ndarray, ends: np.ndarray):
+        self.bytes = bytes_  # uint8, all texts end to end as UTF-8
+        self.ends = ends  # int64, where each text ends
+
+    @classmethod
+    def of(cls, texts: Iterable[bytes]) -> Texts:
+        joined, ends = bytearray(), array("q")
+        for text in texts:
+            joined += text
+            ends.append(len(joined))
+        return cls.joined(joined, ends)
+
+    @classmethod
+    def joined(cls, bytes_: bytearray, ends: array[int]) -> Texts:
+        """From both arrays, without a copy."""
+        return cls(np.frombuffer(bytes_, dtype=np.uint8), np.frombuffer(ends, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, number: int) -> bytes:
+        start = int(self.ends[number - 1]) if number else 0
+        return self.bytes[start : int(self.ends[number])].tobytes()
+
+    def between(self, first: int, last: int) -> list[bytes]:
+        """Texts first..last-1; for many of them faster than one by one."""
+        before = int(self.ends[first - 1]) if first else 0
+        ends = [0, *(self.ends[first:last] - before).tolist()]
+        together = self.bytes[before : before + ends[-1]].tobytes()
+        return [together[start:end] for start, end in pairwise(ends)]
+
+    def strings(self) -> list[str]:
+        """All texts; what is not UTF-8 is empty."""
+        return [_decode_or_empty(text) for text in self.between(0, len(self))]
+
+
+def _decode_or_empty(text: bytes) -> str:
+    try:
+        return strip_blanks(text.decode())
+    except UnicodeDecodeError:
+        return ""
+
+
+class Captions(NamedTuple):
+    """The captions of consecutive samples, as far as the fingerprint needs them (data/fingerprint.py)."""
+
+    first: Texts  # of each sample, stripped; empty where it has none that can be used
+    further: np.ndarray  # (k,) of FURTHER: for each sample with several, its number here and a hash of the others
+
+    @classmethod
+    def of(cls, captions: Iterable[Iterable[str | bytes]]) -> Captions:
+        """From all captions of each sample, usable or not.
+
+        >>> Captions.of([["one"], [], ["two", "zwei"]]).first.strings()
+        ['one', '', 'two']
+        """
+        further: list[tuple[int, bytes]] = []
+        first = Texts.of(_first_captions(captions, further))
+        return cls(first, np.array(further, dtype=FURTHER))
+
+
+def _first_captions(captions: Iterable[Iterable[str | bytes]], further: list[tuple[int, bytes]]) -> Iterator[bytes]:
+    """The first usable caption of each sample; `further` grows by the others."""
+    for number, texts in enumerate(captions):
+        try:
+            first, *others = usable_captions(texts, "")
+        except BadSample:
+            first, others = "", []
+        if others:
+            with_lengths = "".join(f"{len(text)}:{text}" for text in others)  # which say where one ends
+            further.append((number, hashlib.sha256(with_lengths.encode()).digest()[:16]))
+        yield first.encode()

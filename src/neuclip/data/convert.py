@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from neuclip.data.decoding import ending_by_content
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.image_kinds import ending_by_content
 from neuclip.data.locations import parts_of
 from neuclip.data.sample import BadSample, Fault
 from neuclip.data.source import Source

@@ -1,4 +1,4 @@
-"""Bad samples: what stands in for them, and the list of them that a run keeps."""
+"""Bad samples: what replaces them, and the list of them that a run keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ FIRST_CHECK = 100  # samples; before that a share says little
 
 
 def replacements(id: int, size: int) -> list[int]:
-    """Who may take a bad sample's place: the samples after it in source order, from the start again after the last."""
+    """The candidates for a bad sample's place: those after it in source order, from the start again after the last."""
     return [(id + step) % size for step in range(1, min(TRIES, size - 1) + 1)]
 
 
@@ -33,7 +33,7 @@ def too_many(bad: float, read: int, limit: float) -> bool:
 
 
 def forget_unindexed(path: Path) -> None:
-    """Before a run goes on. What never became a sample is listed anew: the files may be mended, or lie elsewhere."""
+    """Before a run continues. What could not be indexed is listed anew: files may be repaired, or lie elsewhere."""
     kept = [record for record in read_lines(path) if record["id"] >= 0 or HELD_OUT in record]
     write_text_safely(path, "".join(json.dumps(record) + "\n" for record in kept))
 
@@ -46,31 +46,31 @@ def by_reason(faults: Iterable[Fault]) -> Counter[str]:
 
 
 def count_unindexed(source: Source) -> int:
-    """How many pairs never became samples, at least: of a shard that is cut off nobody can say what it held."""
+    """How many pairs could not be indexed, at least: nobody knows what the rest of a cut-off shard held."""
     return sum(fault.times for fault in source.faults)
 
 
 def describe_unindexed(source: Source) -> str:
-    """Which they are, in a few words."""
-    told = ", ".join(f"{count:,} x {reason}" for reason, count in by_reason(source.faults).most_common())
-    return f"{told}; first: {source.faults[0].where}"
+    """Their reasons, and where the first one is."""
+    reasons = ", ".join(f"{count:,} x {reason}" for reason, count in by_reason(source.faults).most_common())
+    return f"{reasons}; first: {source.faults[0].where}"
 
 
 def too_many_unindexed(source: Source, limit: float) -> str:
     """Why no run on this source is started; "" if one may be."""
-    lost = count_unindexed(source)
-    there = len(source) + lost
-    if not too_many(lost, there, limit):
+    unindexed = count_unindexed(source)
+    pairs = len(source) + unindexed
+    if not too_many(unindexed, pairs, limit):
         return ""
     return (
-        f"at least {lost:,} of {there:,} pairs never became samples ({lost / there:.1%}, data.max_bad_share is "
-        f"{limit:.1%}): {describe_unindexed(source)}; repair those files or fetch them again, or "
-        "raise --data.max_bad_share"
+        f"{unindexed:,} of {pairs:,} pairs (at least) could not be indexed ({unindexed / pairs:.1%}, "
+        f"data.max_bad_share is {limit:.1%}): {describe_unindexed(source)}; repair those files or fetch them again, "
+        "or raise --data.max_bad_share"
     )
 
 
 class ReadingFailed(RunFailed):
-    """Ends a run in the midst of a batch; `faults` are those that were met in it before."""
+    """Ends a run in the middle of a batch; `faults` are those found in the batch so far."""
 
     def __init__(self, message: str, faults: tuple[Fault, ...] = ()):
         super().__init__(message)
@@ -102,7 +102,7 @@ class FaultLog:
 
     The rule: bad samples read / samples read since this process started must not exceed `limit` by more than chance
     (three standard deviations of a count with that share), from 100 samples on; with a limit of 0 the first bad sample
-    stops. A sample that is met again in a later epoch counts again on both sides, so the share stays that of the data.
+    stops. A sample that is read again in a later epoch counts again on both sides: the share stays that of the data.
 
     >>> log = FaultLog(RunFolder("runs/x").skipped, limit=0.05)
     >>> log.note(batch)
@@ -141,15 +141,12 @@ class FaultLog:
             raise RunFailed(self._too_many())
 
     def note_source(self, source: Source) -> None:
-        """List what never became a sample, once at the start."""
+        """List what could not be indexed, once at the start."""
         self.add(source.faults)
 
     def add(self, faults: Iterable[Fault]) -> None:
         """List those that are new."""
-        self._append([fault for fault in faults if self._remember(fault)])
-
-    def _append(self, faults: Sequence[Fault]) -> None:
-        append_lines(self.path, (fault._asdict() for fault in faults))
+        append_lines(self.path, [fault._asdict() for fault in faults if self._remember(fault)])
 
     def _remember(self, fault: Fault) -> bool:
         """Whether it is new. What has no id is noted once, by `note_source`."""

@@ -6,13 +6,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuclip.data.cache_folder import cache_folder
-from neuclip.data.texts import Captions
+from neuclip.data.captions import Captions
+from neuclip.data.machine import cache_folder
 from neuclip.records import write_text_safely
 
 if TYPE_CHECKING:
@@ -24,40 +23,39 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def fingerprint(source: Source) -> dict[str, int | str]:
     """{"count": n, "sha256": of the captions in order of id}: equal for equal pairs, in whatever files they lie."""
-    stored = getattr(source, "captions_sha256", None)  # of a billion captions that were read once already
-    return {"count": len(source), "sha256": stored or _of_mixture(source) or _of_captions(source)}
+    sha256 = source.captions_sha256 or _of_mixture(source) or _of_captions(source)
+    return {"count": len(source), "sha256": sha256}
 
 
-def _of_mixture(mixture: Source) -> str | None:
-    """None unless a part is so large that its hash is stored. What all captions together give follows from what the
-    parts give, though only by reading them: it is kept in the cache folder under the parts' fingerprints."""
-    parts = getattr(mixture, "sources", ())
-    if not any(getattr(part, "captions_sha256", None) for part in parts):
+def _of_mixture(source: Source) -> str | None:
+    """None unless a part of a mixture is so large that its hash is stored. The hash of all captions follows from those
+    of the parts only by reading them again: it is kept in the cache folder under the parts' fingerprints."""
+    if not any(part.captions_sha256 for part in source.parts):
         return None
-    name = hashlib.sha256(json.dumps([fingerprint(part) for part in parts]).encode()).hexdigest()
+    name = hashlib.sha256(json.dumps([fingerprint(part) for part in source.parts]).encode()).hexdigest()
     place = cache_folder() / "fingerprints" / name
     with contextlib.suppress(OSError, ValueError):
-        if SHA256.fullmatch(kept := place.read_text(encoding="ascii")):
-            return kept
-    found = _of_captions(mixture)
-    with contextlib.suppress(OSError):  # a disk that is full or read-only: it is found again next time
+        if SHA256.fullmatch(stored := place.read_text(encoding="ascii")):
+            return stored
+    sha256 = _of_captions(source)
+    with contextlib.suppress(OSError):  # a disk that is full or read-only: it is computed again next time
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_text_safely(place, found)
-    return found
+        write_text_safely(place, sha256)
+    return sha256
 
 
 def _of_captions(source: Source) -> str:
     digest = CaptionDigest()
     kept: list[np.ndarray] = []
     size = 0
-    for captions in caption_pieces(source):
+    for captions in source.caption_pieces():
         digest.add_lengths(captions)
         size += captions.first.bytes.nbytes
         if size <= KEPT_BYTES:
             kept.append(captions.first.bytes)
         else:
             kept.clear()
-    for texts in kept if size <= KEPT_BYTES else (captions.first.bytes for captions in caption_pieces(source)):
+    for texts in kept if size <= KEPT_BYTES else (captions.first.bytes for captions in source.caption_pieces()):
         digest.add_texts(texts)
     return digest.hexdigest()
 
@@ -66,8 +64,8 @@ class CaptionDigest:
     """SHA-256 of captions in order of id, however they are cut into pieces.
 
     The lengths of all first captions come before the captions, and say where one id's ends: hence two passes over the
-    pieces. What samples with several captions have beyond the first comes last, as one hash, and is nothing where no
-    sample has several.
+    pieces. The further captions of samples with several come last, as one hash; it is left out where no sample has
+    several.
     """
 
     def __init__(self) -> None:
@@ -95,13 +93,3 @@ class CaptionDigest:
         if self._several:
             self._sha256.update(self._further.digest())
         return self._sha256.hexdigest()
-
-
-def caption_pieces(source: Source) -> Iterator[Captions]:
-    """The captions of every id, in pieces where the source can give them so."""
-    for part in getattr(source, "sources", (source,)):
-        in_pieces = getattr(part, "caption_pieces", None)
-        if in_pieces is None:
-            yield Captions.of([caption] for caption in part.captions())
-        else:
-            yield from in_pieces()

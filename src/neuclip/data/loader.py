@@ -7,6 +7,7 @@ import random
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from neuclip.data.decoding import decode
 from neuclip.data.faults import ReadingFailed, replacements
 from neuclip.data.order import Order, SourceOrder, augmentation_seeds
 from neuclip.data.sample import BadSample, Batch, Fault, Sample
 from neuclip.data.source import Source
-from neuclip.data.transforms import decode
 from neuclip.errors import RunFailed, UserError
 
 Decode = Callable[[bytes], Any]
@@ -30,12 +31,12 @@ BLANK = (64, 64)  # pixels
 
 
 class Batches:
-    """The training batches of one process, the same to the bit for any number of workers.
+    """The training batches of one rank, the same to the bit for any number of workers.
 
     `transform` and `tokenize` must be picklable: no lambdas, no local functions. Batches are consecutive windows of the
     endless order: the last one of an epoch is filled up from the next epoch, never short and never dropped.
     `start_method` is how workers start ("fork", "spawn", "forkserver"; None: Python's default on this system, and
-    never a fork of this process where the source fetches). `decode` gives what `transform` takes.
+    never a fork of this process for data that are downloaded). `decode` gives what `transform` takes.
 
     >>> batches = Batches(source, Order(len(source), seed=0), batch_size=1024, transform=transform, tokenize=tokenize,
     ...                   seed=0, workers=4)
@@ -93,33 +94,24 @@ def sequential(
     return _load(windows, starts, min(workers, len(starts)), start_method)
 
 
+@dataclass(eq=False)
 class Windows(Dataset):
     """Map-style: the start of a window of positions -> its batch. What worker processes receive."""
 
-    def __init__(
-        self,
-        source: Source,
-        order: Order,
-        size: int,
-        transform: Transform,
-        tokenize: Tokenize,
-        seed: int | None,
-        decode: Decode = decode,
-    ):
-        self.source = source
-        self.order = order
-        self.size = size
-        self.transform = transform
-        self.tokenize = tokenize
-        self.decode = decode
-        self.seed = seed  # None: nothing is drawn, always the first caption
+    source: Source
+    order: Order
+    size: int
+    transform: Transform
+    tokenize: Tokenize
+    seed: int | None  # None: nothing is drawn, always the first caption
+    decode: Decode = decode
 
     def __getitem__(self, start: int) -> Batch | RunFailed:
-        self.source.prefetch(self.order, start, self.size)
         ids = self.order.ids(start, self.size)
         seeds = augmentation_seeds(self.seed or 0, self.order.epochs(start, self.size), ids)
         torch_state, python_state = torch.get_rng_state(), random.getstate()
         try:
+            self.source.prefetch(self.order, start, self.size)
             return self._batch(ids, seeds)
         except RunFailed as failure:
             return failure  # raised in a worker, it would reach the user as a traceback in a traceback
@@ -132,21 +124,21 @@ class Windows(Dataset):
         faults: list[Fault] = []
         for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
             try:
-                image, caption = self._pair_or_stand_in(id, seed, faults)
+                image, caption = self._pair_or_replacement(id, seed, faults)
             except RunFailed as failure:
                 raise ReadingFailed(str(failure), tuple(faults)) from failure
             images.append(image)
             captions.append(caption)
         return Batch(default_collate(images), self.tokenize(captions), torch.from_numpy(ids), tuple(faults))
 
-    def _pair_or_stand_in(self, id: int, seed: int, faults: list[Fault]) -> tuple[Tensor, str]:
-        """`faults` grows by one if the sample is bad; if nothing can stand in for it, by all that were tried."""
+    def _pair_or_replacement(self, id: int, seed: int, faults: list[Fault]) -> tuple[Tensor, str]:
+        """`faults` grows by one if the sample is bad; if it has no replacement, by all that were tried."""
         try:
             return self._pair(id, seed)
         except BadSample as bad:
             faults.append(Fault(id, bad.reason, bad.where))
             first = bad
-        if self.seed is None:  # evaluation leaves it out again, so any image will do, and none need be readable
+        if self.seed is None:  # evaluation leaves it out again: any image will do
             return self.transform(Image.new("RGB", BLANK)), ""
         tried = []
         for other in replacements(id, len(self.source)):
@@ -157,7 +149,7 @@ class Windows(Dataset):
         faults += tried
         raise RunFailed(
             f"sample {id} is bad ({first.reason}, {first.where}) and so are the {len(tried)} after it; "
-            "nothing can stand in; repair or leave out that part of the data"
+            "no replacement found; repair or leave out that part of the data"
         )
 
     def _pair(self, id: int, seed: int) -> tuple[Tensor, str]:
@@ -185,22 +177,10 @@ class Windows(Dataset):
 
 
 def _load(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch]:
-    parallel: dict[str, Any] = {}
-    if workers:
-        parallel = {
-            "prefetch_factor": PREFETCH,
-            "worker_init_fn": _start_worker,
-            "multiprocessing_context": start_method or _start_method_for(windows),
-        }
-    options = {
-        "batch_size": None,  # a window already is a batch
-        "sampler": starts,
-        "num_workers": workers,
-        "collate_fn": _as_it_is,
-        "generator": torch.Generator(),  # else the loader draws from the main process's generator
-    }
     try:
-        for batch in _started(windows, options | parallel):
+        # No name for the iterator: a failure's traceback would hold it, and workers that the garbage collector ends
+        # take ten seconds.
+        for batch in _start(windows, starts, workers, start_method):
             if isinstance(batch, RunFailed):
                 raise batch
             yield batch
@@ -208,24 +188,34 @@ def _load(windows: Windows, starts: range, workers: int, start_method: str | Non
         if "DataLoader worker" not in str(error) or "Original Traceback" in str(error):
             raise  # a bug of ours keeps its traceback
         raise RunFailed(
-            f"a data worker was ended from outside ({str(error).splitlines()[0]}), most often for want of memory; "
+            f"a data worker was ended from outside ({str(error).splitlines()[0]}), most often because memory ran out; "
             f"give fewer than --data.workers {workers}, or more memory (/dev/shm in a container)"
         ) from error
 
 
-def _started(windows: Windows, options: dict[str, Any]) -> Iterator[Any]:
-    """torch's iterator, which has started its workers. Keep no name for it: a failure's traceback would hold it, and
-    workers that the garbage collector ends take ten seconds."""
+def _start(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch | RunFailed]:
+    """torch's iterator, with its workers started."""
     with warnings.catch_warnings():
         # More workers than cores: three lines in torch's words; training/run.py says it in one.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        return iter(DataLoader(windows, **options))
+        loader = DataLoader(
+            windows,
+            batch_size=None,  # a window already is a batch
+            sampler=starts,
+            num_workers=workers,
+            collate_fn=_identity,
+            generator=torch.Generator(),  # else the loader draws from the main process's generator
+            prefetch_factor=PREFETCH if workers else None,
+            worker_init_fn=_start_worker,
+            multiprocessing_context=(start_method or _start_method_for(windows)) if workers else None,
+        )
+        return iter(loader)
 
 
 def _start_method_for(windows: Windows) -> str | None:
-    """None: Python's default. Fetching runs threads, and a fork copies the locks they hold, but not the threads that
-    would release them; so workers that fetch are forked from a server process that has none. It has imported what they
-    need, so that not each of them has to."""
+    """None: Python's default. Downloads run in threads, and a fork copies the locks they hold, but not the threads that
+    would release them: workers that download are forked from a server process that has none. It has already imported
+    what they need."""
     if not windows.source.fetches:
         return None
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -235,7 +225,7 @@ def _start_method_for(windows: Windows) -> str | None:
     return "forkserver"
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 

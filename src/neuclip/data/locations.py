@@ -1,4 +1,7 @@
-"""How an address becomes parts with weights, and each part becomes files."""
+"""How an address becomes parts with weights, and each part becomes files.
+
+Brace patterns are those of bash and of webdataset: `{00000..00019}.tar` means twenty names.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,37 @@ import glob
 import os
 import re
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
-from neuclip.data.braces import expand_braces
+from braceexpand import braceexpand
+
+from neuclip.data import by_name
+from neuclip.data.sample import shorten
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
-from neuclip.data.tar.index import INDEX_SUFFIX
-from neuclip.data.tar.remote import SHARD_SUFFIXES, is_remote, without_packed_twins
-from neuclip.datasets.catalogue import is_name as is_dataset_name
-from neuclip.datasets.catalogue import names as dataset_names
 from neuclip.errors import UserError
 from neuclip.progress import track
 from neuclip.settings.nearest import nearest, nearest_path
 from neuclip.settings.secrets import between_commas, without_queries, without_query
 
-TABLE_SUFFIXES = (".csv", ".tsv")
-LINES_SUFFIXES = (".jsonl", ".ndjson")
-PARQUET_SUFFIXES = (".parquet",)
-COCO_SUFFIXES = (".json",)
-LIST_SUFFIXES = (".txt",)
-KNOWN_SUFFIXES = (SHARD_SUFFIXES, TABLE_SUFFIXES, LINES_SUFFIXES, PARQUET_SUFFIXES, COCO_SUFFIXES, LIST_SUFFIXES)
-
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+PACKED = re.compile(r"\.(?:tar\.gz|tgz)$", re.IGNORECASE)
+INDEX_SUFFIX = ".index.npz"  # of the index beside a shard
+REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 WEIGHTED = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
 WEIGHT = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 ONLY_A_HOST = re.compile(r"\w+://[^/]*")  # in http://host:8080 the number is a port
 CHAIN = re.compile(r"::(?![^\[]*\])")  # http://[::1]/x.tar is a host
 STARS = re.compile(r"[*?\[]")
 MOST_COMMAS = 16  # in the name of one file
+MOST_NAMES = 1_000_000  # of one pattern: LAION-5B has 600,000 shards
+NUMBERS = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 # Beside shards, by our hand or img2dataset's.
 ABOUT_SHARDS = re.compile(rf".*{re.escape(INDEX_SUFFIX)}|.*_stats\.json|convert\.json|skipped\.jsonl")
 
 
 def parts_of(address: str) -> list[tuple[str, Fraction]]:
-    """The addresses between commas with their weights, 1 where none is said. A path that is there is never cut.
+    """The addresses between commas with their weights, 1 where none is given. A path that exists is never cut.
 
     >>> parts_of("a.csv:2,shards/{0,1}.tar")
     [('a.csv', Fraction(2, 1)), ('shards/{0,1}.tar', Fraction(1, 1))]
@@ -47,7 +49,7 @@ def parts_of(address: str) -> list[tuple[str, Fraction]]:
     parts = []
     while pieces:
         counts = range(min(len(pieces), MOST_COMMAS + 1), 1, -1)
-        count = next((count for count in counts if _is_one(",".join(pieces[:count]))), 1)
+        count = next((count for count in counts if _is_path(",".join(pieces[:count]))), 1)
         part = ",".join(pieces[:count]).strip()
         if not part:
             raise UserError(
@@ -59,7 +61,7 @@ def parts_of(address: str) -> list[tuple[str, Fraction]]:
     return parts
 
 
-def _is_one(text: str) -> bool:
+def _is_path(text: str) -> bool:
     """Whether it is a path that is there, with or without a weight."""
     match = WEIGHTED.fullmatch(text.strip())
     return is_there(Path(text.strip())) or (match is not None and is_there(Path(match[1])))
@@ -72,9 +74,9 @@ def _name_and_weight(part: str) -> tuple[str, Fraction]:
     else:
         name, weight = match.groups()
     if not WEIGHT.fullmatch(weight) or Fraction(weight) == 0:
-        shown = without_query(name)
+        public = without_query(name)
         raise UserError(
-            f"{shown}:{weight}: a weight is a number above 0; give {shown}:2 or {shown}:0.5, or leave it out"
+            f"{public}:{weight}: a weight is a number above 0; give {public}:2 or {public}:0.5, or leave it out"
         )
     if not is_there(Path(name)):
         _refuse_habits(name)
@@ -82,15 +84,20 @@ def _name_and_weight(part: str) -> tuple[str, Fraction]:
 
 
 def _refuse_habits(name: str) -> None:
-    """What webdataset and open_clip read in another way."""
+    """Forms that webdataset and open_clip accept, and that mean something else here."""
     if name.startswith("pipe:"):
         words = [word.strip("'\"") for word in name.removeprefix("pipe:").split()]
         meant = next((word for word in words if is_remote(word) or word.lower().endswith(SHARD_SUFFIXES)), "x.tar")
         raise UserError(f"{without_query(name)}: commands are not run; give the address itself: {without_query(meant)}")
     if CHAIN.search(name):
-        shown = "::".join(map(without_query, CHAIN.split(name)))
-        meant = CHAIN.sub(",", shown)
-        raise UserError(f"{shown}: several sources stand between commas; give {meant}, or {meant}:2 with a weight")
+        public = "::".join(map(without_query, CHAIN.split(name)))
+        meant = CHAIN.sub(",", public)
+        raise UserError(f"{public}: several sources stand between commas; give {meant}, or {meant}:2 with a weight")
+
+
+def is_remote(address: str) -> bool:
+    """Whether it is downloaded: s3://, gs://, https://, memory://, file:// and what else fsspec knows."""
+    return REMOTE.match(address) is not None
 
 
 def is_there(path: Path) -> bool:
@@ -110,7 +117,7 @@ def files_of(address: str) -> list[Path]:
         return [path]
     names = expand_braces(address)
     if names == [address] and not STARS.search(address):
-        raise UserError(_nothing_there(address))
+        raise UserError(_nothing_there_message(address))
     found: set[Path] = set()
     missing = []
     for name in track(names, "looking for", len(names), "files"):
@@ -118,7 +125,7 @@ def files_of(address: str) -> list[Path]:
         found |= matches
         missing += [] if matches else [name]
     if missing:
-        raise UserError(_missing(address, missing, len(names)))
+        raise UserError(_missing_message(address, missing, len(names)))
     files = sorted(path for path in found if not path.is_dir())
     if not files or (len(files) < len(found) and not STARS.search(address)):
         folders = [str(path) for path in sorted(found - set(files))]
@@ -127,15 +134,38 @@ def files_of(address: str) -> list[Path]:
     return files
 
 
+def expand_braces(pattern: str) -> list[str]:
+    """`a{08..10}.tar` -> a08.tar, a09.tar, a10.tar and `{x,y}.tar` -> x.tar, y.tar; several braces multiply, and an
+    unclosed one is a letter."""
+    try:
+        # braceexpand makes a range as a whole before it gives the first name, hence its length is checked first.
+        ranges = NUMBERS.findall(pattern)
+        lengths = [abs(int(last) - int(first)) // (int(step or 1) or 1) for first, last, step in ranges]
+        names = [] if max(lengths, default=0) > MOST_NAMES else braceexpand(pattern, escape=False)
+        expanded = list(islice(names, MOST_NAMES + 1))
+    except ValueError:
+        return [pattern]
+    except RecursionError:
+        raise UserError(
+            f"{shorten(without_query(pattern))}: too many braces inside each other; write the names into a list "
+            "(shards.txt), one per line"
+        ) from None
+    if not 0 < len(expanded) <= MOST_NAMES:
+        raise UserError(
+            f"{without_query(pattern)}: means more than {MOST_NAMES:,} files; correct the numbers in its braces"
+        )
+    return expanded
+
+
 def _matching(name: str) -> set[Path]:
     path = Path(name)
     if is_there(path):
         return {path}
-    return _of_data({Path(file) for file in glob.glob(name, recursive=True)})  # noqa: PTH207
+    return _data_files({Path(file) for file in glob.glob(name, recursive=True)})  # noqa: PTH207
 
 
-def _of_data(files: set[Path]) -> set[Path]:
-    """Without what is only about shards among them, and without their packed twins; all of them are there."""
+def _data_files(files: set[Path]) -> set[Path]:
+    """Without the notes beside shards and without packed twins. Refuses what is listed and gone."""
     shards = {path for path in files if path.name.lower().endswith(SHARD_SUFFIXES)}
     kept = files - shards | {Path(name) for name in without_packed_twins({str(path) for path in shards})}
     about = {path for path in files - shards if ABOUT_SHARDS.fullmatch(path.name) or path.with_suffix(".tar") in shards}
@@ -145,13 +175,18 @@ def _of_data(files: set[Path]) -> set[Path]:
     return kept
 
 
+def without_packed_twins(shards: set[str]) -> set[str]:
+    """`gunzip -k` leaves both files; reading both would show every sample twice."""
+    return {shard for shard in shards if (plain := PACKED.sub(".tar", shard)) == shard or plain not in shards}
+
+
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Those in the folder and one below, sorted by path; hidden ones are left out. Training and test are refused."""
+    """Those in the folder and one below, sorted by path; hidden ones are left out. Refuses training and test in one."""
     paths = (path for pattern in ("*", "*/*") for path in folder.glob(pattern))
     found = {path for path in paths if path.name.lower().endswith(suffixes) and not path.name.startswith(".")}
     links = {path for path in folder.iterdir() if not path.suffix and path.is_symlink()} if found else set()
-    _of_data(links)  # those to folders that are gone
-    files = sorted(path for path in _of_data(found) if path.is_file())
+    _data_files(links)  # those to folders that are gone
+    files = sorted(path for path in _data_files(found) if path.is_file())
     names = (path.relative_to(folder).as_posix() for path in files)
     refuse_several_parts(str(folder), names, built=(folder / BUILD_NOTES).exists())
     return files
@@ -169,33 +204,33 @@ def shards_of(address: str) -> list[Path]:
     return files
 
 
-def lines_of(path: Path) -> list[tuple[str, str]]:
+def read_list(path: Path) -> list[tuple[str, str]]:
     """The addresses in a list, one per line, each with its place for messages; local ones start at the list's folder.
     Empty lines are left out, and those that begin with #."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a list of shards ({error}); give a text file in UTF-8") from None
-    found = [(f"{path} line {number}", line.strip()) for number, line in enumerate(lines, 1)]
-    found = [(place, line) for place, line in found if line and not line.startswith("#")]
-    if not found:
+    numbered = [(f"{path} line {number}", line.strip()) for number, line in enumerate(lines, 1)]
+    addresses = [(place, line) for place, line in numbered if line and not line.startswith("#")]
+    if not addresses:
         raise UserError(f"{path}: lists no shards; give one address per line")
-    for place, line in found:
-        if is_dataset_name(line) and not is_there(path.parent / line):
+    for place, line in addresses:
+        if by_name.is_name(line) and not is_there(path.parent / line):
             raise UserError(
                 f"{place}: {line} is a data set by name, and a list names shards; give it beside the list, as "
                 f"{path},{line}"
             )
-    return [(place, line if is_remote(line) else str(path.parent / line)) for place, line in found]
+    return [(place, line if is_remote(line) else str(path.parent / line)) for place, line in addresses]
 
 
 def refuse_gone(path: Path) -> None:
     """Raises UserError for what a folder lists and is not there: a missing file is not a smaller data set."""
     if not is_there(path):
-        raise UserError(_gone(path))
+        raise UserError(_gone_message(path))
 
 
-def _gone(path: Path) -> str:
+def _gone_message(path: Path) -> str:
     if _is_link(path):
         return f"{path}: is a link to {path.readlink()}, which is gone; bring that back, or remove the link"
     return f"{path}: is gone; bring it back"
@@ -205,7 +240,7 @@ def _is_link(path: Path) -> bool:
     return os.path.islink(path)  # noqa: PTH114  (Path's own raises for names that are too long)
 
 
-def _missing(address: str, missing: list[str], count: int) -> str:
+def _missing_message(address: str, missing: list[str], count: int) -> str:
     remedy = _other_folder(address)
     if count == 1:
         return f"{address}: no file matches this pattern; {remedy or 'check the folder, and that it is in quotes'}"
@@ -214,32 +249,23 @@ def _missing(address: str, missing: list[str], count: int) -> str:
     return f"{address}: {first}; {remedy or 'correct the pattern'}"
 
 
-def _nothing_there(address: str) -> str:
+def _nothing_there_message(address: str) -> str:
     if _is_link(Path(address)):
-        return _gone(Path(address))
+        return _gone_message(Path(address))
     if "{" in address:
         return f"{address}: no such file or folder; a pattern has closed braces, such as {{a,b}}.tar or {{00..19}}.tar"
-    names = dataset_names()
+    names = by_name.names()
     name, slash, part = address.partition("/")
     near = nearest(name, names)
     proposals = [f"{near}{slash}{part}"] if near else []
     proposals += [str(path)] if (path := nearest_path(Path(address))) else []
     if best := nearest(address, proposals):
-        return f"{address}: no such file, folder or built-in data set; did you mean {best}?"
-    return f"{address}: no such file or folder; check the path, or use a built-in data set: {', '.join(names)}"
+        return f"{address}: no such file, folder or data set by name; did you mean {best}?"
+    return f"{address}: no such file or folder; check the path, or use a data set by name: {', '.join(names)}"
 
 
 def _other_folder(pattern: str) -> str:
-    """The same pattern where its folder is called otherwise; "" if its folder is there, or none is nearly called so."""
+    """The same pattern in the folder with the nearest name; "" if its own folder is there, or no name is near."""
     path = Path(pattern)
     near = nearest_path(path.parent)
     return f"did you mean {near / path.name}?" if near not in (None, path.parent) else ""
-
-
-def name_of(address: str) -> str:
-    """A short name for records: the file's without its endings, a pattern's folder."""
-    path = Path(address).absolute()
-    while not is_there(path) and (STARS.search(path.name) or "{" in path.name):
-        path = path.parent
-    endings = "|".join(re.escape(suffix) for suffixes in KNOWN_SUFFIXES for suffix in suffixes)
-    return re.sub(rf"({endings})$", "", path.name, flags=re.IGNORECASE)

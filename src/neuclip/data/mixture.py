@@ -13,11 +13,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from neuclip.data.captions import Captions
 from neuclip.data.order import GOLDEN, SHARDS_TOGETHER, Order, epoch_keys, mix
 from neuclip.data.sample import Sample
 from neuclip.data.source import Source, SourceFiles
 from neuclip.data.tar.cache import check_cache_size
-from neuclip.data.texts import Captions
 from neuclip.errors import UserError
 
 STRETCH = 4096  # positions, about: in each, every source has its share

@@ -1,50 +1,109 @@
-"""How an address becomes a source."""
+"""How an address becomes a source. A new kind of source is one row of KINDS."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from neuclip.data.image_kinds import ENDINGS
+from neuclip.data import by_name
+from neuclip.data.decoding import IMAGE_SUFFIXES
 from neuclip.data.locations import (
-    COCO_SUFFIXES,
-    KNOWN_SUFFIXES,
-    LIST_SUFFIXES,
-    PARQUET_SUFFIXES,
-    TABLE_SUFFIXES,
+    SHARD_SUFFIXES,
+    STARS,
+    expand_braces,
     files_in,
     files_of,
+    is_remote,
     is_there,
-    lines_of,
-    name_of,
     parts_of,
+    read_list,
     shards_of,
 )
 from neuclip.data.mixture import Mixture
 from neuclip.data.source import Source
 from neuclip.data.splits import is_part, refuse_several_parts
+from neuclip.data.tables.arrow import holds_images, is_saved_dataset, open_parquet, open_saved_dataset
 from neuclip.data.tables.coco import open_coco
-from neuclip.data.tables.columns import Asked, say
-from neuclip.data.tables.csv import open_csv
-from neuclip.data.tables.folder import captions_of_coco, open_folder
-from neuclip.data.tables.hugging_face import is_saved_dataset, open_saved_dataset
-from neuclip.data.tables.jsonl import open_jsonl
-from neuclip.data.tables.listed import ListedPairs, check_images
-from neuclip.data.tables.parquet import holds_images, open_parquet
-from neuclip.data.tar.remote import SHARD_SUFFIXES, Limits, is_remote, remote_shards
-from neuclip.data.tar.remote_source import RemoteTarSource, open_remote
+from neuclip.data.tables.columns import ColumnChoice, print_once
+from neuclip.data.tables.csv import read_csv
+from neuclip.data.tables.folder import coco_captions, open_folder
+from neuclip.data.tables.jsonl import read_jsonl
+from neuclip.data.tables.listed import ListedPairs, Rows
+from neuclip.data.tar.remote import Limits, RemoteShard, remote_shards
+from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.data.tar.source import TarSource
 from neuclip.data.tar.writing import shards_missing
-from neuclip.datasets.catalogue import is_labelled, resolve
 from neuclip.errors import UserError
 from neuclip.settings.secrets import without_query
 from neuclip.settings.sections import DataSettings
 
-COUNTED_PICTURES = 10_000  # where counting those that are left out stops
+COUNTED_IMAGES = 10_000  # where counting those that are left out stops
 PACKED_SUFFIXES = (".zip", ".7z", ".bz2", ".xz", ".zst", ".rar")
-KINDS = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of images"
+EXAMPLES = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of images"
+
+
+class OpenOptions(NamedTuple):
+    """What the user says about the data beside its address; each kind of source takes what it needs."""
+
+    columns: ColumnChoice = ColumnChoice()
+    caption_key: str = ""
+    limits: Limits = Limits()
+
+
+Opener = Callable[[str, list[Path], OpenOptions], Source]  # takes the source's name and its files
+
+
+class Kind(NamedTuple):
+    """Files that are opened in the same way."""
+
+    suffixes: tuple[str, ...]
+    open: Opener
+    several_files: bool = False  # whether several files can be one source
+    remote: bool = False  # whether it is read from a remote address
+
+
+def _open_shards(name: str, files: list[Path], options: OpenOptions) -> Source:
+    return TarSource(name, files, options.caption_key)
+
+
+def _open_shard_list(name: str, files: list[Path], options: OpenOptions) -> Source:
+    """Shards of one source, end to end in the order of the list."""
+    path = files[0]
+    lines = read_list(path)
+    urls = [line for _, line in lines if is_remote(line)]
+    if urls:
+        if len(urls) < len(lines):
+            raise UserError(f"{path}: lists local and remote shards; make two lists and give them between commas")
+        remote = _remote_shards(urls, options.limits)
+        _refuse_repeated(path, [shard.url for shard in remote])
+        return RemoteTarSource(name, remote, options.caption_key, options.limits)
+    shards = [shard for place, line in lines for shard in _shards_of_line(place, line)]
+    _refuse_repeated(path, [str(shard) for shard in shards])
+    return TarSource(name, shards, options.caption_key)
+
+
+def _open_table(read: Callable[[Path, ColumnChoice], Rows]) -> Opener:
+    return lambda name, files, options: ListedPairs(name, files[0], read(files[0], options.columns))
+
+
+KINDS: list[Kind] = [
+    Kind(SHARD_SUFFIXES, _open_shards, several_files=True, remote=True),
+    Kind((".csv", ".tsv"), _open_table(read_csv)),
+    Kind((".jsonl", ".ndjson"), _open_table(read_jsonl)),
+    Kind((".parquet",), lambda name, files, options: open_parquet(name, files, options.columns), several_files=True),
+    Kind((".json",), lambda name, files, options: open_coco(name, files[0])),
+    Kind((".txt",), _open_shard_list),
+]
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of a file by its name; None if its ending is not known."""
+    return next((kind for kind in KINDS if name.lower().endswith(kind.suffixes)), None)
 
 
 def open_source(
@@ -55,23 +114,23 @@ def open_source(
     caption_key: str = "",
     limits: Limits | None = None,
 ) -> Source:
-    """A built-in name, a file or folder of image-text pairs of any known kind, a pattern, or several between commas.
+    """A data set by name, a file or folder of image-text pairs of any known kind, a pattern, or several between commas.
 
     `limits` are those of remote data.
 
     >>> open_source("icons-30k"); open_source("shards/{00000..00019}.tar"); open_source("pairs.csv:2,photos:0.5")
     """
     if not address:
-        raise UserError(f"no data named; give --data.train icons-30k, or {KINDS}")
-    asked = Asked(image_column, caption_column)
+        raise UserError(f"no data given; give --data.train icons-30k, or {EXAMPLES}")
+    options = OpenOptions(ColumnChoice(image_column, caption_column), caption_key, limits or Limits())
     parts = parts_of(address)
-    sources = [_open_one(part, asked, caption_key, limits or Limits()) for part, _ in parts]
+    sources = [_open_one(part, options) for part, _ in parts]
     weights = [weight for _, weight in parts]
     return sources[0] if weights == [1] else Mixture(sources, weights)
 
 
 def open_training_data(data: DataSettings) -> Source:
-    """What a run is told to train on. Tables that lead to no image are refused here, before a run has a folder."""
+    """What a run trains on. Tables that lead to no image are refused here, before a run has a folder."""
     source = open_source(
         data.train,
         image_column=data.image_column,
@@ -79,30 +138,24 @@ def open_training_data(data: DataSettings) -> Source:
         caption_key=data.caption_key,
         limits=Limits(cache_size=data.cache_size, stall_seconds=data.remote_timeout),
     )
-    check_listed_images(source)
+    source.check_images()
     return source
 
 
-def check_listed_images(source: Source) -> None:
-    """Raises UserError for a table, alone or in a mixture, that leads to no image."""
-    for part in source.sources if isinstance(source, Mixture) else (source,):
-        if isinstance(part, ListedPairs):
-            check_images(part)
-
-
-def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> Source:
-    if is_labelled(address):
+def _open_one(address: str, options: OpenOptions) -> Source:
+    if by_name.is_labelled(address):
         raise UserError(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
-    builtin = resolve(address)
-    path = Path(address if builtin is None else builtin)
-    name = address if builtin is not None else name_of(without_query(address))
+    folder = by_name.resolve(address)
+    path = folder or Path(address)
+    name = address if folder else short_name(without_query(address))
     source: Source
     if is_remote(address):
-        source = open_remote(name, address, caption_key, limits)
+        remote = _remote_shards([address], options.limits)
+        source = RemoteTarSource(name, remote, options.caption_key, options.limits)
     elif is_there(path) and path.is_dir():
-        source = _open_folder(name, path, asked, caption_key)
+        source = _open_folder(name, path, options)
     else:
-        source = _open_files(name, files_of(str(path)), asked, caption_key, limits)
+        source = _open_files(name, files_of(str(path)), options)
     if len(source) == 0:
         first = f"; first of its faults: {source.faults[0].reason}, {source.faults[0].where}" if source.faults else ""
         raise UserError(
@@ -111,71 +164,97 @@ def _open_one(address: str, asked: Asked, caption_key: str, limits: Limits) -> S
     return source
 
 
-def _open_folder(name: str, folder: Path, asked: Asked, caption_key: str) -> Source:
+def _remote_shards(addresses: list[str], limits: Limits) -> list[RemoteShard]:
+    for url in (url for address in addresses for url in expand_braces(address)):
+        name = without_query(url)
+        kind = kind_of(name)
+        if (kind and not kind.remote) or name.lower().endswith(PACKED_SUFFIXES):
+            raise UserError(
+                f"{name}: only tar shards can be remote; fetch it and give the local file, or make "
+                "shards of that with neuclip data convert and upload them"
+            )
+    return remote_shards(addresses, limits)
+
+
+def short_name(address: str) -> str:
+    """A name for records: the file's without its ending, a pattern's folder."""
+    path = Path(address).absolute()
+    while not is_there(path) and (STARS.search(path.name) or "{" in path.name):
+        path = path.parent
+    endings = "|".join(re.escape(suffix) for kind in KINDS for suffix in kind.suffixes)
+    return re.sub(rf"({endings})$", "", path.name, flags=re.IGNORECASE)
+
+
+def _open_files(name: str, files: list[Path], options: OpenOptions) -> Source:
+    first = files[0]
+    kind = kind_of(first.name)
+    if kind is None:
+        if first.name.lower().endswith(PACKED_SUFFIXES):
+            raise UserError(f"{first}: is packed in a way that is not read; unpack it, or make a .tar or .tar.gz")
+        known = ", ".join(suffix for kind in KINDS for suffix in kind.suffixes)
+        raise UserError(f"{first}: unknown kind of data; known are {known}, and folders")
+    other = [file for file in files if not file.name.lower().endswith(kind.suffixes)]
+    if other:
+        ending = next(suffix for suffix in kind.suffixes if first.name.lower().endswith(suffix))
+        raise UserError(
+            f"{other[0]}: is of another kind than {first}; give one kind ('{first.with_name(f'*{ending}')}'), or "
+            "several between commas"
+        )
+    if len(files) > 1 and not kind.several_files:
+        raise UserError(f"{first}: is one of {len(files)} files; give them between commas: {first},{files[1]}")
+    return kind.open(name, files, options)
+
+
+def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
     """By what lies in it: shards, else a saved data set, else Parquet files with images, else images."""
     if shards := files_in(folder, SHARD_SUFFIXES):
         if missing := shards_missing(folder):
             raise UserError(
-                f"{folder}: a conversion that was broken off, {missing:,} shards are missing; "
-                "run the same neuclip data convert again, it goes on"
+                f"{folder}: holds an unfinished conversion, {missing:,} shards are missing; "
+                "run the same neuclip data convert again to continue it"
             )
-        _say_left_out(folder, "tar shards")
-        return TarSource(name, shards, caption_key)
+        _print_left_out(folder, "tar shards")
+        return TarSource(name, shards, options.caption_key)
     if is_saved_dataset(folder):
-        return open_saved_dataset(name, folder, asked)
-    tables = files_in(folder, PARQUET_SUFFIXES)
-    if tables and holds_images(tables[0], asked):
-        _say_left_out(folder, "Parquet files")
-        return open_parquet(name, tables, asked)
-    if annotations := captions_of_coco(folder):
+        return open_saved_dataset(name, folder, options.columns)
+    tables = files_in(folder, (".parquet",))
+    if tables and holds_images(tables[0], options.columns):
+        _print_left_out(folder, "Parquet files")
+        return open_parquet(name, tables, options.columns)
+    if annotations := coco_captions(folder):
         raise UserError(
             f"{folder}: its captions are in {annotations[-1].parent}; give one of the files there, such as "
             f"{annotations[0]}"
         )
     _refuse_several_folders(folder)
-    if images := open_folder(name, folder, asked):
+    if images := open_folder(name, folder, options.columns):
         return images
     if tables:
-        return open_parquet(name, tables, asked)  # which says that its images are elsewhere
-    near = files_in(folder, (*TABLE_SUFFIXES, *PACKED_SUFFIXES)) or sorted(folder.glob("captions_*.json"))
+        return open_parquet(name, tables, options.columns)  # raises: its images are elsewhere
+    near = files_in(folder, (".csv", ".tsv", *PACKED_SUFFIXES)) or sorted(folder.glob("captions_*.json"))
     hint = f"; did you mean {near[0]}?" if near else "; expected files such as 00000.tar, or a.jpg and a.txt"
     raise UserError(f"{folder}: no tar shards, no Parquet files and no images in this folder{hint}")
 
 
 def _refuse_several_folders(folder: Path) -> None:
-    """Of images: folders that are not called so may be classes or authors, and are one part together."""
-    shown = [entry for entry in folder.iterdir() if entry.name[0] != "."]
-    files = [f"{entry.name}/image" if is_part(entry.name) else "image" for entry in shown if entry.is_dir()]
-    files += ["image" for entry in shown if entry.name.lower().endswith(ENDINGS)]
+    """Of images: folders with other names than train or test may be classes or authors, and are one part together."""
+    entries = [entry for entry in folder.iterdir() if entry.name[0] != "."]
+    files = [f"{entry.name}/image" if is_part(entry.name) else "image" for entry in entries if entry.is_dir()]
+    files += ["image" for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)]
     refuse_several_parts(str(folder), files)
 
 
-def _say_left_out(folder: Path, kind: str) -> None:
-    """One archive among images decides how the folder is read; whoever meant the images must hear of it."""
+def _print_left_out(folder: Path, kind: str) -> None:
+    """One archive among images decides how the folder is read; users who meant the images must be told."""
     with os.scandir(folder) as entries:
-        images = (entry for entry in entries if entry.name.lower().endswith(ENDINGS) and entry.name[0] != ".")
-        count = sum(1 for _ in itertools.islice(images, COUNTED_PICTURES))
+        images = (entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.name[0] != ".")
+        count = sum(1 for _ in itertools.islice(images, COUNTED_IMAGES))
     if count:
-        more = " or more" if count == COUNTED_PICTURES else ""
-        say(
+        more = " or more" if count == COUNTED_IMAGES else ""
+        print_once(
             f"{folder}: read as {kind}; {count:,}{more} images beside them are left out "
             f"(to read the images, move the {kind} into another folder)"
         )
-
-
-def _open_list(name: str, path: Path, caption_key: str, limits: Limits) -> Source:
-    """Shards of one source, end to end in the order of the list."""
-    lines = lines_of(path)
-    urls = [line for _, line in lines if is_remote(line)]
-    if urls:
-        if len(urls) < len(lines):
-            raise UserError(f"{path}: lists local and remote shards; make two lists and give them between commas")
-        remote = remote_shards(urls, limits)
-        _refuse_twice(path, [shard.url for shard in remote])
-        return RemoteTarSource(name, remote, caption_key, limits)
-    shards = [shard for place, line in lines for shard in _shards_of_line(place, line)]
-    _refuse_twice(path, [str(shard) for shard in shards])
-    return TarSource(name, shards, caption_key)
 
 
 def _shards_of_line(place: str, line: str) -> list[Path]:
@@ -185,36 +264,9 @@ def _shards_of_line(place: str, line: str) -> list[Path]:
         raise UserError(f"{place} (a list of shards, one address per line): {error}") from error
 
 
-def _refuse_twice(path: Path, shards: list[str]) -> None:
+def _refuse_repeated(path: Path, shards: list[str]) -> None:
     shard, times = Counter(shards).most_common(1)[0]
     if times > 1:
         raise UserError(
             f"{path}: lists {without_query(shard)} {times} times; list it once, or give a weight, such as {path}:2"
         )
-
-
-def _open_files(name: str, files: list[Path], asked: Asked, caption_key: str, limits: Limits) -> Source:
-    first = files[0].name.lower()
-    kind = next((suffixes for suffixes in KNOWN_SUFFIXES if first.endswith(suffixes)), None)
-    if kind is None:
-        if first.endswith(PACKED_SUFFIXES):
-            raise UserError(f"{files[0]}: is packed in a way that is not read; unpack it, or make a .tar or .tar.gz")
-        known = ", ".join(suffix for suffixes in KNOWN_SUFFIXES for suffix in suffixes)
-        raise UserError(f"{files[0]}: unknown kind of data; known are {known}, and folders")
-    other = [file for file in files if not file.name.lower().endswith(kind)]
-    if other:
-        pattern = files[0].with_name(f"*{next(suffix for suffix in kind if first.endswith(suffix))}")
-        raise UserError(
-            f"{other[0]}: is of another kind than {files[0]}; give one kind ('{pattern}'), or several between commas"
-        )
-    if kind == SHARD_SUFFIXES:
-        return TarSource(name, files, caption_key)
-    if kind == PARQUET_SUFFIXES:
-        return open_parquet(name, files, asked)
-    if len(files) > 1:
-        raise UserError(f"{files[0]}: is one of {len(files)} files; give them between commas: {files[0]},{files[1]}")
-    if kind == LIST_SUFFIXES:
-        return _open_list(name, files[0], caption_key, limits)
-    if kind == COCO_SUFFIXES:
-        return open_coco(name, files[0])
-    return open_csv(name, files[0], asked) if kind == TABLE_SUFFIXES else open_jsonl(name, files[0], asked)

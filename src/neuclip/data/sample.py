@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-LISTED = 10  # places per shard or file and reason; what more of them there are is counted with the last
+LISTED = 10  # places per shard or file and reason; further ones are counted with the last
 
 
 @dataclass(frozen=True)
@@ -16,24 +16,24 @@ class Sample:
     """One pair as it lies in its source."""
 
     image: bytes
-    captions: tuple[str, ...]  # none only where a class label stands in its stead (zero-shot data)
+    captions: tuple[str, ...]  # none only where there is a class label instead (zero-shot data)
 
 
 class Fault(NamedTuple):
-    """A sample that could not be used: it keeps its id and its place, a stand-in takes its place in the batch."""
+    """A sample that could not be used: it keeps its id and its position, another one replaces it in the batch."""
 
-    id: int  # -1: never became a sample (no image, cut-off shard), so it has no id
-    reason: str  # a short phrase, the same for the same kind of fault, so that it can be counted
+    id: int  # -1: it could not be indexed (no image, cut-off shard) and has no id
+    reason: str  # a short phrase, the same for the same kind of fault: reasons are counted
     where: str  # shard and member, or file and row
     times: int = 1  # how many are lost there
 
 
 class UnindexedFaults:
-    """What never became a sample, so that it has no id: counted by reason, the first places of each reason listed.
+    """What could not be indexed and has no id: counted by reason, with the first places of each reason.
 
-    >>> lost = UnindexedFaults()
-    >>> for name in names_without_a_image: lost.note("no image", name)
-    >>> lost.faults()  # (Fault(-1, "no image", "a.txt", 1), Fault(-1, "no image", "b.txt and 6 more", 7))
+    >>> unindexed = UnindexedFaults()
+    >>> for name in names_without_an_image: unindexed.note("no image", name)
+    >>> unindexed.faults()  # (Fault(-1, "no image", "a.txt", 1), Fault(-1, "no image", "b.txt and 6 more", 7))
     """
 
     def __init__(self, listed: int = LISTED) -> None:
@@ -49,23 +49,23 @@ class UnindexedFaults:
             self._more[reason] += times
 
     def faults(self) -> tuple[Fault, ...]:
-        found = []
+        all_faults: list[Fault] = []
         for reason, places in self._listed.items():
             faults = [Fault(-1, reason, where, times) for where, times in places.items()]
             if more := self._more[reason]:
                 where, times = faults[-1].where, faults[-1].times
                 faults[-1] = Fault(-1, reason, f"{where} and {more} more", times + more)
-            found += faults
-        return tuple(found)
+            all_faults += faults
+        return tuple(all_faults)
 
 
-def shortened(name: str, most: int = 200) -> str:
-    """A name for messages. What takes the place of a name may be a whole image in base64, or a page of text."""
+def shorten(name: str, most: int = 200) -> str:
+    """A name for messages. A wrong table may give a whole image in base64 for a name, or a page of text."""
     return name if len(name) <= most else f"{name[: most - 33]}... ({len(name):,} letters)"
 
 
 class BadSample(Exception):
-    """Raised by a source, or by decoding, for a sample that cannot be had: `BadSample("caption is empty", where)`."""
+    """Raised by a source, or by decoding, for an unusable sample: `BadSample("caption is empty", where)`."""
 
     def __init__(self, reason: str, where: str):
         super().__init__(reason, where)
@@ -74,7 +74,7 @@ class BadSample(Exception):
 
 
 class Batch(NamedTuple):
-    """The pairs of one step, or of one process's share of it."""
+    """The pairs of one step, or of one rank's share of it."""
 
     images: Tensor  # (b, 3, H, W)
     tokens: Tensor  # (b, L)

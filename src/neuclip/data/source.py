@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from neuclip.data.captions import Captions
 from neuclip.data.order import Order
 from neuclip.data.sample import Fault, Sample
-from neuclip.data.texts import Captions
 
 
 class SourceFiles(NamedTuple):
     """What a source is made of, as far as it is known without reading it."""
 
     number: int  # shards or tables; images in files of their own are not counted, except in a folder
-    bytes: int | None  # None: not known without asking each file
+    bytes: int | None  # None: only reading every file would tell
 
 
 class ShardFacts(NamedTuple):
@@ -29,14 +30,16 @@ class ShardFacts(NamedTuple):
 class Source(ABC):
     """Image-text pairs with dense ids 0..n-1. It can be pickled: every data worker has its own copy.
 
-    A new kind of source says `kind`, `__len__`, `__getitem__`, `where` and `caption_pieces`; the rest has defaults.
+    A new kind of source has `name`, `kind`, `__len__`, `__getitem__`, `where` and `caption_pieces`, and a row in the
+    table of data/open.py; the rest has defaults.
     """
 
     name: str
     kind: str  # as `neuclip doctor` calls it: tar, csv, folder ...
-    faults: tuple[Fault, ...] = ()  # what never became a sample: members without an image, cut-off shards; id -1
+    files: Sequence[Path] = ()  # that hold its pairs on this disk; images in files of their own aside
+    faults: tuple[Fault, ...] = ()  # what could not be indexed: members without an image, cut-off shards; id -1
     captions_sha256: str | None = None  # the fingerprint of all captions, where it is stored
-    fetches: bool = False  # data are downloaded while it is read, so its workers must not be forks of this process
+    fetches: bool = False  # data are downloaded while it is read: its workers must not be forks of this process
     captions_are_files: bool = False  # each caption is a file of its own: reading them all takes long
 
     @abstractmethod
@@ -44,7 +47,7 @@ class Source(ABC):
 
     @abstractmethod
     def __getitem__(self, id: int) -> Sample:
-        """Raises BadSample when the pair cannot be had."""
+        """Raises BadSample when the pair cannot be used."""
 
     @abstractmethod
     def where(self, id: int) -> str:
@@ -72,17 +75,17 @@ class Source(ABC):
         return Order(len(self), seed)
 
     def prefetch(self, order: Order, start: int, count: int) -> None:  # noqa: B027
-        """Told before positions start..start+count-1 of `order` are read. Remote sources download ahead."""
+        """Called before positions start..start+count-1 of `order` are read. Remote sources download ahead."""
 
     def check_images(self) -> None:  # noqa: B027
         """Raises UserError where no image can be found at all: a wrong table rather than bad samples."""
 
     def describe_files(self) -> SourceFiles:
-        return SourceFiles(0, None)
+        return SourceFiles(len(self.files), sum(file.stat().st_size for file in self.files))
 
     def places(self) -> set[str]:
         """The files or folders that hold its pairs, resolved, to see whether two sources share data."""
-        return set()
+        return {str(file.resolve()) for file in self.files}
 
     def check_id(self, id: int) -> None:
         if not 0 <= id < len(self):

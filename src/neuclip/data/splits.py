@@ -34,20 +34,24 @@ def refuse_several_parts(folder: str, files: Iterable[str], *, built: bool = Fal
     example = f"{folder.rstrip('/')}/{addresses[chosen]}"
     example = f"'{example}'" if "*" in example else example
     if len(named) > 1:
-        raise UserError(f"{folder}: holds the parts {', '.join(named)}; give one of them, such as {example}")
+        raise several_parts_error(folder, named, example)
     raise UserError(
         f"{folder}: holds the part {named[0]} beside other data; move {named[0]} elsewhere to use the rest, or give "
         f"{example} to use it alone"
     )
 
 
+def several_parts_error(folder: str, parts: Iterable[str], example: str) -> UserError:
+    return UserError(f"{folder}: holds the parts {', '.join(parts)}; give one of them, such as {example}")
+
+
 def is_part(folder: str) -> bool:
-    """Whether a folder is called as a part is called."""
+    """Whether a folder has the name of a part."""
     return FOLDER.fullmatch(folder) is not None
 
 
 def _part(file: PurePosixPath, built: bool) -> tuple[str, str]:
-    """What the part of a file is called, "" if it is of none, and how the part is given."""
+    """The name of a file's part, "" if it is of none, and the path that gives this part alone."""
     if len(file.parts) > 1 and (built or is_part(file.parts[0])):
         return file.parts[0], file.parts[0]
     match = OF_A_HUB.match(file.name) or FILE.search(file.name)

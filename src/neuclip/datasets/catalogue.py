@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.datasets.fetching import discard
 from neuclip.datasets.sets import DATA_SETS, DataSet
 from neuclip.errors import UserError

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import SILENT_SECONDS, StatusLine, progress_text
 

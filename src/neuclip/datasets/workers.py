@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from neuclip.data.cores import available_cores
+from neuclip.data.machine import available_cores
 from neuclip.datasets.drawing import Drawable, Drawn, draw_one
 from neuclip.errors import RunFailed
 

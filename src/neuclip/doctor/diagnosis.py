@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from neuclip.data.by_name import unprepared
 from neuclip.data.locations import is_there, parts_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
-from neuclip.datasets.catalogue import unprepared
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.held_out import note_held_out
 from neuclip.doctor.model import cached_facts

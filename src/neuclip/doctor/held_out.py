@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from neuclip.data.held_out import HeldOutSets, asked_sets
+from neuclip.data.held_out import HeldOutSets, held_out_addresses
 from neuclip.data.source import Source
-from neuclip.doctor.files import places_of
 from neuclip.doctor.findings import Findings
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.secrets import without_queries
@@ -13,7 +12,7 @@ from neuclip.settings.sections import Settings
 
 def note_held_out(findings: Findings, settings: Settings, source: Source) -> None:
     """`source` is the training data."""
-    retrieval, zero_shot = asked_sets(settings)
+    retrieval, zero_shot = held_out_addresses(settings)
     evaluation = settings.evaluation
     automatic = (evaluation.retrieval == ("auto",) and retrieval) or (evaluation.zero_shot == ("auto",) and zero_shot)
     findings.note("evaluation", sets=len(retrieval) + len(zero_shot), automatic=bool(automatic))
@@ -21,7 +20,7 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
         _open(findings, (), (address,))
     for address in retrieval:
         sets = _open(findings, (address,), ())
-        if sets and any(places_of(source) & places_of(held) for held in sets.retrieval.values()):
+        if sets and any(source.places() & held.places() for held in sets.retrieval.values()):
             findings.warn(
                 f"{without_queries(address)} is both training data and evaluation.retrieval",
                 "recall on it says nothing about other images",

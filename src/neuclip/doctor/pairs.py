@@ -9,7 +9,6 @@ from statistics import median
 
 from neuclip.data.faults import count_unindexed, describe_unindexed, too_many, too_many_unindexed
 from neuclip.data.source import Source
-from neuclip.doctor.files import captions_are_in_files, files_of
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural
@@ -27,15 +26,15 @@ PATCH = 32
 
 
 def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
-    files, lost = files_of(source), count_unindexed(source)
+    files, lost = source.describe_files(), count_unindexed(source)
     findings.note(
         "data",
         address=without_queries(data.train),
         name=source.name,
-        kind=files.kind,
+        kind=source.kind,
         pairs=len(source),
         files=files.number,
-        file_bytes=files.size,
+        file_bytes=files.bytes,
         index_faults=lost,
     )
     if message := too_many_unindexed(source, data.max_bad_share):
@@ -144,7 +143,7 @@ def note_caption_lengths(findings: Findings, look: Look, settings: Settings, mod
 def note_equal_captions(findings: Findings, source: Source, look: Look, settings: Settings) -> None:
     """How many pairs share their caption, in the data and in a batch, where they are false negatives of each other."""
     batch = min(settings.train.batch_size, len(source))
-    if len(source) <= (CAPTION_FILES_COUNTED if captions_are_in_files(source) else CAPTIONS_COUNTED):
+    if len(source) <= (CAPTION_FILES_COUNTED if source.captions_are_files else CAPTIONS_COUNTED):
         counts = Counter(caption for caption in source.captions() if caption)
         equal = sum(count for count in counts.values() if count > 1) / len(source)
         in_batch = share_with_duplicate(list(counts.values()), len(source), batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from neuclip.data.cores import available_cores
+from neuclip.data.machine import available_cores
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural

@@ -1,4 +1,4 @@
-"""A look at some of the pairs: read, decoded, measured; what a run would read first."""
+"""Some of the pairs, read, decoded and measured: those that a run would read first."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 from PIL import Image, ImageOps
 
+from neuclip.data.decoding import decode
 from neuclip.data.faults import replacements
 from neuclip.data.order import Order
 from neuclip.data.sample import BadSample, Sample
 from neuclip.data.source import Source
-from neuclip.data.transforms import decode
 from neuclip.progress import track
 
-LOOKED_AT = 500  # pairs, unless more or fewer are asked for
-SECONDS = 5.0  # unless a number is asked for: large images on a slow disk take what they take
+PROBED = 500  # pairs, unless the user gives a number
+SECONDS = 5.0  # unless the user gives a number of pairs: large images on a slow disk take long
 FEWEST = 24  # pairs that are read however long it takes
 SHOWN = 24  # images of the contact sheet
-BAD_FOLLOWED = 10  # bad pairs for which a stand-in is looked for
+BAD_FOLLOWED = 10  # bad pairs for which a replacement is looked for
 THUMBNAIL = 128  # pixels
 
 
@@ -36,7 +36,7 @@ class Shown:
 
 @dataclass
 class Look:
-    """What was met."""
+    """What was found in the pairs that were read."""
 
     read: int = 0
     image_bytes: int = 0
@@ -47,7 +47,7 @@ class Look:
     faults: Counter[str] = field(default_factory=Counter)
     first_fault: str = ""
     bad_ids: list[int] = field(default_factory=list)
-    without_stand_in: str = ""  # the first bad pair found whose place no other can take
+    without_stand_in: str = ""  # where the first bad pair is that no other can replace
     shown: list[Shown] = field(default_factory=list)
 
     @property
@@ -57,35 +57,34 @@ class Look:
 
 def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
     """Read `count` pairs in the order of a run with this seed; None: 500, or what five seconds allow."""
-    ids = ids_to_read(source, seed, count or LOOKED_AT)
-    look = Look()
+    ids = ids_to_read(source, seed, count or PROBED)
+    probe = Look()
     end = time.monotonic() + SECONDS
     for id in track(ids, "reading pairs", len(ids)):
-        if count is None and look.read >= FEWEST and time.monotonic() > end:
+        if count is None and probe.read >= FEWEST and time.monotonic() > end:
             break
-        look.read += 1
+        probe.read += 1
         try:
-            _meet(source, id, look)
+            _probe_one(source, id, probe)
         except BadSample as bad:
-            look.faults[bad.reason] += 1
-            look.bad_ids.append(id)
-            look.first_fault = look.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
-    if look.bad < look.read and not source.fetches:  # the neighbours of remote pairs may lie in another shard
-        alone = (id for id in look.bad_ids[:BAD_FOLLOWED] if not _has_stand_in(source, id))
-        look.without_stand_in = next((source.where(id) for id in alone), "")
-    return look
+            probe.faults[bad.reason] += 1
+            probe.bad_ids.append(id)
+            probe.first_fault = probe.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
+    if probe.bad < probe.read and not source.fetches:  # the neighbours of remote pairs may lie in another shard
+        alone = (id for id in probe.bad_ids[:BAD_FOLLOWED] if not _has_replacement(source, id))
+        probe.without_stand_in = next((source.where(id) for id in alone), "")
+    return probe
 
 
 def ids_to_read(source: Source, seed: int, count: int) -> list[int]:
-    """The first of the run's order, each once. Of remote data those of the first shard that has
-    any: each further one would be fetched."""
-    if (cheap := source.cheap_ids()) is not None:
-        return Order(cheap, seed).ids(0, min(count, cheap)).tolist()
-    order = source.order(seed)
+    """The first of the run's order, each once. Of remote data those of the first shard that has any: each further one
+    would be downloaded."""
+    cheap = source.cheap_ids()
+    order = source.order(seed) if cheap is None else Order(cheap, seed)
     return list(dict.fromkeys(order.ids(0, min(count, order.size)).tolist()))
 
 
-def _has_stand_in(source: Source, id: int) -> bool:
+def _has_replacement(source: Source, id: int) -> bool:
     for other in replacements(id, len(source)):
         with contextlib.suppress(BadSample):
             _read(source, other)
@@ -100,16 +99,16 @@ def _read(source: Source, id: int) -> tuple[Sample, Image.Image]:
     return sample, decode(sample.image)
 
 
-def _meet(source: Source, id: int, look: Look) -> None:
-    begun = time.perf_counter()
+def _probe_one(source: Source, id: int, probe: Look) -> None:
+    start = time.perf_counter()
     try:
         sample, image = _read(source, id)
     finally:
-        look.seconds += time.perf_counter() - begun
-    look.captions.append(sample.captions)
-    look.image_bytes += len(sample.image)
-    look.sizes.append(image.size)
-    look.modes[image.mode] += 1
-    if len(look.shown) < SHOWN:
+        probe.seconds += time.perf_counter() - start
+    probe.captions.append(sample.captions)
+    probe.image_bytes += len(sample.image)
+    probe.sizes.append(image.size)
+    probe.modes[image.mode] += 1
+    if len(probe.shown) < SHOWN:
         thumbnail = ImageOps.contain(image.convert("RGB"), (THUMBNAIL, THUMBNAIL))  # in the colours training sees
-        look.shown.append(Shown(id, image.size, thumbnail, sample.captions[0]))
+        probe.shown.append(Shown(id, image.size, thumbnail, sample.captions[0]))

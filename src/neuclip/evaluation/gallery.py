@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from neuclip.data.decoding import decode
 from neuclip.data.source import Source
-from neuclip.data.transforms import decode
 from neuclip.evaluation.retrieval import best_ranks
 
 THUMBNAIL_PIXELS = 96  # longest side

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from neuclip.data.held_out import PLACEHOLDER, ZeroShotTask
 from neuclip.data.sample import Fault
-from neuclip.data.zero_shot_task import PLACEHOLDER, ZeroShotTask
 from neuclip.evaluation.embedding import Tokenize, Transform, check_finite, embed_images, embed_texts
 from neuclip.evaluation.retrieval import best_ranks
 from neuclip.evaluation.unusable import refuse_above

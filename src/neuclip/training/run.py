@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neuclip.data.cores import available_cores
-from neuclip.data.fast_decoding import FastDecode
+from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.faults import too_many_unindexed
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
+from neuclip.data.machine import available_cores
 from neuclip.data.open import open_training_data
 from neuclip.data.sample import Batch
 from neuclip.data.source import Source
-from neuclip.data.transforms import decode
 from neuclip.distributed.collectives import is_main, rank, world_size
 from neuclip.distributed.error_sync import all_gather_str, main_first, on_main, raise_together, sync_errors
 from neuclip.errors import RunFailed, UserError

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from neuclip.data.decoding import decode
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
 from neuclip.data.tar.index import DOTTED, build_index, load_index
 from neuclip.data.tar.walk import NO_END_MARK, members
-from neuclip.data.transforms import decode
 from neuclip.errors import RunFailed
 from tests.data.small_shards import Member, image_bytes, pair, write_tar
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fsspec
 import pytest
 
+from neuclip.data.locations import is_remote
 from neuclip.data.open import open_source
-from neuclip.data.tar.remote import Limits, is_remote, remote_shards
+from neuclip.data.tar.remote import Limits, remote_shards
 from neuclip.errors import RunFailed, UserError
 from tests.data.small_shards import contents, write_shards
 from tests.misbehaving_server import QUICK

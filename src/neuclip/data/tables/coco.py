@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from neuclip.data.captions import texts_in
-from neuclip.data.sample import Fault, UnindexedFaults, shortened
-from neuclip.data.tables.columns import say
+from neuclip.data.sample import Fault, UnindexedFaults, shorten
+from neuclip.data.tables.columns import print_once, read_json_file
 from neuclip.data.tables.listed import ListedPairs, Row, Rows
 from neuclip.errors import UserError
 
@@ -19,7 +18,7 @@ class CocoPairs(ListedPairs):
     """Ids follow the list of images; each has all its captions, in the order of the file."""
 
     def where(self, id: int) -> str:
-        return f"{self.path}: {shortened(os.fsdecode(self.rows.images[id]))}"
+        return f"{self.path}: {shorten(os.fsdecode(self.rows.images[id]))}"
 
 
 def open_coco(name: str, path: Path) -> CocoPairs:
@@ -29,18 +28,13 @@ def open_coco(name: str, path: Path) -> CocoPairs:
     rows = Rows(_rows(images, captions))
     first = [os.fsdecode(rows.images[number]) for number in range(min(len(rows), 100))]
     folder = _image_folder(path, first)
-    say(f"{path}: {len(rows):,} images from {folder}, {len(annotations):,} captions")
+    print_once(f"{path}: {len(rows):,} images from {folder}, {len(annotations):,} captions")
     return CocoPairs(name, path, rows, folder, faults)
 
 
 def _lists(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not a JSON file ({error}); fetch it again") from error
-    lists = [found.get(key) if isinstance(found, dict) else None for key in ("images", "annotations")]
+    content = read_json_file(path, "fetch it again")
+    lists = [content.get(key) for key in ("images", "annotations")]
     if not all(isinstance(part, list) for part in lists):
         raise UserError(
             f"{path}: is not a captions file of COCO, which holds lists of images and annotations; "
@@ -57,14 +51,14 @@ def _captions_by_image(
     path: Path, images: list[dict[str, Any]], annotations: list[dict[str, Any]]
 ) -> tuple[dict[Any, list[bytes]], tuple[Fault, ...]]:
     captions: dict[Any, list[bytes]] = {_number(image.get("id")): [] for image in images}
-    lost = UnindexedFaults()
+    faults = UnindexedFaults()
     for number, annotation in enumerate(annotations, start=1):
-        found = captions.get(_number(annotation.get("image_id")))
-        if found is None:
-            lost.note("no image", f"{path} annotation {number}: image_id {annotation.get('image_id')}")
+        own = captions.get(_number(annotation.get("image_id")))
+        if own is None:
+            faults.note("no image", f"{path} annotation {number}: image_id {annotation.get('image_id')}")
         else:
-            found.extend(text.encode() for text in texts_in(annotation.get("caption")))
-    return captions, lost.faults()
+            own.extend(text.encode() for text in texts_in(annotation.get("caption")))
+    return captions, faults.faults()
 
 
 def _rows(images: list[dict[str, Any]], captions: dict[Any, list[bytes]]) -> Iterator[Row]:
@@ -88,6 +82,6 @@ def _image_folder(path: Path, first: list[str]) -> Path:
         if any(name and (folder / name).is_file() for name in first):
             return folder
     raise UserError(
-        f"{path}: its first image {shortened(first[0])!r} is neither beside it nor in a folder {part} beside it or "
+        f"{path}: its first image {shorten(first[0])!r} is neither beside it nor in a folder {part} beside it or "
         f"one above; put the images into {near[-1] / part}"
     )

@@ -8,17 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from neuclip.data.image_kinds import ENDINGS
-from neuclip.data.sample import shortened
-from neuclip.data.tables.columns import Asked, Columns, choose_columns, images_are_urls, is_url, refuse_no_text, say
-from neuclip.data.tables.listed import ListedPairs, Row, Rows
+from neuclip.data.decoding import IMAGE_SUFFIXES
+from neuclip.data.sample import shorten
+from neuclip.data.tables.columns import (
+    ColumnChoice,
+    Columns,
+    choose_columns,
+    first_line,
+    images_are_urls,
+    is_url,
+    print_once,
+    refuse_no_text,
+    refuse_unreadable,
+)
+from neuclip.data.tables.listed import Row, Rows
 from neuclip.errors import UserError
 
 LARGEST_FIELD = 1 << 24
 LONGEST_ROW = 1000  # lines; captions have paragraphs, not chapters
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-SEPARATOR_LINE = re.compile(rb"sep=.", re.IGNORECASE)
-LOOKED_AT = 1 << 20  # bytes
+SEPARATOR_LINE = re.compile(r"sep=.", re.IGNORECASE)
+ENCODING_BYTES = 1 << 20  # looked at to tell the encoding
 FEW_LINES, OTHER_ENCODING = 10, 0.1  # of so many lines on, this share that is not UTF-8 means another encoding
 NEW_LINE = re.compile(r"\r\n|\r|\n")
 
@@ -32,27 +42,26 @@ class MisreadQuote(Exception):
         self.reason = reason
 
 
-def open_csv(name: str, path: Path, asked: Asked) -> ListedPairs:
-    """A table with a header; the separator is found in it."""
-    return ListedPairs(name, path, read_csv(path, asked))
+def read_csv(path: Path, choice: ColumnChoice) -> Rows:
+    """The separator is found in the header.
 
-
-def read_csv(path: Path, asked: Asked) -> Rows:
-    """Lists of tabs are often written without any quoting, so that a quote is a letter there (CC3M's), and often by
-    programs that quote (pandas): their quotes count if the header or every field with a quote in front is quoted."""
+    Tables of tabs are often written without any quoting, so that a quote is a letter there (CC3M's), and often by
+    programs that quote (pandas): their quotes count if the header or every field with a quote in front is quoted.
+    """
     csv.field_size_limit(LARGEST_FIELD)
     try:
-        _refuse_no_header(path)
-        separator = separator_of(path)
-        if separator != "\t" or '"' in _first_line(path):
-            return _read(path, asked, separator)
-        try:
-            return _read(path, asked, separator, strict=True)
-        except MisreadQuote as misread:
-            say(f"{path}: line {misread.line}: begins a field with a quote and does not close it; quotes are letters")
-            return _read(path, asked, separator, quoting=csv.QUOTE_NONE)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+        with refuse_unreadable(path):
+            header = _header(path)
+            separator = _separator(path, header)
+            if separator != "\t" or '"' in header:
+                return _read(path, choice, separator)
+            try:
+                return _read(path, choice, separator, strict=True)
+            except MisreadQuote as misread:
+                print_once(
+                    f"{path}: line {misread.line}: a field begins with a quote that is not closed; quotes are letters"
+                )
+                return _read(path, choice, separator, quoting=csv.QUOTE_NONE)
     except MisreadQuote as misread:
         raise UserError(
             f"{path}: line {misread.line}: {misread.reason}; close the quote, or if it is a letter of the caption "
@@ -60,49 +69,25 @@ def read_csv(path: Path, asked: Asked) -> Rows:
         ) from misread
 
 
-def _read(path: Path, asked: Asked, separator: str, strict: bool = False, quoting: int = csv.QUOTE_MINIMAL) -> Rows:
-    # surrogateescape keeps bytes that are not UTF-8, so that only their own row is bad.
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        table = Table(file, separator, strict, quoting)
-        names = [name.strip() for name in next(table, [])]
-        columns = _columns(path, names, asked, separator)
-        table.columns, table.image = len(names), names.index(columns.image)
-        captions = [names.index(column) for column in columns.captions]
-        return Rows(_rows(table, len(names), table.image, captions))
-
-
-def _columns(path: Path, names: list[str], asked: Asked, separator: str) -> Columns:
-    try:
-        return choose_columns(path, names, asked, f"split at {SEPARATORS[separator]}")
-    except UserError:
-        if any(is_url(name) for name in names):
-            raise UserError(images_are_urls(path)) from None
-        if data := next((name for name in names if name.lower().endswith(ENDINGS)), ""):
-            header = separator.join(("image", "caption")).replace("\t", "<tab>")
-            raise UserError(
-                f"{path}: its first line is taken as the header and looks like data ({shortened(data)!r}); "
-                f"put a header above it, such as {header}"
-            ) from None
-        raise
-
-
-def _refuse_no_header(path: Path) -> None:
-    with path.open("rb") as file:
-        first = file.readline(1 << 16)
+def _header(path: Path) -> str:
+    """The first line as it is; refuses files without one."""
+    first = first_line(path)
     if not first:
         raise UserError(f"{path}: is empty; write a header such as image,caption and one row per pair")
     refuse_no_text(path, first)
-    if match := SEPARATOR_LINE.match(first):
-        raise UserError(f"{path}: begins with the line {match[0].decode()!r}, for spreadsheets alone; delete it")
+    header = NEW_LINE.split(first.decode(errors="surrogateescape"))[0]
+    if match := SEPARATOR_LINE.match(header):
+        raise UserError(f"{path}: begins with the line {match[0]!r}, for spreadsheets alone; delete it")
     _refuse_other_encoding(path)
-    if not first.strip(b"\xef\xbb\xbf \r\n\"'" + "".join(SEPARATORS).encode()):
+    if not header.strip(" \"'" + "".join(SEPARATORS)):
         raise UserError(f"{path}: its first line names no column; begin with a header such as image,caption")
+    return header
 
 
 def _refuse_other_encoding(path: Path) -> None:
     """Single rows may be damaged; of a file in another encoding every caption with an accent would be missing."""
     with path.open("rb") as file:
-        lines = file.readlines(LOOKED_AT)
+        lines = file.readlines(ENCODING_BYTES)
     wrong = [number for number, line in enumerate(lines, start=1) if not _is_utf_8(line)]
     if len(lines) >= FEW_LINES and len(wrong) > OTHER_ENCODING * len(lines):
         raise UserError(
@@ -117,6 +102,56 @@ def _is_utf_8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _separator(path: Path, header: str) -> str:
+    """A tab for .tsv with one in its header; else what cuts the header into most fields (open_clip's default for .csv
+    is a tab)."""
+    counts = {separator: header.count(separator) for separator in SEPARATORS}
+    if path.suffix.lower() == ".tsv" and (counts["\t"] or not any(counts.values())):
+        return "\t"
+    return max(SEPARATORS, key=counts.__getitem__)
+
+
+def _read(
+    path: Path, choice: ColumnChoice, separator: str, strict: bool = False, quoting: int = csv.QUOTE_MINIMAL
+) -> Rows:
+    # surrogateescape keeps bytes that are not UTF-8, so that only their own row is bad.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        table = Table(file, separator, strict, quoting)
+        names = [name.strip() for name in next(table, [])]
+        columns = _columns(path, names, choice, separator)
+        table.columns, table.image = len(names), names.index(columns.image)
+        captions = [names.index(column) for column in columns.captions]
+        too_long = f"row has more than the {len(names)} fields of its header"
+        return Rows(_row(fields, table, captions, too_long) for fields in table if fields)  # [] is a blank line
+
+
+def _row(fields: list[str], table: Table, captions: list[int], too_long: str) -> Row:
+    image = _field(fields, table.image)
+    if any(field.strip() for field in fields[table.columns :]):
+        return Row(image, (), too_long)  # a caption with a separator and no quotes would be cut there
+    return Row(image, tuple(_field(fields, caption) for caption in captions))
+
+
+def _field(fields: list[str], number: int) -> bytes:
+    """A row too short for a column is empty there."""
+    return fields[number].strip().encode(errors="surrogateescape") if number < len(fields) else b""
+
+
+def _columns(path: Path, names: list[str], choice: ColumnChoice, separator: str) -> Columns:
+    try:
+        return choose_columns(path, names, choice, f"split at {SEPARATORS[separator]}")
+    except UserError:
+        if any(is_url(name) for name in names):
+            raise UserError(images_are_urls(path)) from None
+        if data := next((name for name in names if name.lower().endswith(IMAGE_SUFFIXES)), ""):
+            header = separator.join(("image", "caption")).replace("\t", "<tab>")
+            raise UserError(
+                f"{path}: its first line is taken as the header and looks like data ({shorten(data)!r}); "
+                f"put a header above it, such as {header}"
+            ) from None
+        raise
 
 
 class Table:
@@ -172,32 +207,4 @@ class Table:
         return False
 
     def _is_row(self, fields: list[str]) -> bool:
-        return len(fields) >= self.columns > 1 and fields[self.image].strip().lower().endswith(ENDINGS)
-
-
-def _rows(rows: Iterator[list[str]], columns: int, image: int, captions: list[int]) -> Iterator[Row]:
-    too_long = f"row has more than the {columns} fields of its header"  # one text, so that all such rows are one count
-    for row in rows:
-        if any(field.strip() for field in row[columns:]):  # a caption with a separator and no quotes would be cut there
-            yield Row(_field(row, image), tuple(b"" for _ in captions), too_long)
-        elif row:  # the reader gives an empty list for a blank line
-            yield Row(_field(row, image), tuple(_field(row, caption) for caption in captions))
-
-
-def _field(row: list[str], number: int) -> bytes:
-    """A row too short for a column is empty there."""
-    return row[number].strip().encode(errors="surrogateescape") if number < len(row) else b""
-
-
-def separator_of(path: Path) -> str:
-    """A tab for .tsv with one in its header; else what cuts the first line into most fields (open_clip's default for
-    .csv is a tab)."""
-    counts = {separator: _first_line(path).count(separator) for separator in SEPARATORS}
-    if path.suffix.lower() == ".tsv" and (counts["\t"] or not any(counts.values())):
-        return "\t"
-    return max(SEPARATORS, key=counts.__getitem__)
-
-
-def _first_line(path: Path) -> str:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        return file.readline(1 << 16)
+        return len(fields) >= self.columns > 1 and fields[self.image].strip().lower().endswith(IMAGE_SUFFIXES)

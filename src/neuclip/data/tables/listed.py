@@ -1,7 +1,9 @@
-"""Pairs that a table lists: images in files of their own, captions in memory."""
+"""Pairs that a table lists: images in files of their own or as base64 text, captions in memory."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import errno
 import itertools
 import os
@@ -13,18 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuclip.data.captions import usable_captions
-from neuclip.data.sample import BadSample, Fault, Sample, shortened
+from neuclip.data.captions import PIECE, Captions, Texts, usable_captions
+from neuclip.data.sample import BadSample, Fault, Sample, shorten
 from neuclip.data.source import Source
-from neuclip.data.tables.columns import images_are_urls, is_url, say
-from neuclip.data.tables.inline import inline_image, is_inline
-from neuclip.data.texts import PIECE, Captions, Texts
+from neuclip.data.tables.columns import images_are_urls, is_url, print_once
 from neuclip.errors import RunFailed, UserError
 
-FIRST_PICTURES = 20  # looked for when a table is opened
-LARGEST_PICTURE = 256 << 20  # bytes as encoded
+FIRST_IMAGES = 20  # looked for when a table is opened
+LARGEST_IMAGE = 256 << 20  # bytes as encoded
+BASE64_SIGNATURES = (b"/9j/", b"iVBOR", b"R0lGOD", b"UklGR")  # of JPEG, PNG, GIF and WebP
+SHORTEST_BASE64 = 32  # letters; the smallest GIF there is has 35 bytes
 # What the machine lacks, whatever lies in the file: such samples must not be dropped as bad.
-OF_THE_MACHINE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO})
+MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO})
 
 
 class Row(NamedTuple):
@@ -75,59 +77,93 @@ class Rows:
         for number in range(len(self)):
             yield Row(self.images[number], tuple(self.captions(number)), self.reasons.get(number, ""))
 
+    def first_images(self) -> list[bytes]:
+        numbers = (number for number in range(len(self)) if self.images[number] and number not in self.reasons)
+        return [self.images[number] for number in itertools.islice(numbers, FIRST_IMAGES)]
+
 
 class ListedPairs(Source):
     """Pairs of a table; ids are row numbers from 0. Relative image paths start at `folder`."""
 
     def __init__(self, name: str, path: Path, rows: Rows, folder: Path | None = None, faults: tuple[Fault, ...] = ()):
         self.name = name
+        self.kind = path.suffix.lower().removeprefix(".")
         self.path = path
+        self.files = (path,)
         self.rows = rows
         self.faults = faults
-        self.folder = image_folder(path, rows) if folder is None else folder
+        self.folder = find_image_folder(path, rows.first_images()) if folder is None else folder
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, id: int) -> Sample:
-        if not 0 <= id < len(self):
-            raise IndexError(f"sample {id} of {len(self)}")
+        self.check_id(id)
         if id in self.rows.reasons:
             raise BadSample(self.rows.reasons[id], self.where(id))
         captions = usable_captions(self.rows.captions(id), self.where(id))
-        return Sample(image_file(self.folder, self.rows.images[id], self.where(id)), captions)
+        return Sample(read_image(self.folder, self.rows.images[id], self.where(id)), captions)
 
     def where(self, id: int) -> str:
         """File and row, the first row after the header being row 1."""
         return f"{self.path} row {id + 1}"
 
-    def captions(self) -> list[str]:
-        """The first caption of every id; "" where there is none."""
-        return [text for captions in self.caption_pieces() for text in captions.first.strings()]
-
     def caption_pieces(self) -> Iterator[Captions]:
-        """The captions of every id, some at a time."""
         return self.rows.caption_pieces()
 
+    def check_images(self) -> None:
+        """Refuses a table if no row can be used or none of the first images exists."""
+        first = self.rows.first_images()
+        if not first:
+            reason = self.rows.reasons.get(0, "no image")
+            raise UserError(f"{self.path}: none of its {len(self):,} rows can be used; of the first: {reason}")
+        if any(is_base64(name) or not is_missing(image_path(self.folder, name)) for name in first):
+            return
+        name = shorten(first[0].decode(errors="backslashreplace"))
+        beside, working = self.path.absolute().parent, Path.cwd()
+        places = f"not in {beside}" if beside == working else f"neither in {beside} nor in {working}"
+        tried = "" if Path(name).is_absolute() or name.startswith("~/") else f", {places}"
+        raise UserError(
+            f"{self.path}: none of its first images exists ({len(first)} looked for), the first is {name}{tried}; "
+            "correct the paths, or put the images there"
+        )
 
-def image_file(folder: Path, name: bytes, where: str) -> bytes:
-    """The bytes of an image that a row names, or holds as text. Raises BadSample."""
+
+def find_image_folder(path: Path, first_images: list[bytes]) -> Path:
+    """The table's own folder; the working folder where only that one leads to the first image that is there."""
+    if first_images and all(is_url(name.decode(errors="replace")) for name in first_images):
+        raise UserError(images_are_urls(path))
+    if any(map(is_base64, first_images)):
+        print_once(f"{path}: its images are base64 text within it, and stay in memory as long as it is open")
+        return path.parent
+    candidates = ((folder, name) for name in first_images for folder in (path.parent, Path()))
+    return next((folder for folder, name in candidates if not is_missing(image_path(folder, name))), path.parent)
+
+
+def read_image(folder: Path, name: bytes, where: str) -> bytes:
+    """The bytes of an image that a row names, or holds as base64. Raises BadSample."""
     if not name:
         raise BadSample("no image", where)
-    if is_inline(name):
-        return inline_image(name, where)
+    if is_base64(name):
+        return decode_base64(name, where)
     image = image_path(folder, name)
-    return file_of(folder, image, f"{where}: {shortened(str(image))}", "image file", LARGEST_PICTURE)
+    return read_file(folder, image, f"{where}: {shorten(str(image))}", "image file", LARGEST_IMAGE)
 
 
-def file_of(folder: Path, path: Path, where: str, what: str, largest: int) -> bytes:
-    """As `file_bytes`. One missing file is a bad sample; a missing folder is a disk that was taken away."""
+def is_base64(field: bytes) -> bool:
+    """Whether a field is an image, with or without `data:image/png;base64,` in front, rather than the path of one.
+    `/9j/` might begin a path, whose name would end in a dot and its kind; base64 has no dots."""
+    if field.startswith(b"data:image/"):
+        return b";base64," in field[:100]
+    return field.startswith(BASE64_SIGNATURES) and len(field) >= SHORTEST_BASE64 and b"." not in field
+
+
+def decode_base64(field: bytes, where: str) -> bytes:
+    _, _, text = field.rpartition(b",")  # base64 has no commas
     try:
-        return file_bytes(path, where, what, largest)
-    except BadSample:
-        if folder.exists():
-            raise
-    raise RunFailed(f"{folder}: has gone while it was read; bring it back and continue with --resume")
+        return base64.b64decode(b"".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise BadSample("image is not whole base64", where) from None
 
 
 def image_path(folder: Path, name: bytes) -> Path:
@@ -152,8 +188,18 @@ def is_missing(image: Path) -> bool:
     return False
 
 
-def file_bytes(path: Path, where: str, what: str, largest: int) -> bytes:
-    """All of a file. Raises BadSample where the file is at fault, RunFailed where the machine is."""
+def read_file(folder: Path, path: Path, where: str, what: str, largest: int) -> bytes:
+    """All of a file below the folder. One missing file is a bad sample; a missing folder is a disk that is gone."""
+    try:
+        return _read_regular(path, where, what, largest)
+    except BadSample:
+        if folder.exists():
+            raise
+    raise RunFailed(f"{folder}: has gone while it was read; bring it back and continue with --resume")
+
+
+def _read_regular(path: Path, where: str, what: str, largest: int) -> bytes:
+    """Raises BadSample where the file is at fault, RunFailed where the machine is."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever, /dev/zero never end
@@ -162,7 +208,7 @@ def file_bytes(path: Path, where: str, what: str, largest: int) -> bytes:
             raise BadSample(f"{what} is too large", f"{where} ({status.st_size:,} bytes, at most {largest:,})")
         return path.read_bytes()
     except OSError as error:
-        if error.errno in OF_THE_MACHINE:
+        if error.errno in MACHINE_ERRORS:
             raise RunFailed(
                 f"{path}: {what} cannot be read ({error.strerror}), which is not its content's fault; check the disk, "
                 "and the limits of open files (ulimit -n) and memory, then continue with --resume"
@@ -170,38 +216,3 @@ def file_bytes(path: Path, where: str, what: str, largest: int) -> bytes:
         raise BadSample(f"{what} cannot be read", f"{where} ({error.strerror})") from None
     except ValueError as error:  # a NUL byte in the path
         raise BadSample(f"{what} cannot be read", f"{where} ({error})") from None
-
-
-def image_folder(path: Path, rows: Rows) -> Path:
-    """The table's own folder; the working folder where only that one leads to the first image that is there."""
-    first = first_images(rows)
-    if first and all(is_url(name.decode(errors="replace")) for name in first):
-        raise UserError(images_are_urls(path))
-    if any(map(is_inline, first)):
-        say(f"{path}: its images are base64 text within it, and stay in memory as long as it is open")
-        return path.parent
-    tried = ((folder, name) for name in first for folder in (path.parent, Path()))
-    return next((folder for folder, name in tried if not is_missing(image_path(folder, name))), path.parent)
-
-
-def first_images(rows: Rows) -> list[bytes]:
-    numbers = (number for number in range(len(rows)) if rows.images[number] and number not in rows.reasons)
-    return [rows.images[number] for number in itertools.islice(numbers, FIRST_PICTURES)]
-
-
-def check_images(source: ListedPairs) -> None:
-    """Raises UserError if no row can be used or none of the first images exists: a wrong table, no bad samples."""
-    first = first_images(source.rows)
-    if not first:
-        reason = source.rows.reasons.get(0, "no image")
-        raise UserError(f"{source.path}: none of its {len(source):,} rows can be used; of the first: {reason}")
-    if not all(not is_inline(name) and is_missing(image_path(source.folder, name)) for name in first):
-        return
-    name = shortened(first[0].decode(errors="backslashreplace"))
-    beside, working = source.path.absolute().parent, Path.cwd()
-    places = f"not in {beside}" if beside == working else f"neither in {beside} nor in {working}"
-    tried = "" if Path(name).is_absolute() or name.startswith("~/") else f", {places}"
-    raise UserError(
-        f"{source.path}: none of its first images exists ({len(first)} looked for), the first is {name}{tried}; "
-        "correct the paths, or put the images there"
-    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.data.source import ShardFacts, Source
 from neuclip.data.tar.files import UNFINISHED, mark_used, move, remove_unused
 from neuclip.data.tar.gzip import is_packed, plain_name, unpack

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.machine import cache_folder
 from neuclip.data.tar.files import NO_ROOM, UNFINISHED, UNFINISHED_SECONDS, mark_used, new_file, remove_unused
 from neuclip.errors import UserError
 from neuclip.progress import track

@@ -14,18 +14,17 @@ from typing import BinaryIO
 
 import numpy as np
 
-from neuclip.data.cache_folder import cache_folder
-from neuclip.data.captions import DEFAULT_KEY, captions_from_json
-from neuclip.data.image_kinds import LOOKED_AT, READ, UNREAD, UNREAD_KIND, ending_by_content
+from neuclip.data.captions import DEFAULT_KEY, Captions, Texts, captions_from_json
+from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON, SIGNATURE_BYTES, ending_by_content
+from neuclip.data.locations import INDEX_SUFFIX
+from neuclip.data.machine import cache_folder
 from neuclip.data.sample import UnindexedFaults
 from neuclip.data.tar.files import new_file
 from neuclip.data.tar.gzip import Damage, damage_of
 from neuclip.data.tar.walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
-from neuclip.data.texts import Captions, Texts
 from neuclip.errors import UserError
 
 FORMAT = 7  # raise it when the meaning of a stored field changes: old index files are then rebuilt silently
-INDEX_SUFFIX = ".index.npz"
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
 DOTTED = "a dot in the name before its ending, where webdataset cuts names"
@@ -46,8 +45,8 @@ ROW = np.dtype(
 )
 IMAGE, IMAGE_SIZE, CAPTION, CAPTION_SIZE, KIND, LABEL = range(6)  # of a row while it is built
 NOTHING = [0, 0, 0, 0, NO_CAPTION, NO_LABEL]
-IMAGES = frozenset(ending.encode() for ending in READ)
-OTHER_IMAGES = frozenset(ending.encode() for ending in UNREAD)
+IMAGES = frozenset(ending.encode() for ending in DECODED)
+OTHER_IMAGES = frozenset(ending.encode() for ending in NOT_DECODED)
 
 Note = tuple[str, str, int]  # reason, place (to be set behind the name of the shard), how many
 
@@ -186,7 +185,7 @@ class _Grouping:
             row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, JSON_CAPTION
         elif extension == b"cls":
             row[LABEL] = _label(self.data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
-        elif extension not in (b"txt", b"json") and ending_by_content(self.data[offset : offset + LOOKED_AT]):
+        elif extension not in (b"txt", b"json") and ending_by_content(self.data[offset : offset + SIGNATURE_BYTES]):
             self.misnamed.setdefault(key, (offset // BLOCK, size))
         elif extension in OTHER_IMAGES:
             self.unread.add(key)
@@ -200,7 +199,7 @@ class _Grouping:
             if not row[IMAGE] and key in self.misnamed:
                 row[IMAGE], row[IMAGE_SIZE] = self.misnamed[key]
             if not row[IMAGE]:
-                self.lost.note(UNREAD_KIND if key in self.unread else "no image", f": {_shown(key)}")
+                self.lost.note(NOT_DECODED_REASON if key in self.unread else "no image", f": {_shown(key)}")
             elif first == key or (first not in self.rows and _is_pair(row)):
                 whole.append(tuple(row))
             else:

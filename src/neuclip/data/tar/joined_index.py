@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from neuclip.data.cache_folder import cache_folder
+from neuclip.data.captions import Captions
 from neuclip.data.fingerprint import CaptionDigest
+from neuclip.data.machine import cache_folder
 from neuclip.data.tar.files import (
     DAY,
     NO_ROOM,
@@ -24,7 +25,6 @@ from neuclip.data.tar.files import (
     remove_unused,
 )
 from neuclip.data.tar.index import FORMAT, ROW, ShardIndex
-from neuclip.data.texts import Captions
 from neuclip.errors import RunFailed, UserError
 
 MAPPED_FROM = 1_000_000  # samples; fewer take at most 21 MB per process, and leave no file behind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,19 +14,14 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, TypeVar
 
-from neuclip.data.braces import expand_braces
+from neuclip.data.locations import INDEX_SUFFIX, SHARD_SUFFIXES, expand_braces, without_packed_twins
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
 from neuclip.data.tar.files import NO_ROOM, unfinished_file
-from neuclip.data.tar.gzip import plain_name
-from neuclip.data.tar.index import INDEX_SUFFIX
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
 from neuclip.settings.secrets import without_query
 
 T = TypeVar("T")
-REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
-SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LOCAL_ONLY = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".zip", ".7z", ".bz2", ".xz", ".zst")
 TOGETHER = 8  # requests at a time: most of the time of each is waiting
 VERSION_FIELDS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 
@@ -89,11 +83,6 @@ class Attempt:
         if self.file is not None:
             with contextlib.suppress(OSError):  # Windows keeps what a thread still writes; the cache removes it later
                 self.file.unlink(missing_ok=True)
-
-
-def is_remote(address: str) -> bool:
-    """Whether it names a place to download from: s3://, https://, memory://, file:// and whatever fsspec knows."""
-    return REMOTE.match(address) is not None
 
 
 def file_system(url: str, limits: Limits) -> tuple[Any, str]:
@@ -232,12 +221,6 @@ def remote_shards(address: str | list[str], limits: Limits) -> list[RemoteShard]
     level below). Of a list of addresses one after the other."""
     addresses = [address] if isinstance(address, str) else address
     urls = [url for address in addresses for url in sorted(set(expand_braces(address)))]
-    for url in urls:
-        if posixpath.splitext(without_query(url).lower())[1] in LOCAL_ONLY:
-            raise UserError(
-                f"{without_query(url)}: only tar shards can be remote; fetch it and give the local file, or make "
-                "shards of that with neuclip data convert and upload them"
-            )
     try:
         if all("*" not in url and without_query(url).lower().endswith(SHARD_SUFFIXES) for url in urls):
             return describe_shards(urls, limits)
@@ -290,11 +273,6 @@ def _list_files(system: Any, path: str) -> dict[str, dict[str, Any]]:
     """By URL what the remote tells of each file."""
     found = system.glob(path, detail=True) if "*" in path else system.find(path, maxdepth=2, detail=True)
     return {system.unstrip_protocol(name): info for name, info in found.items()}
-
-
-def without_packed_twins(shards: set[str]) -> set[str]:
-    """`gunzip -k` leaves both files; reading both would show every sample twice."""
-    return {shard for shard in shards if (plain := plain_name(shard)) == shard or plain not in shards}
 
 
 def _path_of(url: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.order import SHARDS_TOGETHER, Order, ShardOrder
 from neuclip.data.sample import Sample
 from neuclip.data.source import ShardFacts, SourceFiles
@@ -18,7 +19,6 @@ from neuclip.data.tar.cache import ShardCache, check_cache_size, digest_of
 from neuclip.data.tar.gzip import damage_of, is_packed
 from neuclip.data.tar.index import (
     BLOCK,
-    INDEX_SUFFIX,
     NO_CAPTION,
     ShardIndex,
     build_index_of_file,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from neuclip.data.captions import other_keys, usable_captions
+from neuclip.data.captions import Captions, other_keys, usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults
 from neuclip.data.source import ShardFacts, Source, SourceFiles
 from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_copy_used, plain_tars
@@ -33,7 +33,6 @@ from neuclip.data.tar.index import (
 from neuclip.data.tar.joined_index import join_indexes
 from neuclip.data.tar.open_files import OPEN_FILES, close_files, descriptor, new_number
 from neuclip.data.tar.walk import CUT_OFF, NO_END_MARK
-from neuclip.data.texts import Captions
 from neuclip.errors import RunFailed
 from neuclip.progress import track
 

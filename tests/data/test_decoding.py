@@ -1,35 +1,29 @@
-"""Decoding: every mode that images come in, and every way in which they are broken."""
+"""Decoding: every mode that images come in, every way in which they are broken, and the fast, inexact path.
+
+The fast path may stray a little from the exact pixels; it loses no image that the exact one reads.
+"""
 
 from __future__ import annotations
 
 import io
+import pickle
 import struct
 import warnings
-import zlib
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageFile
 
+from neuclip.data import decoding
+from neuclip.data.decoding import MOST_PIXELS, FastDecode, decode
 from neuclip.data.sample import BadSample
-from neuclip.data.transforms import MOST_PIXELS, decode
-from tests.data.small_shards import image_bytes
+from neuclip.models.pixels import fast_crop
+from neuclip.models.towers import build_model
+from tests.data.small_shards import encoded, image_bytes, png
+from tests.images import photo
 
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, form, **options)
-    return stream.getvalue()
-
-
-def png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
-    """A PNG by hand: Pillow reads 16 bits per channel and sizes that no memory holds, but writes neither."""
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows))]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in [*chunks, (b"IEND", b"")]
-    )
+NEEDS_SIMPLEJPEG = pytest.mark.skipif(decoding.simplejpeg is None, reason="simplejpeg is not installed")
 
 
 def colour(image: Image.Image) -> tuple[int, ...]:
@@ -40,21 +34,21 @@ def colour(image: Image.Image) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "LAB", "YCbCr"])
-def test_a_image_is_handed_on_in_its_own_mode(mode):
+def test_an_image_keeps_its_mode(mode):
     image = Image.open(io.BytesIO(image_bytes(0))).convert(mode)
     content = encoded(image, "TIFF" if mode in ("LAB", "YCbCr") else "PNG")
     assert decode(content).mode == mode
     assert np.array_equal(np.asarray(decode(content).convert("RGB")), np.asarray(image.convert("RGB")))
 
 
-def test_a_image_that_says_it_is_turned_stays_as_its_pixels_lie():
+def test_the_orientation_in_exif_data_is_ignored():
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to show it. open_clip does not either
     image = Image.open(io.BytesIO(image_bytes(0, size=(40, 20))))
     assert decode(encoded(image, "JPEG", exif=exif)).size == (40, 20)
 
 
-def test_a_cmyk_jpeg_is_handed_on_as_it_is_and_has_its_colours():
+def test_a_cmyk_jpeg_keeps_its_mode_and_colours():
     red = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
     assert red.mode == "CMYK" and colour(red) == pytest.approx((255, 0, 0), abs=3)
 
@@ -76,7 +70,7 @@ def test_alpha_is_left_out_and_the_colours_below_it_stay():
 
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
-def test_of_an_animation_the_first_frame_is_shown(form):
+def test_an_animation_is_decoded_to_its_first_frame(form):
     frames = [Image.new("RGB", (8, 8), ink) for ink in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
     stream = io.BytesIO()
     frames[0].save(stream, form, save_all=True, append_images=frames[1:], duration=50)
@@ -84,7 +78,7 @@ def test_of_an_animation_the_first_frame_is_shown(form):
     assert colour(decode(stream.getvalue())) == pytest.approx((250, 0, 0), abs=6)
 
 
-def test_what_a_image_is_its_bytes_say_but_postscript_is_never_run():
+def test_the_bytes_decide_the_format_and_postscript_is_never_run():
     for form in ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF"):
         assert colour(decode(encoded(Image.new("RGB", (16, 16), (0, 0, 0)), form))) == pytest.approx((0, 0, 0), abs=3)
     for form in ("EPS", "TGA"):
@@ -113,7 +107,7 @@ def test_float_pixels_are_refused_since_nothing_says_which_of_them_is_white():
 
 
 @pytest.mark.parametrize("extension", ["png", "jpg", "webp"])
-def test_every_cut_of_a_image_is_a_bad_sample_or_a_image(extension):
+def test_every_cut_of_an_image_is_a_bad_sample_or_an_image(extension):
     whole = image_bytes(1, extension, size=(40, 40))
     for cut in range(0, len(whole) - 20, max(1, len(whole) // 60)):
         try:
@@ -149,7 +143,7 @@ def test_the_limit_on_pixels_is_ours_even_where_another_library_lifted_pillows(m
         decode(png(10_000, 10_000, 1, 0, bytes(1000)))
 
 
-def test_a_image_with_damaged_exif_data_is_decoded_and_warns_of_nothing():
+def test_an_image_with_damaged_exif_data_is_decoded_and_warns_of_nothing():
     exif = Image.Exif()
     exif[0x010E] = "a description that is longer than four bytes"
     whole = encoded(Image.new("RGB", (8, 8), (10, 20, 30)), "JPEG", exif=exif)
@@ -162,5 +156,111 @@ def test_a_image_with_damaged_exif_data_is_decoded_and_warns_of_nothing():
     assert not warned
 
 
-def test_pillow_is_not_told_to_invent_what_a_cut_image_lacks():
+def test_pillow_does_not_fill_up_truncated_images():
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow alone"])
+def fast(request, monkeypatch) -> FastDecode:
+    if request.param == "Pillow alone":
+        monkeypatch.setattr(decoding, "simplejpeg", None)
+    elif decoding.simplejpeg is None:
+        pytest.skip("simplejpeg is not installed")
+    return FastDecode(64, smallest_crop=1.0)
+
+
+def exact(content: bytes) -> np.ndarray:
+    return np.asarray(decode(content).convert("RGB"))
+
+
+def test_images_that_are_not_reduced_have_the_exact_pixels(fast):
+    for number, size in enumerate([(60, 44), (255, 300), (91, 256), (1, 7)]):
+        content = photo(number, size)
+        assert np.array_equal(fast(content), exact(content))
+
+
+@pytest.mark.parametrize(
+    "mode, form", [("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGBA", "PNG"), ("RGB", "WEBP")]
+)
+def test_other_kinds_of_images_have_the_exact_pixels(fast, mode, form):
+    content = encoded(Image.open(io.BytesIO(photo(3))).convert(mode), form)
+    assert np.array_equal(fast(content), exact(content))
+
+
+def test_a_jpeg_four_times_too_large_is_halved_and_no_smaller_than_twice_the_model(fast):
+    assert fast(photo(1, (700, 256))).shape == (128, 350, 3)
+    assert fast(photo(1, (700, 255))).shape == (255, 700, 3)
+    assert fast(photo(1, (2100, 1030))).shape == (129, 263, 3)
+
+
+@pytest.mark.parametrize(("scale", "side"), [(0.02, 1000), (0.08, 500), (0.25, 500), (0.9, 250)])
+def test_the_smallest_crop_of_a_reduced_image_is_still_twice_as_large_as_the_model(scale, side):
+    decoded = FastDecode(64, smallest_crop=scale)(photo(1, (1000, 1000)))
+    assert decoded.shape == (side, side, 3)
+    crop = build_model("tiny", crop_scale=(scale, scale)).train_transform.stages[0]
+    _, _, height, width = crop.get_params(torch.from_numpy(decoded).permute(2, 0, 1), list(crop.scale), [1.0, 1.0])
+    assert height == width >= 2 * 64
+
+
+@NEEDS_SIMPLEJPEG
+def test_only_plain_jpegs_that_are_not_reduced_use_simplejpeg():
+    fast = FastDecode(64, smallest_crop=1.0)
+    assert fast._is_plain_jpeg(photo(0))
+    assert not fast._is_plain_jpeg(photo(0, (700, 256)))
+    assert not fast._is_plain_jpeg(encoded(Image.new("L", (9, 9)), "JPEG"))
+    assert not fast._is_plain_jpeg(b"\xff\xd8 and nothing more")
+
+
+@pytest.mark.parametrize("spoil", [lambda c: c[: len(c) // 2], lambda c: b"", lambda c: b"\xff\xd8" + b"\0" * 99])
+def test_what_the_exact_path_refuses_is_refused_for_the_same_reason(fast, spoil):
+    content = spoil(photo(2))
+    with pytest.raises(BadSample) as want:
+        decode(content)
+    with pytest.raises(BadSample) as got:
+        fast(content)
+    assert got.value.reason == want.value.reason
+
+
+def test_flipped_bytes_are_bad_for_both_or_for_none(fast):
+    damaged = np.random.default_rng(0)
+    for number in range(60):
+        content = bytearray(photo(number % 5))
+        content[int(damaged.integers(2, len(content)))] ^= 1 << int(damaged.integers(8))
+        assert outcome(fast, bytes(content)) == outcome(exact, bytes(content))
+
+
+def outcome(read, content: bytes) -> str | bytes:
+    try:
+        return read(content).tobytes()
+    except BadSample as bad:
+        return bad.reason
+
+
+def test_the_fast_crop_is_the_same_crop_and_fewer_than_one_value_in_20_differs_by_three_levels_at_most(fast):
+    built = build_model("tiny", crop_scale=(0.4, 1.0))
+    crop = pickle.loads(pickle.dumps(fast_crop(built.train_transform)))
+    differences = []
+    upright = [(70, 90), (66, 100), (75, 150)]  # which Pillow may filter columns first
+    smaller = [(40, 33), (20, 60), (63, 50)]  # which are enlarged
+    for number, size in enumerate([(255, 200), (200, 255), (90, 130), (150, 75), (64, 64), *upright, *smaller]):
+        torch.manual_seed(number)
+        want = built.train_transform(decode(photo(number, size)))
+        torch.manual_seed(number)
+        got = crop(fast(photo(number, size)))
+        assert got.shape == want.shape and got.dtype == torch.uint8
+        differences.append((got.int() - want.int()).abs().flatten())
+    difference = torch.cat(differences)
+    assert difference.max() <= 3
+    assert (difference > 1).float().mean() < 1e-3
+    assert (difference > 0).float().mean() < 1 / 20
+    assert max((one > 0).float().mean() for one in differences) < 1 / 4
+
+
+def test_a_reduced_image_looks_the_same():
+    built = build_model("tiny", crop_scale=(1.0, 1.0))
+    crop = fast_crop(built.train_transform)
+    content = photo(4, (800, 800))
+    torch.manual_seed(0)
+    want = built.train_transform(decode(content)).int()
+    torch.manual_seed(0)
+    assert (crop(FastDecode(64, 1.0)(content)).int() - want).abs().float().mean() < 2

@@ -1,4 +1,4 @@
-"""Where neuclip keeps what it can make again."""
+"""What this machine has: a folder for what can be made again, and processor cores."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def cache_folder() -> Path:
     if xdg := os.environ.get("XDG_CACHE_HOME"):
         return Path(xdg) / "neuclip"
     return Path.home() / ".cache" / "neuclip"
+
+
+def available_cores() -> int:
+    """Those that this process may use, which in a container or a job may be fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

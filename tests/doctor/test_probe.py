@@ -1,0 +1,43 @@
+"""Data that cannot be read while doctor looks at it."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from neuclip.cli import doctor
+from neuclip.data.tar import remote
+from neuclip.doctor.diagnosis import examine
+from neuclip.errors import UserError
+from neuclip.settings.reading import read_settings
+from tests.data.small_tables import table
+
+
+def test_a_disk_that_fails_during_the_probe_is_a_finding(tmp_path, monkeypatch):
+    path = table(tmp_path, "image,caption\na.jpg,one\n")
+
+    read = Path.read_bytes
+
+    def fails(self: Path) -> bytes:
+        if self.suffix == ".jpg":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    findings, _ = examine(read_settings(None, ["--data.train", str(path)]))
+    assert not findings.ready and "Input/output error" in findings.problems[0].what
+
+
+def test_a_server_that_is_down_and_a_set_that_is_not_prepared_are_findings(monkeypatch, capsys):
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)  # between tries
+    settings = read_settings(None, ["--data.train", "http://127.0.0.1:9/a.tar", "--data.remote_timeout", "1"])
+    findings, _ = examine(settings)
+    assert not findings.ready and "127.0.0.1" in findings.problems[0].what
+    assert doctor.run(["iconify", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert not printed["ready"] and "neuclip data prepare" in printed["problems"][0]["remedy"]
+    with pytest.raises(UserError, match="no such file"):
+        doctor.run(["nowhere.tar", "--json"])
