@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import torch
-
 from neuclip.training.caption_ids import caption_ids
 
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from neuclip.training.truncated_captions import TruncatedCaptions
 
 from neuclip import api
 from neuclip.models import open_clip_module
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoint_name, checkpoints_in
 from neuclip.settings.reading import read_settings
-from neuclip.training.truncated_captions import TruncatedCaptions
 from tests.images import write_csv
 from tests.training.conftest import BATCH
 

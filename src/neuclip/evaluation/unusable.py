@@ -1,4 +1,4 @@
-"""What of a held-out set cannot be used: listed by set, and above a share no figure may stand for the set."""
+"""Samples of held-out sets that cannot be used: they are listed, and a set with too many of them is not measured."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from neuclip.records import HELD_OUT
 
 
 class TooManyBad(RunFailed):
-    """So much of a set is bad that a figure over the rest would be one of another set."""
+    """So many samples of a set are bad that a figure over the rest would say nothing about the set."""
 
     def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
         counts = by_reason((*source.faults, *faults))
         reason, count = counts.most_common(1)[0]
-        bad, there = counts.total(), len(source) + count_unindexed(source)
+        bad, total = counts.total(), len(source) + count_unindexed(source)
         self.faults = tuple(faults)
-        self.why = (
-            f"{bad:,} of {there:,} samples cannot be used ({bad / there:.1%}, "
+        self.reason = (
+            f"{bad:,} of {total:,} samples cannot be used ({bad / total:.1%}, "
             f"data.max_bad_share is {limit:.1%}), most often: {reason} ({count:,})"
         )
-        super().__init__(f"{source.name}: {self.why}; repair the data")
+        super().__init__(f"{source.name}: {self.reason}; repair the data")
 
 
 def refuse_above(limit: float, source: Source, faults: Sequence[Fault]) -> None:
-    """Raises TooManyBad. Each sample was read once, so the share is exact and nothing is left to chance. Pairs that
-    never became samples count as bad ones: of a set that is mostly lost no figure may stand for it either."""
+    """Raises TooManyBad. Each sample was read once: the share is exact. What never became a sample counts as bad."""
     lost = count_unindexed(source)
     if len(faults) + lost > limit * (len(source) + lost) or len(faults) == len(source):
         raise TooManyBad(source, faults, limit)
 
 
 def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:
-    """Add to a run's skipped.jsonl the faults of each set, those that earlier evaluations did not list."""
+    """Add the faults of each set to a run's skipped.jsonl, except those that earlier evaluations listed."""
     lines = [json.dumps(fault._asdict() | {HELD_OUT: name}) + "\n" for name, found in faults.items() for fault in found]
     if not lines:
         return

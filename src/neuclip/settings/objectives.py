@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from neuclip.errors import UserError
 from neuclip.settings.fields import check_at_least, check_positive, described
 
 
+class ObjectiveSettings:
+    """What every objective's settings say about it beside their fields."""
+
+    uses_bias: ClassVar[bool] = False  # of the model, as SigLIP does
+
+    def initial_bias(self, batch_size: int) -> float | None:
+        return None
+
+    @property
+    def normalizer_eps(self) -> float:
+        """Added to each normalizer where the error of its estimates is measured."""
+        return getattr(self, "eps", 1e-6)
+
+
 @dataclass(frozen=True, kw_only=True)
-class CLIPSettings:
+class CLIPSettings(ObjectiveSettings):
     """The batch is its own normalizer: softmax as in open_clip, or the paper's mini-batch form."""
 
     form: Literal["openclip", "minibatch"] = described(
@@ -30,8 +44,10 @@ class CLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SigLIPSettings:
+class SigLIPSettings(ObjectiveSettings):
     """Every image-text combination of the batch is a yes-or-no question; no normalizer."""
+
+    uses_bias = True
 
     bias_initial: str = described("-10", "where the model's bias starts; auto: -ln(batch - 1), the share of true pairs")
     mask_duplicates: bool = described(False, "pairs with an equal caption are no negatives of each other")
@@ -53,7 +69,7 @@ class SigLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastCLIPSettings:
+class FastCLIPSettings(ObjectiveSettings):
     """Each sample's normalizer remembered as a moving average over its visits."""
 
     variant: Literal["v0", "v1", "v2", "v3", "sogclr", "isogclr"] = described(
@@ -91,7 +107,7 @@ class FastCLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AmorLIPSettings:
+class AmorLIPSettings(ObjectiveSettings):
     """Sums over the batch, blended with what small networks learnt of them the epoch before."""
 
     rho: tuple[float, ...] = described(
@@ -137,7 +153,7 @@ class AmorLIPSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeuCLIPSettings:
+class NeuCLIPSettings(ObjectiveSettings):
     """Log-normalizers over the whole data set, predicted by two small networks of prototypes."""
 
     num_prototypes: int = described(4096, "prototypes per side (m in the paper)")
