@@ -19,8 +19,8 @@ from neuclip.doctor.pairs import estimated_meeting, note_bad, share_meeting_an_e
 from neuclip.doctor.plan import note_temperature, note_warmup
 from neuclip.doctor.probe import Look, look_at
 from neuclip.errors import RunFailed, UserError
+from neuclip.plan import warmup_steps
 from neuclip.settings.reading import read_settings
-from neuclip.training.schedule import warmup_steps
 from tests.data.small_shards import write_tar
 from tests.images import caption, image_bytes, write_csv, write_shard, write_shards
 

@@ -5,10 +5,10 @@ import torch
 
 from neuclip.data.open import open_source
 from neuclip.errors import RunFailed
-from neuclip.evaluation.embedding import Embedded, embed_pairs
+from neuclip.evaluation.embedding import EmbeddedPairs
 from neuclip.evaluation.retrieval import recall
 from tests.evaluation.colour_shards import colour_image, write_samples
-from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
+from tests.evaluation.small_towers import ColourTowers, colour_embedder
 
 PAIRS = ["red", "blue", "red", "lime", "blue", "red", "red"]  # lime is full green
 CAPTIONS = ["red thing", "blue thing", "red thing", "green thing", "blue thing", "red sofa", "red thing"]
@@ -23,10 +23,8 @@ def source_of(folder, **changed):
     return open_source(str(write_samples(folder / "pairs.tar", samples)))
 
 
-def embed(towers, source, workers=0) -> Embedded:
-    return embed_pairs(
-        towers, source, transform=to_tensor, tokenize=count_colours, batch_size=3, workers=workers, what="embedding"
-    )
+def embed(towers, source, workers=0) -> EmbeddedPairs:
+    return colour_embedder(towers, workers=workers).embed_pairs(source, "embedding")
 
 
 def test_every_different_caption_is_embedded_once_in_order_of_appearance(tmp_path):

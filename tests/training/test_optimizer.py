@@ -17,9 +17,10 @@ def towers():
 def optimizer(towers, temperature=None, **settings) -> TowerOptimizer:
     return TowerOptimizer(
         towers,
-        OptimizerSettings(warmup=0, **settings),
+        OptimizerSettings(**settings),
         temperature or TemperatureSettings(),
         total_steps=10,
+        warmup_steps=0,
         precision=torch.float32,
     )
 
