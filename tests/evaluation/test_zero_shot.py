@@ -44,7 +44,7 @@ def test_images_that_cannot_be_read_are_not_scored(tmp_path):
     assert [(fault.id, fault.reason) for fault in faults] == [(1, "image does not decode")]
 
 
-def test_class_rows_are_the_normalised_mean_of_unit_rows():
+def test_class_rows_are_the_normalized_mean_of_unit_rows():
     towers, templates = ColourTowers(), ["{c}", "{c} and red", "blue {c} {c}"]
     got = classifier(colour_embedder(towers, batch_size=4), ["red", "blue"], templates)
     for row, name in zip(got, ["red", "blue"], strict=True):

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("neuclip.data.source.Limits", partial(Limits, attempts=2, first_wait=0))
+    monkeypatch.setattr("neuclip.data.open.Limits", partial(Limits, attempts=2, first_wait=0))
 
 
 @pytest.fixture
