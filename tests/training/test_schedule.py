@@ -4,10 +4,10 @@ import itertools
 import math
 
 import pytest
-import torch
 
 from neuclip.models.towers import build_model
-from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
+from neuclip.plan import Plan
+from neuclip.settings.sections import OptimizerSettings, Settings, TemperatureSettings, TrainSettings
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.schedule import Interval, temperature_rate, warmup_then_cosine
 
@@ -40,14 +40,12 @@ def test_only_the_cosine_temperature_follows_the_towers_and_only_the_threshold_l
 def rates_of_temperature(schedule: str, taus: list[float]) -> list[float]:
     """The rates that AdamW really used at steps 0, 1, ... when tau stood at these values before each."""
     towers = build_model("tiny").towers
-    optimizer = TowerOptimizer(
-        towers,
-        OptimizerSettings(learning_rate=1e-3),
-        TemperatureSettings(learning_rate=3e-4, schedule=schedule),
-        total_steps=len(taus),
-        warmup_steps=2,
-        precision=torch.float32,
+    settings = Settings(
+        optimizer=OptimizerSettings(learning_rate=1e-3, warmup=2),
+        temperature=TemperatureSettings(learning_rate=3e-4, schedule=schedule),
+        train=TrainSettings(batch_size=4, samples=4 * len(taus)),
     )
+    optimizer = TowerOptimizer(towers, settings, Plan.of(settings))
     used = []
     for step, tau in enumerate(taus):
         towers.set_temperature(tau)

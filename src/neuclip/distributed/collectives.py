@@ -10,10 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+T = TypeVar("T")
 
 # The other ranks wait while the main rank evaluates or writes, which may take long.
 TIMEOUT = timedelta(hours=4)
@@ -165,6 +168,15 @@ def all_gather_int(value: int) -> list[int]:
     gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
     dist.all_gather(gathered, torch.tensor([value]), group=_gloo_group())
     return [int(one) for one in gathered]
+
+
+def all_gather_object(value: T) -> list[T]:
+    """A small picklable value from each rank, in rank order; exchanged on the host."""
+    if world_size() == 1:
+        return [value]
+    gathered = [value] * world_size()
+    dist.all_gather_object(gathered, value, group=_gloo_group())
+    return gathered
 
 
 def _group_of(values: Tensor) -> dist.ProcessGroup | None:

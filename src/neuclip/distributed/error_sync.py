@@ -15,7 +15,6 @@ from torch import distributed as dist
 from neuclip.distributed.collectives import (
     all_gather_int,
     destroy_process_group,
-    gather_values,
     init_process_group,
     is_main,
     rank,
@@ -103,12 +102,3 @@ def main_rank_first(action: Callable[[], T]) -> T:
             result = action()
     assert result is not None
     return result
-
-
-def all_gather_str(text: str, device: torch.device) -> list[str]:
-    """Collective. The text of each rank, in rank order."""
-    content = text.encode()
-    sizes = all_gather_int(len(content))
-    padded = torch.tensor(list(content.ljust(max(sizes))), dtype=torch.uint8, device=device)
-    rows = gather_values(padded).cpu().unflatten(0, (len(sizes), max(sizes)))
-    return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]

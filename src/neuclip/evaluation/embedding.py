@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from neuclip.data.faults import by_reason, count_unindexed
 from neuclip.data.loader import sequential
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
-from neuclip.evaluation.unusable import refuse_above
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
+
+
+class TooManyBad(RunFailed):
+    """So many samples of a set are bad that a figure over the rest would say nothing about the set."""
+
+    def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
+        counts = by_reason((*source.faults, *faults))
+        reason, count = counts.most_common(1)[0]
+        bad, total = counts.total(), len(source) + count_unindexed(source)
+        self.faults = tuple(faults)
+        self.reason = (
+            f"{bad:,} of {total:,} samples cannot be used ({bad / total:.1%}, "
+            f"data.max_bad_share is {limit:.1%}), most often: {reason} ({count:,})"
+        )
+        super().__init__(f"{source.name}: {self.reason}; repair the data")
 
 
 @dataclass(frozen=True)
@@ -60,13 +75,20 @@ class Embedder:
         has_caption = torch.tensor([bool(all_captions[id]) for id in images.ids.tolist()], dtype=torch.bool)
         missing = [Fault(id, "caption is missing", source.where(id)) for id in images.ids[~has_caption].tolist()]
         faults = (*images.faults, *missing)
-        refuse_above(self.max_bad_share, source, faults)
+        self.refuse_bad_set(source, faults)
         ids = images.ids[has_caption]
         rows: dict[str, int] = {}
         caption_of = torch.tensor([rows.setdefault(all_captions[id], len(rows)) for id in ids.tolist()])
         captions = list(rows)
         text_features = self.embed_texts(captions, f"{what}, captions")
         return EmbeddedPairs(images.features[has_caption], text_features, captions, caption_of, ids, faults)
+
+    def refuse_bad_set(self, source: Source, faults: Sequence[Fault]) -> None:
+        """Raises TooManyBad. Each sample was read once: the share is exact. What never became a sample counts as
+        bad."""
+        lost, size, limit = count_unindexed(source), len(source), self.max_bad_share
+        if len(faults) + lost > limit * (size + lost) or len(faults) == size:
+            raise TooManyBad(source, faults, limit)
 
     @torch.no_grad()
     def embed_images(self, source: Source, what: str) -> EmbeddedImages:

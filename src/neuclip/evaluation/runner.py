@@ -10,9 +10,8 @@ from neuclip.data.held_out import HeldOutSets
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
-from neuclip.evaluation.embedding import EmbeddedPairs, Embedder
+from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBad
 from neuclip.evaluation.retrieval import recall
-from neuclip.evaluation.unusable import TooManyBad
 from neuclip.evaluation.zero_shot import evaluate_task
 
 

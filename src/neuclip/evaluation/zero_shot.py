@@ -10,7 +10,6 @@ from neuclip.data.sample import Fault
 from neuclip.data.zero_shot_task import PLACEHOLDER, ZeroShotTask
 from neuclip.evaluation.embedding import Embedder, check_finite
 from neuclip.evaluation.retrieval import best_ranks
-from neuclip.evaluation.unusable import refuse_above
 
 
 def evaluate_task(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, float], tuple[Fault, ...]]:
@@ -20,7 +19,7 @@ def evaluate_task(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, flo
     """
     weights = classifier(embedder, task.classnames, task.templates)
     images = embedder.embed_images(task.source, f"evaluating on {task.name}")
-    refuse_above(embedder.max_bad_share, task.source, images.faults)
+    embedder.refuse_bad_set(task.source, images.faults)
     labels = torch.tensor(task.labels)[images.ids]
     return accuracy(images.features, weights, labels), images.faults
 

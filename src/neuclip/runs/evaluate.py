@@ -30,11 +30,16 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
         if not target.startswith("local-dir:"):
             raise UserError(f"{target} names a model without weights; give a run, a checkpoint or local-dir:FOLDER")
         return built, resolve_held_out(Settings())
+    return load_run(folder, path if is_checkpoint else find_checkpoint(folder))[:2]
+
+
+def load_run(folder: RunFolder, checkpoint: Path) -> tuple[BuiltModel, Settings, dict[str, Any]]:
+    """The model as it was at a checkpoint, the run's settings, and the checkpoint's state."""
     settings = read_settings(folder.settings, [])
     built = build_towers(settings, choose_device(settings.run.device))
-    state = load_checkpoint(path if is_checkpoint else find_checkpoint(folder))
+    state = load_checkpoint(checkpoint)
     built.towers.model.load_state_dict(state["model"])
-    return built, settings
+    return built, settings, state
 
 
 def measure(
@@ -66,12 +71,9 @@ def normalizer_error(run: Path, *, anchors: int, seed: int, checkpoint: str = ""
     >>> normalizer_error(Path("runs/first"), anchors=10_000, seed=0)["estimators"]["method"]["mean"]  # doctest: +SKIP
     """
     folder = RunFolder(run)
-    settings = read_settings(folder.settings, [])
     path = find_checkpoint(folder, checkpoint)
-    built = build_towers(settings, choose_device(settings.run.device))
+    built, settings, state = load_run(folder, path)
     objective = build_objective(settings, built, len(open_training_source(settings)))
-    state = load_checkpoint(path)
-    built.towers.model.load_state_dict(state["model"])
     objective.load_state_dict(state["objective"])
     errors = error_on_training_data(settings, built, objective.eval(), anchors=anchors, seed=seed)
     return errors | {"checkpoint": path.name}

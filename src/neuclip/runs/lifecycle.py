@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.source import Source
-from neuclip.distributed.collectives import is_main, rank, world_size
-from neuclip.distributed.error_sync import all_gather_str, main_rank_first, on_main_rank, raise_on_main, sync_errors
+from neuclip.distributed.collectives import all_gather_object, is_main, rank, world_size
+from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main, sync_errors
 from neuclip.errors import RunFailed, UserError
 from neuclip.models.towers import BuiltModel
 from neuclip.plan import Plan, choose_device, choose_precision
@@ -52,8 +52,7 @@ MAY_CHANGE_AT_RESUME = (
 
 def start_run(settings: Settings) -> Run:
     """Collective. A new run in a new folder."""
-    path = on_main_rank(lambda: new_folder(settings))
-    folder = RunFolder(all_gather_str(str(path or ""), choose_device(settings.run.device))[0])
+    folder = RunFolder(all_gather_object(on_main_rank(lambda: str(new_folder(settings))) or "")[0])
     run = build_run(settings, folder)
     described = environment(run.device, run.precision, run.fingerprint)
 
@@ -103,7 +102,7 @@ def build_run(settings: Settings, folder: RunFolder) -> Run:
     with sync_errors():
         run = _build_run(settings, folder, source)
     # Ranks on several machines must see the same data: an id means one sample on all of them.
-    seen = all_gather_str(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})", run.device)
+    seen = all_gather_object(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})")
     if len(set(seen)) > 1:
         raise_on_main(UserError(f"ranks see different data: {', '.join(seen)}; give all of them the same files"))
     return run
@@ -121,14 +120,6 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source) -> Run:
     objective = build_objective(settings, built, len(source), batches.windows.order.size).to(device)
     if rank():  # weights start alike on all ranks, dropout does not
         torch.manual_seed(settings.run.seed + rank())
-    optimizer = TowerOptimizer(
-        built.towers,
-        settings.optimizer,
-        settings.temperature,
-        total_steps=plan.steps,
-        warmup_steps=plan.warmup_steps,
-        precision=precision,
-    )
     return Run(
         settings=settings,
         folder=folder,
@@ -140,7 +131,7 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source) -> Run:
         batches=batches,
         built=built,
         objective=objective,
-        optimizer=optimizer,
+        optimizer=TowerOptimizer(built.towers, settings, plan, precision),
         truncated_captions=TruncatedCaptions(built.tokenize),
     )
 

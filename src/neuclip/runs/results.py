@@ -5,21 +5,24 @@ The main rank measures and writes while the others wait.
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets
+from neuclip.data.sample import Fault
 from neuclip.distributed.collectives import is_main, single_process
 from neuclip.distributed.error_sync import on_main_rank
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
-from neuclip.evaluation.unusable import list_faults
 from neuclip.models.export import export_model
 from neuclip.objectives.objective import Objective
-from neuclip.records import append_line, read_lines, write_json
+from neuclip.records import HELD_OUT, append_line, read_lines, write_json
 from neuclip.report.page import write_report
 from neuclip.runs.build import build_objective
 from neuclip.runs.environment import peak_memory_bytes
@@ -92,6 +95,17 @@ def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | No
         append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
     list_faults(run.folder.skipped, evaluation.faults)
     return evaluation
+
+
+def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:
+    """Add the faults of each set to a run's skipped.jsonl, except those that earlier evaluations listed."""
+    lines = [json.dumps(fault._asdict() | {HELD_OUT: name}) + "\n" for name, found in faults.items() for fault in found]
+    if not lines:
+        return
+    with path.open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        known = {line for line in file if f'"{HELD_OUT}": ' in line}
+        file.writelines(line for line in lines if line not in known)
 
 
 def whole_objective(run: Run) -> Objective | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 
 from neuclip.data.faults import FaultLog, ReadingFailed, count_unindexed, describe_unindexed, forget_unindexed
 from neuclip.data.sample import Batch, Fault
-from neuclip.distributed.collectives import any_rank, is_main, world_size
-from neuclip.distributed.error_sync import all_gather_str, raise_first, raise_on_main
+from neuclip.distributed.collectives import all_gather_object, any_rank, is_main, world_size
+from neuclip.distributed.error_sync import raise_first, raise_on_main
 from neuclip.errors import RunFailed
 from neuclip.training.run import Run
 from neuclip.training.stopping import StopRequest
@@ -42,8 +41,7 @@ def read_batches(run: Run, stop: StopRequest) -> Iterator[Batch]:
         if any_rank(failure is not None or bool(faults)):
             if stop.on_any_rank():  # a signal to the whole process group ends the data workers too
                 return
-            texts = all_gather_str(json.dumps(faults), run.device)
-            faults = tuple(Fault(*fault) for text in texts for fault in json.loads(text))
+            faults = tuple(fault for faults_of_rank in all_gather_object(faults) for fault in faults_of_rank)
             log.add(faults)  # before a failure ends the run
             raise_first(failure)
         if batch is None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from neuclip.distributed.collectives import any_rank
 from neuclip.models.towers import Towers
-from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
+from neuclip.plan import Plan
+from neuclip.settings.sections import Settings
 from neuclip.training.schedule import temperature_rate, warmup_then_cosine
 
 
@@ -21,23 +22,13 @@ class NotFinite(Exception):
 class TowerOptimizer:
     """One `update(loss, step)` per batch: backward, clip, check, set the rates, step, clamp the temperature."""
 
-    def __init__(
-        self,
-        towers: Towers,
-        settings: OptimizerSettings,
-        temperature: TemperatureSettings,
-        *,
-        total_steps: int,
-        warmup_steps: int,
-        precision: torch.dtype,
-    ):
-        self.towers = towers
-        self.settings, self.temperature = settings, temperature
-        self.total_steps, self.warmup_steps = total_steps, warmup_steps
+    def __init__(self, towers: Towers, settings: Settings, plan: Plan, precision: torch.dtype = torch.float32):
+        self.towers, self.plan = towers, plan
+        self.settings, self.temperature = settings.optimizer, settings.temperature
         self.adamw = torch.optim.AdamW(
-            parameter_groups(towers, settings.weight_decay),
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
+            parameter_groups(towers, self.settings.weight_decay),
+            betas=(self.settings.beta1, self.settings.beta2),
+            eps=self.settings.eps,
             # One pass over the parameters instead of ten: 10 against 78 ms per step for the tiny model on a CPU.
             fused=towers.device.type in ("cpu", "cuda"),
         )
@@ -46,7 +37,7 @@ class TowerOptimizer:
 
     def learning_rate(self, step: int) -> float:
         peak = self.settings.learning_rate
-        return warmup_then_cosine(step, peak=peak, warmup=self.warmup_steps, total=self.total_steps)
+        return warmup_then_cosine(step, peak=peak, warmup=self.plan.warmup_steps, total=self.plan.steps)
 
     def update(self, loss: Tensor, step: int, backward: Callable[[Tensor], None] = Tensor.backward) -> Tensor:
         """The norm of the gradient before clipping. Collective: not a number on one rank stops all."""
