@@ -99,7 +99,7 @@ def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | No
 
 def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:
     """Add the faults of each set to a run's skipped.jsonl, except those that earlier evaluations listed."""
-    lines = [json.dumps(fault._asdict() | {HELD_OUT: name}) + "\n" for name, found in faults.items() for fault in found]
+    lines = [json.dumps(fault._asdict() | {HELD_OUT: name}) + "\n" for name, ours in faults.items() for fault in ours]
     if not lines:
         return
     with path.open("a+", encoding="utf-8") as file:
