@@ -29,7 +29,7 @@ from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.data.source import Source
 from neuclip.models import open_clip_module
-from neuclip.models.pixels import fast_crop, normalised
+from neuclip.models.pixels import fast_crop, normalize_batch
 from neuclip.models.towers import BuiltModel, build_model
 
 MODEL, BATCH, SAMPLES = "ViT-B-32", 64, 1024
@@ -96,7 +96,7 @@ def our_batches(built: BuiltModel, source: Source, *, fast: bool) -> Iterator[in
 
 def normalised_batches(built: BuiltModel, images: Iterator[Tensor]) -> Iterator[int]:
     """What open_clip's loader has done when it gives a batch, and ours leaves to the device."""
-    return (len(normalised(batch, built.towers.mean, built.towers.std)) for batch in images)
+    return (len(normalize_batch(batch, built.towers.mean, built.towers.std)) for batch in images)
 
 
 def compared_pixels(built: BuiltModel, source: Source) -> int:
@@ -113,7 +113,7 @@ def compared_pixels(built: BuiltModel, source: Source) -> int:
             ("evaluation", built.transform, built.float_transform),
         ):
             torch.manual_seed(id)
-            floats = normalised(ours(decode(content))[None], built.towers.mean, built.towers.std)[0]
+            floats = normalize_batch(ours(decode(content))[None], built.towers.mean, built.towers.std)[0]
             torch.manual_seed(id)
             if not torch.equal(floats, theirs(Image.open(BytesIO(content)))):
                 sys.exit(f"sample {id}: pixels for {name} differ from open_clip's")

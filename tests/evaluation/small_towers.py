@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from neuclip.evaluation.embedding import Embedder
+from neuclip.models.towers import BuiltModel
+
 COLOURS = {"red": (1.0, 0.0, 0.0), "green": (0.0, 1.0, 0.0), "blue": (0.0, 0.0, 1.0)}
 
 
@@ -42,3 +45,9 @@ def to_tensor(image: Image.Image) -> Tensor:  # -> (3, 8, 8)
 def count_colours(texts: list[str]) -> Tensor:  # -> (b, 3)
     named = [[text.split().count(colour) for colour in COLOURS] for text in texts]
     return torch.tensor(named, dtype=torch.float32) + 0.01
+
+
+def colour_embedder(towers: ColourTowers | None = None, **options) -> Embedder:
+    """With batches of 3 and no workers, unless told otherwise."""
+    built = BuiltModel(towers or ColourTowers(), to_tensor, to_tensor, to_tensor, count_colours, 3, 8, {})
+    return Embedder(built, **{"batch_size": 3, "workers": 0, **options})

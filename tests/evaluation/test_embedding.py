@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from neuclip.data.open import open_source
+from neuclip.data.sample import Fault
 from neuclip.errors import RunFailed
-from neuclip.evaluation.embedding import Embedded, embed_pairs
+from neuclip.evaluation.embedding import EmbeddedPairs, TooManyBad
 from neuclip.evaluation.retrieval import recall
 from tests.evaluation.colour_shards import colour_image, write_samples
-from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
+from tests.evaluation.small_towers import ColourTowers, colour_embedder
 
 PAIRS = ["red", "blue", "red", "lime", "blue", "red", "red"]  # lime is full green
 CAPTIONS = ["red thing", "blue thing", "red thing", "green thing", "blue thing", "red sofa", "red thing"]
@@ -23,10 +24,8 @@ def source_of(folder, **changed):
     return open_source(str(write_samples(folder / "pairs.tar", samples)))
 
 
-def embed(towers, source, workers=0) -> Embedded:
-    return embed_pairs(
-        towers, source, transform=to_tensor, tokenize=count_colours, batch_size=3, workers=workers, what="embedding"
-    )
+def embed(towers, source, workers=0) -> EmbeddedPairs:
+    return colour_embedder(towers, workers=workers).embed_pairs(source, "embedding")
 
 
 def test_every_different_caption_is_embedded_once_in_order_of_appearance(tmp_path):
@@ -76,3 +75,24 @@ def test_towers_with_broken_weights_give_no_features(tmp_path):
     torch.nn.init.constant_(towers.map.weight, float("nan"))
     with pytest.raises(RunFailed, match="not finite"):
         embed(towers, source_of(tmp_path))
+
+
+def faults(count):
+    return [Fault(id, "image does not decode", f"a.tar: {id}.png") for id in range(count)]
+
+
+@pytest.fixture
+def twenty(tmp_path):
+    return open_source(str(write_samples(tmp_path / "a.tar", [{"png": colour_image("red"), "txt": b"red"}] * 20)))
+
+
+def test_the_share_is_exact(twenty):
+    colour_embedder(max_bad_share=0.05).refuse_bad_set(twenty, faults(1))
+    with pytest.raises(TooManyBad, match=r"^a: 2 of 20 samples cannot be used \(10.0%, data.max_bad_share is 5.0%\)"):
+        colour_embedder(max_bad_share=0.05).refuse_bad_set(twenty, faults(2))
+
+
+def test_a_set_of_which_nothing_is_left_is_refused_whatever_is_allowed(twenty):
+    colour_embedder(max_bad_share=1.0).refuse_bad_set(twenty, faults(19))
+    with pytest.raises(TooManyBad):
+        colour_embedder(max_bad_share=1.0).refuse_bad_set(twenty, faults(20))

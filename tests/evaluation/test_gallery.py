@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from neuclip.data.open import open_source
+from neuclip.evaluation.embedding import EmbeddedPairs
 from neuclip.evaluation.gallery import gallery, thumbnail
 from tests.evaluation.colour_shards import colour_image, write_samples
 
@@ -21,15 +22,16 @@ def make_gallery(folder, *, ids=None, **changes):
     source = open_source(str(write_samples(folder / "held-out.tar", samples)))
     generator = torch.Generator().manual_seed(2)
     image, text = (F.normalize(torch.randn(n, 4, generator=generator), dim=1) for n in (8, 6))
-    asked = {"count": 5, "top": 3, "seed": 1} | changes
-    return gallery(image, text, CAPTIONS, CAPTION_OF, source, ids=ids, **asked), image, text
+    ids = torch.arange(8) if ids is None else ids
+    pairs = EmbeddedPairs(image, text, CAPTIONS, CAPTION_OF, ids, faults=())
+    return gallery(pairs, source, **{"count": 5, "top": 3, "seed": 1} | changes), image, text
 
 
 def image_height(uri: str) -> int:
-    return opened(uri).height
+    return open_uri(uri).height
 
 
-def opened(uri: str) -> Image.Image:
+def open_uri(uri: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(uri.split("base64,")[1])))
 
 
@@ -79,10 +81,10 @@ def test_it_is_plain_json(tmp_path):
 
 
 def test_thumbnails_are_small_and_keep_their_proportions():
-    assert opened(thumbnail(colour_image("red", (400, 200)))).size == (96, 48)
+    assert open_uri(thumbnail(colour_image("red", (400, 200)))).size == (96, 48)
 
 
 def test_a_transparent_ground_becomes_white():
     file = io.BytesIO()
     Image.new("RGBA", (20, 20), (0, 0, 0, 0)).save(file, "PNG")
-    assert min(opened(thumbnail(file.getvalue())).convert("RGB").getpixel((10, 10))) > 250
+    assert min(open_uri(thumbnail(file.getvalue())).convert("RGB").getpixel((10, 10))) > 250

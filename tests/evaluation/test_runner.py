@@ -4,10 +4,9 @@ import pytest
 
 from neuclip.data.held_out import HeldOutSets
 from neuclip.errors import RunFailed, UserError
-from neuclip.evaluation.runner import Evaluation, evaluate_towers
-from neuclip.models.towers import BuiltModel
+from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from tests.evaluation.colour_shards import colour_image, write_samples
-from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
+from tests.evaluation.small_towers import colour_embedder
 
 RED, BAD = {"png": colour_image("red"), "txt": b"red", "cls": b"0"}, {"png": b"bad", "txt": b"red", "cls": b"0"}
 
@@ -22,13 +21,12 @@ def pairs(folder, samples) -> str:
 
 def evaluate(*folders, limit=0.05) -> Evaluation:
     """Each by its folder's name."""
-    built = BuiltModel(ColourTowers(), to_tensor, to_tensor, to_tensor, count_colours, 3, 8, {})
     opened = HeldOutSets.open(tuple(f"{folder}/test" for folder in folders), tuple(map(str, folders)))
     sets = HeldOutSets(
         {folder.name: source for folder, source in zip(folders, opened.retrieval.values(), strict=True)},
         {f"{folder.name}/classes": task for folder, task in zip(folders, opened.zero_shot.values(), strict=True)},
     )
-    return evaluate_towers(built, sets, batch_size=16, workers=0, max_bad_share=limit)
+    return evaluate_held_out(colour_embedder(batch_size=16, max_bad_share=limit), sets)
 
 
 def test_every_set_tells_how_many_samples_were_left_out(tmp_path):

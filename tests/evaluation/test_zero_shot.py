@@ -8,7 +8,7 @@ from neuclip.data.held_out import ZeroShotTask
 from neuclip.errors import UserError
 from neuclip.evaluation.zero_shot import accuracy, classifier, evaluate_task
 from tests.evaluation.colour_shards import colour_image, write_samples
-from tests.evaluation.small_towers import ColourTowers, count_colours, to_tensor
+from tests.evaluation.small_towers import ColourTowers, colour_embedder, count_colours
 
 
 def make_task(folder, *, labels=(0, 1, 2, 0, 0), classnames="red\ngreen\nblue\n", templates="a {c} thing\n{c} {c}\n"):
@@ -24,14 +24,7 @@ def make_task(folder, *, labels=(0, 1, 2, 0, 0), classnames="red\ngreen\nblue\n"
 
 
 def evaluate(folder):
-    return evaluate_task(
-        ColourTowers(),
-        ZeroShotTask.open(folder),
-        transform=to_tensor,
-        tokenize=count_colours,
-        batch_size=2,
-        workers=0,
-    )
+    return evaluate_task(colour_embedder(batch_size=2), ZeroShotTask.open(folder))
 
 
 def test_a_folder_is_scored_by_its_labels(tmp_path):
@@ -51,9 +44,9 @@ def test_images_that_cannot_be_read_are_not_scored(tmp_path):
     assert [(fault.id, fault.reason) for fault in faults] == [(1, "image does not decode")]
 
 
-def test_class_rows_are_the_normalised_mean_of_unit_rows():
+def test_class_rows_are_the_normalized_mean_of_unit_rows():
     towers, templates = ColourTowers(), ["{c}", "{c} and red", "blue {c} {c}"]
-    got = classifier(towers, count_colours, ["red", "blue"], templates, batch_size=4)
+    got = classifier(colour_embedder(towers, batch_size=4), ["red", "blue"], templates)
     for row, name in zip(got, ["red", "blue"], strict=True):
         sentences = [template.replace("{c}", name) for template in templates]
         mean = sum(towers.encode_text(count_colours([sentence]))[0] for sentence in sentences)

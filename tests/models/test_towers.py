@@ -12,7 +12,7 @@ from neuclip import NeuCLIP
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
-from neuclip.models.pixels import normalised
+from neuclip.models.pixels import normalize_batch
 from neuclip.models.torchvision_guard import guard_torchvision
 from neuclip.models.towers import SHIPPED, build_model
 
@@ -55,7 +55,7 @@ def test_the_model_folder_loads_with_open_clip_and_gives_the_same_features(tmp_p
 
 
 @pytest.mark.parametrize("name", ["tiny", "RN50"])
-def test_bytes_normalised_as_a_batch_are_open_clips_floats_to_the_bit(name):
+def test_bytes_normalized_as_a_batch_are_open_clips_floats_to_the_bit(name):
     """Also for the training transform, whose crop is drawn from torch's generator."""
     open_clip = open_clip_module()
     built = build_model(name, crop_scale=(0.5, 1.0))
@@ -66,7 +66,7 @@ def test_bytes_normalised_as_a_batch_are_open_clips_floats_to_the_bit(name):
         want = torch.stack([theirs(original) for original in originals])
         torch.manual_seed(3)
         images = torch.stack([ours(original) for original in originals])
-        assert torch.equal(normalised(images, built.towers.mean, built.towers.std), want)
+        assert torch.equal(normalize_batch(images, built.towers.mean, built.towers.std), want)
 
 
 def test_a_model_config_of_ones_own_is_built_from_its_path(tmp_path):
@@ -103,3 +103,32 @@ def test_the_guard_is_harmless_when_called_again():
     import torchvision
 
     assert torchvision.__version__
+
+
+def test_a_model_has_a_bias_only_where_one_is_asked_for():
+    assert build_model("tiny").towers.logit_bias is None
+    assert "logit_bias" not in build_model("tiny").towers.model.state_dict()
+    assert build_model("tiny", initial_bias=-7.0).towers.logit_bias.item() == -7
+
+
+def test_an_exported_bias_is_loaded_strictly_by_open_clip_and_by_us(tmp_path):
+    built = build_model("tiny", initial_bias=-10.0)
+    torch.nn.init.constant_(built.towers.logit_bias, -6.5)  # as training would leave it
+    export_model(built, tmp_path)
+    assert json.loads((tmp_path / "open_clip_config.json").read_text())["model_cfg"]["init_logit_bias"] == -10
+    model, _, _ = open_clip_module().create_model_and_transforms(f"local-dir:{tmp_path}")
+    assert model.logit_bias.item() == -6.5
+    assert all(torch.equal(model.state_dict()[name], x) for name, x in built.towers.model.state_dict().items())
+    for asked in (None, -10.0):  # to be evaluated, and to be trained further
+        assert build_model(f"local-dir:{tmp_path}", initial_bias=asked).towers.logit_bias.item() == -6.5
+
+
+@pytest.mark.parametrize("way", ["local-dir", "pretrained"])
+def test_weights_without_a_bias_get_the_one_asked_for(way, tmp_path):
+    built = build_model("tiny")
+    export_model(built, tmp_path)
+    torch.save(built.towers.model.state_dict(), tmp_path / "weights.pt")
+    name, weights = (f"local-dir:{tmp_path}", "") if way == "local-dir" else ("tiny", str(tmp_path / "weights.pt"))
+    again = build_model(name, pretrained=weights, initial_bias=-8.0)
+    assert again.towers.logit_bias.item() == -8
+    assert torch.equal(again.towers.model.text_projection, built.towers.model.text_projection)

@@ -1,4 +1,4 @@
-"""One run on two real processes: what one process would do, written by one, stopped and resumed together."""
+"""One run on two ranks, in real processes: it does what one rank does, one writes, both stop and resume together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = {
 }
 
 
-def on_two_processes(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def on_two_ranks(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
     command = [sys.executable, *program, "-m", "tests.processes.trainer", what, str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -38,17 +38,17 @@ def on_two_processes(what: str, folder: Path) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """All runs: one process by itself, two that were killed, and everything in tests/processes/trainer.py."""
+    """All runs: one rank, two that were killed, and everything in tests/processes/trainer.py."""
     folder = tmp_path_factory.mktemp("processes")
     (folder / "small.json").write_text(json.dumps(SMALL))
     write_shards(folder / "shards", 40)
     write_shards(folder / "spoilt", 60, spoilt=[7, 30, 51])
     write_shards(folder / "bad", 120, spoilt=range(0, 120, 3))
     (folder / "killed.yaml").write_text(settings_as_yaml(settings_for(folder, "killed")))
-    dead = on_two_processes("dies", folder)
+    dead = on_two_ranks("dies", folder)
     (folder / "killed.log").write_text(dead.stderr)
     shutil.copytree(folder / "killed", folder / "killed-too")
-    alive = on_two_processes("scenarios", folder)
+    alive = on_two_ranks("scenarios", folder)
     assert alive.returncode == 0, alive.stderr
     (folder / "alive.log").write_text(alive.stdout + alive.stderr)
     api.train(settings_for(folder, "one", "--evaluation.error_anchors", "20"))
@@ -68,7 +68,7 @@ def last_checkpoint(run: Path) -> dict:
     return load_checkpoint(checkpoints_in(RunFolder(run).checkpoints)[-1])
 
 
-def test_two_processes_give_the_losses_and_the_weights_of_one(folder):
+def test_two_ranks_give_the_losses_and_the_weights_of_one(folder):
     assert len(measured(folder / "two")) == STEPS
     for key in ("loss", "gradient_norm", "temperature", "accuracy", "mean_log_normalizer_image"):
         assert measured(folder / "two", key) == pytest.approx(measured(folder / "one", key), rel=1e-4)
@@ -80,7 +80,7 @@ def test_two_processes_give_the_losses_and_the_weights_of_one(folder):
                 assert torch.allclose(value, two[part][key], rtol=1e-3, atol=1e-4), key
 
 
-def test_evaluation_and_normalizer_error_are_those_of_one_process(folder):
+def test_evaluation_and_normalizer_error_are_those_of_one_rank(folder):
     one, two = (json.loads((folder / name / "summary.json").read_text()) for name in ("one", "two"))
     assert two["evaluation"] == pytest.approx(one["evaluation"])
     error = [summary["normalizer_error"]["estimators"]["method"]["mean"] for summary in (one, two)]
@@ -88,24 +88,24 @@ def test_evaluation_and_normalizer_error_are_those_of_one_process(folder):
     assert (folder / "two" / "report.html").exists() and two["samples_seen"] == one["samples_seen"]
 
 
-def test_both_processes_answer_the_folder_and_one_speaks(folder, endings):
+def test_both_ranks_return_the_folder_and_one_prints(folder, endings):
     assert [ending["two"] for ending in endings] == [f"done {folder / 'two'}"] * 2
     assert (folder / "alive.log").read_text().count(f"Report: {folder / 'two'}") == 1
 
 
-def test_processes_share_the_cores(folder):
+def test_ranks_share_the_cores(folder):
     found = json.loads((folder / "two" / "environment.json").read_text())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert found["processes"] == 2 and found["threads"] == max(1, cores // 2)
 
 
-def test_chunks_on_two_processes_give_the_losses_of_the_whole_batch(folder):
+def test_chunks_on_two_ranks_give_the_losses_of_the_whole_batch(folder):
     assert measured(folder / "chunks") == pytest.approx(measured(folder / "one"), rel=1e-4)
     # Rounding differs in some digit of these 24 numbers, so the towers did run in chunks.
     assert any(measured(folder / "chunks", key) != measured(folder / "two", key) for key in ("loss", "gradient_norm"))
 
 
-def test_bad_samples_of_every_process_are_in_one_list(folder, endings):
+def test_bad_samples_of_every_rank_are_in_one_list(folder, endings):
     listed = [fault["id"] for fault in read_lines(RunFolder(folder / "spoilt-run").skipped)]
     assert sorted(listed) == [7, 30, 51]  # each once: 96 samples are more than one epoch of 60
     assert sum(json.loads((folder / "spoilt-run" / "summary.json").read_text())["skipped"].values()) == 3
@@ -123,13 +123,13 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_is_made(folder,
     assert not (folder / "odd").exists()
 
 
-def test_a_signal_to_one_process_stops_and_saves_all_after_the_same_step(folder, endings):
-    assert endings[0]["stopped"].startswith("Stopped: stopped and saved at 32 of 96")
+def test_a_signal_to_one_rank_stops_and_saves_all_after_the_same_step(folder, endings):
+    assert endings[0]["stopped"].startswith("RunInterrupted: stopped and saved at 32 of 96")
     assert endings[1]["stopped"] == "left with 143"
     assert last_checkpoint(folder / "stopped")["step"] == 4
 
 
-def test_a_killed_process_ends_the_other_in_one_line(folder):
+def test_a_killed_rank_ends_the_other_in_one_line(folder):
     lines = (folder / "killed.log").read_text().splitlines()
     ours = [line for line in lines if line.startswith("neuclip:")]
     assert len(ours) == 1 and "another process of this run has ended" in ours[0]

@@ -1,4 +1,4 @@
-"""What the processes of test_trainer_ranks.py run: `-m tests.processes.trainer scenarios FOLDER`, or `dies FOLDER`."""
+"""What the ranks of test_trainer_ranks.py run: `-m tests.processes.trainer scenarios FOLDER`, or `dies FOLDER`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from neuclip import api
-from neuclip.distributed.collectives import join_ranks, rank
+from neuclip.distributed.collectives import rank
+from neuclip.distributed.error_sync import process_group
+from neuclip.runs import results
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 
@@ -22,7 +24,7 @@ BATCH, STEPS = 8, 12
 
 
 def settings_for(folder: Path, name: str, *flags: str) -> Settings:
-    """A run of seconds: transformers without BatchNorm or dropout, so that only rounding depends on the processes."""
+    """A run of seconds: transformers without BatchNorm or dropout, so that only rounding depends on the ranks."""
     fixed = f"""--run.folder {folder} --run.name {name} --data.train {folder}/shards --data.workers 0
         --model.name {folder}/small.json --train.batch_size {BATCH} --train.samples {STEPS * BATCH} --log.every 1
         --objective.num_prototypes 21 --objective.restart_every 5 --evaluation.every {4 * BATCH}
@@ -32,7 +34,7 @@ def settings_for(folder: Path, name: str, *flags: str) -> Settings:
 
 
 def scenarios(folder: Path) -> dict[str, Any]:
-    """Runs, each to its end or to its failure; how each ended in this process."""
+    """Runs, each to its end or to its failure; how each ended on this rank."""
     ask_second_to_stop = {"evaluate": lambda *_: signal.raise_signal(signal.SIGTERM) if rank() else None}
     spoilt = ["--data.train", str(folder / "spoilt")]
     bad = ["--data.train", str(folder / "bad"), "--train.samples", "240"]
@@ -49,8 +51,8 @@ def scenarios(folder: Path) -> dict[str, Any]:
 
 
 def ended(action: Callable[[], object], evaluate: Callable[..., None] | None = None) -> str:
-    real = api.evaluate_on_the_way
-    api.evaluate_on_the_way = evaluate or real
+    real = results.evaluate_on_the_way
+    results.evaluate_on_the_way = evaluate or real
     try:
         return f"done {action()}"
     except SystemExit as left:
@@ -58,11 +60,11 @@ def ended(action: Callable[[], object], evaluate: Callable[..., None] | None = N
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        api.evaluate_on_the_way = real
+        results.evaluate_on_the_way = real
 
 
 def killed(*_: object) -> None:
-    """The second process dies without a word while the first one goes on."""
+    """The second rank dies without a word while the first one goes on."""
     if rank():
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -70,8 +72,8 @@ def killed(*_: object) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[2])
     if sys.argv[1] == "dies":
-        api.evaluate_on_the_way = killed
+        results.evaluate_on_the_way = killed
         sys.argv = ["neuclip", "train", str(folder / "killed.yaml")]
         runpy.run_module("neuclip", run_name="__main__", alter_sys=True)
-    join_ranks(torch.device("cpu"))
-    (folder / f"ended-{rank()}.json").write_text(json.dumps(scenarios(folder)))
+    with process_group(torch.device("cpu")):
+        (folder / f"ended-{rank()}.json").write_text(json.dumps(scenarios(folder)))

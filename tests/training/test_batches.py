@@ -33,13 +33,13 @@ def run_of(source, folder, *, workers: int = 0):
         folder=RunFolder(folder),
         source=source,
         device=torch.device("cpu"),
-        batches=partial(batches.steps, 0, len(source) // 4),
+        remaining_batches=partial(batches.steps, 0, len(source) // 4),
         settings=SimpleNamespace(data=SimpleNamespace(max_bad_share=1.0)),
     )
 
 
 def read(run) -> int:
-    return sum(1 for _ in read_batches(run, SimpleNamespace(anywhere=lambda: False)))
+    return sum(1 for _ in read_batches(run, SimpleNamespace(on_any_rank=lambda: False)))
 
 
 def without_caption(number: int) -> list[Member]:

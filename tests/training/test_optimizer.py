@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from neuclip.models.towers import build_model
-from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
+from neuclip.plan import Plan
+from neuclip.settings.sections import OptimizerSettings, Settings, TemperatureSettings
 from neuclip.training.optimizer import NotFinite, TowerOptimizer, parameter_groups
 
 
@@ -15,13 +16,10 @@ def towers():
 
 
 def optimizer(towers, temperature=None, **settings) -> TowerOptimizer:
-    return TowerOptimizer(
-        towers,
-        OptimizerSettings(warmup=0, **settings),
-        temperature or TemperatureSettings(),
-        total_steps=10,
-        precision=torch.float32,
+    chosen = Settings(
+        optimizer=OptimizerSettings(warmup=0, **settings), temperature=temperature or TemperatureSettings()
     )
+    return TowerOptimizer(towers, chosen, Plan.of(chosen))
 
 
 def test_every_parameter_is_in_one_group_and_only_matrices_decay(towers):

@@ -4,12 +4,12 @@ import itertools
 import math
 
 import pytest
-import torch
 
 from neuclip.models.towers import build_model
-from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
+from neuclip.plan import Plan
+from neuclip.settings.sections import OptimizerSettings, Settings, TemperatureSettings, TrainSettings
 from neuclip.training.optimizer import TowerOptimizer
-from neuclip.training.schedule import temperature_rate, warmup_steps, warmup_then_cosine
+from neuclip.training.schedule import Interval, temperature_rate, warmup_then_cosine
 
 
 def rates(total: int, warmup: int) -> list[float]:
@@ -29,11 +29,6 @@ def test_without_warm_up_the_first_step_has_the_peak_rate():
     assert rates(total=5, warmup=0)[0] == 2.0
 
 
-@pytest.mark.parametrize(("warmup", "steps"), [(0.05, 50), (0.0, 0), (1, 1), (500, 500)])
-def test_warm_up_is_a_share_below_one_and_a_count_from_one_on(warmup, steps):
-    assert warmup_steps(warmup, 1000) == steps
-
-
 @pytest.mark.parametrize("tau", [0.01, 0.03, 0.0300001, 0.5])
 def test_only_the_cosine_temperature_follows_the_towers_and_only_the_threshold_looks_at_tau(tau):
     asked = {"rate": 6.0, "towers_share": 0.25, "tau": tau}
@@ -45,13 +40,12 @@ def test_only_the_cosine_temperature_follows_the_towers_and_only_the_threshold_l
 def rates_of_temperature(schedule: str, taus: list[float]) -> list[float]:
     """The rates that AdamW really used at steps 0, 1, ... when tau stood at these values before each."""
     towers = build_model("tiny").towers
-    optimizer = TowerOptimizer(
-        towers,
-        OptimizerSettings(learning_rate=1e-3, warmup=2),
-        TemperatureSettings(learning_rate=3e-4, schedule=schedule),
-        total_steps=len(taus),
-        precision=torch.float32,
+    settings = Settings(
+        optimizer=OptimizerSettings(learning_rate=1e-3, warmup=2),
+        temperature=TemperatureSettings(learning_rate=3e-4, schedule=schedule),
+        train=TrainSettings(batch_size=4, samples=4 * len(taus)),
     )
+    optimizer = TowerOptimizer(towers, settings, Plan.of(settings))
     used = []
     for step, tau in enumerate(taus):
         towers.set_temperature(tau)
@@ -72,3 +66,20 @@ def test_a_cosine_temperature_warms_up_and_decays_with_the_towers():
 
 def test_a_constant_temperature_rate_neither_warms_up_nor_looks_at_tau():
     assert rates_of_temperature("constant", [0.07, 0.02]) == pytest.approx([3e-4, 3e-4])
+
+
+def test_an_interval_is_passed_once_for_each_multiple_of_its_samples():
+    interval = Interval(8, every_samples=20)
+    assert [samples for samples in range(8, 97, 8) if interval.passed(samples)] == [24, 40, 64, 80]
+
+
+def test_an_interval_of_zero_is_never_passed():
+    interval = Interval(8)
+    assert not any(interval.passed(samples) for samples in range(8, 97, 8))
+
+
+def test_an_interval_by_time_starts_again_when_it_is_passed(monkeypatch):
+    seconds = iter([0, 30, 60, 60, 100, 121, 121])  # at the start, at each question, and at each new start
+    monkeypatch.setattr("neuclip.training.schedule.time.monotonic", lambda: next(seconds))
+    interval = Interval(8, every_minutes=1)
+    assert [interval.passed(8) for _ in range(4)] == [False, True, False, True]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from neuclip import __version__
+from neuclip.cli.threads import let_threads_sleep
 from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.settings.nearest import proposal
 
@@ -41,6 +42,7 @@ DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 user error, 128 + signal if interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    let_threads_sleep()
     return guarded(lambda: dispatch(arguments))
 
 

@@ -1,7 +1,7 @@
-"""Processes: who am I, what do the others have, and which part of a state is mine.
+"""Collectives: gather, reduce, and which rows of a sharded state belong to this rank.
 
-Every exchange of the package goes through this file: it is the one place where bytes are counted, and with one process
-every function is the identity, so nothing above it asks whether it is distributed.
+All communication of the package goes through this file, and bytes are counted here. With one process every function is
+the identity: no caller asks whether training is distributed.
 """
 
 from __future__ import annotations
@@ -10,73 +10,76 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-# Others wait at a barrier while the main process evaluates or writes; that may take long and is no fault.
-PATIENCE = timedelta(hours=4)
+T = TypeVar("T")
 
-_alone = False
+# The other ranks wait while the main rank evaluates or writes, which may take long.
+TIMEOUT = timedelta(hours=4)
+
+_single_process = False
 _meters: list[Traffic] = []
 _host_group: dist.ProcessGroup | None = None
 
 
 class Traffic:
-    """Bytes that this process sent, counted as ring collectives send them."""
+    """Bytes that this rank sent, counted as ring collectives send them."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
-def join_ranks(device: torch.device) -> None:
-    """Under torchrun: meet the other processes, by NCCL where the device is a GPU and by gloo elsewhere."""
+def init_process_group(device: torch.device) -> None:
+    """Under torchrun: join the other ranks, with NCCL on a GPU and gloo elsewhere."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
 
 
-def leave_ranks() -> None:
+def destroy_process_group() -> None:
     global _host_group
     _host_group = None
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _together() -> bool:
-    return not _alone and dist.is_available() and dist.is_initialized()
+def _is_distributed() -> bool:
+    return not _single_process and dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    return dist.get_rank() if _together() else 0
+    return dist.get_rank() if _is_distributed() else 0
 
 
 def world_size() -> int:
-    return dist.get_world_size() if _together() else 1
+    return dist.get_world_size() if _is_distributed() else 1
 
 
 def is_main() -> bool:
-    """The process that writes and prints."""
+    """Whether this is the rank that writes and prints."""
     return rank() == 0
 
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Inside, this process is the only one: what one process does while the others wait at a barrier."""
-    global _alone
-    before, _alone = _alone, True
+    """Inside, this rank acts as if there were no others: for work that one rank does while the others wait."""
+    global _single_process
+    before, _single_process = _single_process, True
     try:
         yield
     finally:
-        _alone = before
+        _single_process = before
 
 
 @contextmanager
 def counted_traffic() -> Iterator[Traffic]:
-    """What this process sends inside.
+    """The bytes that this rank sends inside.
 
     >>> with counted_traffic() as traffic:
     ...     loss = objective(image, text, logit_scale)        # doctest: +SKIP
@@ -95,13 +98,8 @@ def _count(sent: float) -> None:
         meter.bytes += round(sent)
 
 
-def barrier() -> None:
-    if world_size() > 1:
-        dist.barrier()
-
-
 def gather_values(rows: Tensor) -> Tensor:  # (b, ...) -> (B, ...)
-    """The rows of every process, in rank order, without gradient."""
+    """The rows of every rank, in rank order, without gradient."""
     rows = rows.detach()
     if world_size() == 1:
         return rows
@@ -113,17 +111,17 @@ def gather_values(rows: Tensor) -> Tensor:  # (b, ...) -> (B, ...)
 
 
 def scatter_sum(rows: Tensor) -> Tensor:  # (B, d) -> (b, d)
-    """Of the sum over processes, the rows of this one."""
+    """This rank's rows of the sum over ranks."""
     if world_size() == 1:
         return rows
-    mine = rows.new_empty((len(rows) // world_size(), *rows.shape[1:]))
-    _reduce_scatter(mine, rows.contiguous(), group=_group_of(rows))
-    _count((world_size() - 1) * mine.nbytes)
-    return mine
+    local = rows.new_empty((len(rows) // world_size(), *rows.shape[1:]))
+    _reduce_scatter(local, rows.contiguous(), group=_group_of(rows))
+    _count((world_size() - 1) * local.nbytes)
+    return local
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum over processes, everywhere the same."""
+    """The sum over ranks, the same on every rank."""
     if world_size() == 1:
         return values.detach()
     total = values.detach().clone()
@@ -133,7 +131,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def local_range(size: int) -> range:
-    """The rows of a sharded state that this process keeps: contiguous blocks, the first ones longer by one.
+    """The rows of a sharded state that this rank keeps: contiguous blocks, the first ones longer by one.
 
     >>> local_range(10)
     range(0, 10)
@@ -143,46 +141,55 @@ def local_range(size: int) -> range:
     return range(first, first + each + (rank() < longer))
 
 
-def gather_shares(mine: Tensor, size: int) -> Tensor:  # (my rows, ...) -> (size, ...)
-    """The blocks of `local_range` put together again, on every process."""
+def gather_shares(local: Tensor, size: int) -> Tensor:  # (local rows, ...) -> (size, ...)
+    """The whole state from the blocks of `local_range`, on every rank."""
     if world_size() == 1:
-        return mine
+        return local
     each, longer = divmod(size, world_size())
-    padded = mine.new_zeros((each + (longer > 0), *mine.shape[1:]))
-    padded[: len(mine)] = mine
+    padded = local.new_zeros((each + (longer > 0), *local.shape[1:]))
+    padded[: len(local)] = local
     blocks = gather_values(padded).unflatten(0, (world_size(), -1)) if len(padded) else padded[None]
     return torch.cat([block[: each + (k < longer)] for k, block in enumerate(blocks)])
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it is true anywhere; asked on the host, without waiting for a device."""
+    """Whether it is true on any rank; exchanged on the host, without waiting for a device."""
     if world_size() == 1:
         return flag
     total = torch.tensor(int(flag))
-    dist.all_reduce(total, op=dist.ReduceOp.MAX, group=_on_host())
+    dist.all_reduce(total, op=dist.ReduceOp.MAX, group=_gloo_group())
     return bool(total)
 
 
 def all_gather_int(value: int) -> list[int]:
-    """A small number of each process, in rank order; asked on the host, without waiting for a device."""
+    """A number from each rank, in rank order; exchanged on the host, without waiting for a device."""
     if world_size() == 1:
         return [value]
     gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
-    dist.all_gather(gathered, torch.tensor([value]), group=_on_host())
+    dist.all_gather(gathered, torch.tensor([value]), group=_gloo_group())
     return [int(one) for one in gathered]
 
 
+def all_gather_object(value: T) -> list[T]:
+    """A small picklable value from each rank, in rank order; exchanged on the host."""
+    if world_size() == 1:
+        return [value]
+    gathered = [value] * world_size()
+    dist.all_gather_object(gathered, value, group=_gloo_group())
+    return gathered
+
+
 def _group_of(values: Tensor) -> dist.ProcessGroup | None:
-    return _on_host() if values.device.type == "cpu" else None
+    return _gloo_group() if values.device.type == "cpu" else None
 
 
-def _on_host() -> dist.ProcessGroup | None:
-    """The group for what lies in host memory: NCCL moves device memory only, and asking it would stall the device."""
+def _gloo_group() -> dist.ProcessGroup | None:
+    """The group for tensors in host memory: NCCL moves device memory only. None: the default group is gloo already."""
     global _host_group
     if dist.get_backend() == "gloo":
         return None
     if _host_group is None:
-        _host_group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
     return _host_group
 
 

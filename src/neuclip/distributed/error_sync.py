@@ -1,6 +1,6 @@
-"""What processes do together beside the maths: when one fails all end, and of all one writes and speaks.
+"""Errors that end every rank together, and work that only the main rank does.
 
-With one process everything here is what its name says without the others.
+With one process each function here just runs its action and lets its error through.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from torch import distributed as dist
 
 from neuclip.distributed.collectives import (
     all_gather_int,
-    gather_values,
+    destroy_process_group,
+    init_process_group,
     is_main,
-    join_ranks,
-    leave_ranks,
     rank,
     single_process,
     world_size,
@@ -28,24 +27,24 @@ T = TypeVar("T")
 
 
 @contextmanager
-def processes(device: torch.device) -> Iterator[None]:
-    """Inside, the processes that torchrun started know each other; one that loses the others fails in one line."""
-    joined_before = world_size() > 1
-    join_ranks(device)
+def process_group(device: torch.device) -> Iterator[None]:
+    """Inside, the ranks that torchrun started are connected; a rank that loses the others fails in one line."""
+    connected_before = world_size() > 1
+    init_process_group(device)
     try:
         yield
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))):
             raise
-        raise_together(
+        raise_on_main(
             RunFailed(
                 "another process of this run has ended, and training cannot go on without it; its own message, or "
                 "torchrun's, says why; what was saved is kept: continue with --resume"
             ),
             cause=error,
         )
-    if not joined_before:
-        leave_ranks()
+    if not connected_before:
+        destroy_process_group()
 
 
 def exit_code(error: Exception) -> int:
@@ -54,20 +53,20 @@ def exit_code(error: Exception) -> int:
     return 2 if isinstance(error, UserError) else 1
 
 
-def raise_first(failure: Exception | None) -> None:
-    """Collective. If it failed anywhere it ends everywhere: the first process that failed raises its error, the others
-    leave without a word, with the same exit code."""
-    codes = all_gather_int(0 if failure is None else exit_code(failure))
-    speaker = next((number for number, code in enumerate(codes) if code), None)
-    if speaker is None:
+def raise_first(error: Exception | None) -> None:
+    """Collective. If any rank has an error, all end: the first rank that has one raises it, the others exit silently
+    with the same exit code."""
+    codes = all_gather_int(0 if error is None else exit_code(error))
+    failed = next((number for number, code in enumerate(codes) if code), None)
+    if failed is None:
         return
-    if failure is not None and rank() == speaker:
-        raise failure
-    raise SystemExit(codes[speaker])
+    if error is not None and rank() == failed:
+        raise error
+    raise SystemExit(codes[failed])
 
 
-def raise_together(error: Exception, *, cause: Exception | None = None) -> NoReturn:
-    """For an end that every process has come to by itself: the main one raises it, the others leave without a word."""
+def raise_on_main(error: Exception, *, cause: Exception | None = None) -> NoReturn:
+    """For an error that every rank has found by itself: the main rank raises it, the others exit silently."""
     if is_main():
         raise error from cause
     raise SystemExit(exit_code(error))
@@ -75,8 +74,8 @@ def raise_together(error: Exception, *, cause: Exception | None = None) -> NoRet
 
 @contextmanager
 def sync_errors() -> Iterator[None]:
-    """Collective. Nobody leaves the block before all have come through, and if one fails in it, all end here rather
-    than wait later for one that is gone. Nothing inside may be collective itself."""
+    """Collective. If one rank fails in the block, all end here instead of waiting later for a rank that is gone.
+    Nothing inside may be collective itself."""
     failure = None
     try:
         yield
@@ -85,30 +84,21 @@ def sync_errors() -> Iterator[None]:
     raise_first(failure)
 
 
-def on_main(action: Callable[[], T]) -> T | None:
-    """Collective. What `action` answers in the main process, which acts as if it were alone while the others wait."""
-    answer = None
+def on_main_rank(action: Callable[[], T]) -> T | None:
+    """Collective. The main rank runs `action` as a single process while the others wait; they get None."""
+    result = None
     with sync_errors():
         if is_main():
             with single_process():
-                answer = action()
-    return answer
+                result = action()
+    return result
 
 
-def main_first(action: Callable[[], T]) -> T:
-    """Collective. The main process acts first, so that the others find in the cache what it had to make."""
-    answer = on_main(action)
+def main_rank_first(action: Callable[[], T]) -> T:
+    """Collective. The main rank runs `action` first: the others then find in the cache what it had to build."""
+    result = on_main_rank(action)
     with sync_errors():
-        if answer is None:
-            answer = action()
-    assert answer is not None
-    return answer
-
-
-def all_gather_str(text: str, device: torch.device) -> list[str]:
-    """Collective. The text of each process, in rank order."""
-    content = text.encode()
-    sizes = all_gather_int(len(content))
-    padded = torch.tensor(list(content.ljust(max(sizes))), dtype=torch.uint8, device=device)
-    rows = gather_values(padded).cpu().unflatten(0, (len(sizes), max(sizes)))
-    return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+        if result is None:
+            result = action()
+    assert result is not None
+    return result

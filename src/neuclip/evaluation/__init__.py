@@ -1,1 +1,1 @@
-"""What trained towers can do, measured: retrieval, zero-shot classification, the error of normalizer estimates."""
+"""Measures a trained model: retrieval, zero-shot classification, the error of normalizer estimates."""

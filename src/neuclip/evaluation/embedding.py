@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from neuclip.data.faults import by_reason, count_unindexed
 from neuclip.data.loader import sequential
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
-from neuclip.evaluation.unusable import refuse_above
+from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
 
-Transform = Callable[[Any], Tensor]
-Tokenize = Callable[[list[str]], Tensor]
+
+class TooManyBad(RunFailed):
+    """So many samples of a set are bad that a figure over the rest would say nothing about the set."""
+
+    def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
+        counts = by_reason((*source.faults, *faults))
+        reason, count = counts.most_common(1)[0]
+        bad, total = counts.total(), len(source) + count_unindexed(source)
+        self.faults = tuple(faults)
+        self.reason = (
+            f"{bad:,} of {total:,} samples cannot be used ({bad / total:.1%}, "
+            f"data.max_bad_share is {limit:.1%}), most often: {reason} ({count:,})"
+        )
+        super().__init__(f"{source.name}: {self.reason}; repair the data")
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class EmbeddedImages:
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedPairs:
     """The usable pairs of a source. `text_features[caption_of]` are the (n, d) text features pair by pair."""
 
     image_features: Tensor  # (n, d) unit rows
@@ -42,102 +54,92 @@ class Embedded:
     faults: tuple[Fault, ...]  # the samples left out
 
 
-def embed_pairs(
-    towers: nn.Module,
-    source: Source,
-    *,
-    transform: Transform,
-    tokenize: Tokenize,
-    batch_size: int,
-    workers: int,
-    what: str,
-    max_bad_share: float = 1.0,
-) -> Embedded:
-    """Features of every usable pair; each image counts with its first caption. `what` names the work in progress.
-    Raises TooManyBad when a larger share of the pairs cannot be used, or none can.
+@dataclass(frozen=True)
+class Embedder:
+    """A model and how it is fed. `what`, in its methods, names the work in progress.
 
-    >>> embedded = embed_pairs(towers, source, transform=transform, tokenize=tokenize, batch_size=256, workers=4,
-    ...                        what="evaluating on icons-30k/new-drawings")                         # doctest: +SKIP
+    >>> embedder = Embedder(built, batch_size=256, workers=4, max_bad_share=0.05)
+    >>> embedder.embed_pairs(source, "evaluating on icons-30k/new-drawings").image_features       # doctest: +SKIP
     """
-    images = embed_images(
-        towers, source, transform=transform, tokenize=tokenize, batch_size=batch_size, workers=workers, what=what
-    )
-    all_captions = source.captions()
-    named = torch.tensor([bool(all_captions[id]) for id in images.ids.tolist()], dtype=torch.bool)
-    unnamed = tuple(Fault(id, "caption is missing", source.where(id)) for id in images.ids[~named].tolist())
-    refuse_above(max_bad_share, source, images.faults + unnamed)
-    ids = images.ids[named]
-    rows: dict[str, int] = {}
-    caption_of = torch.tensor([rows.setdefault(all_captions[id], len(rows)) for id in ids.tolist()])
-    captions = list(rows)
-    return Embedded(
-        image_features=images.features[named],
-        text_features=embed_texts(towers, captions, tokenize=tokenize, batch_size=batch_size, what=f"{what}, captions"),
-        captions=captions,
-        caption_of=caption_of,
-        ids=ids,
-        faults=images.faults + unnamed,
-    )
 
+    built: BuiltModel
+    batch_size: int
+    workers: int
+    max_bad_share: float = 1.0
 
-@torch.no_grad()
-def embed_images(
-    towers: nn.Module,
-    source: Source,
-    *,
-    transform: Transform,
-    tokenize: Tokenize,
-    batch_size: int,
-    workers: int,
-    what: str,
-) -> EmbeddedImages:
-    """Features of every image that can be read. Bad samples are left out: a stand-in must not be scored."""
-    features: list[Tensor] = []
-    ids: list[Tensor] = []
-    faults: list[Fault] = []
-    device: Any = towers.device
-    batches = sequential(source, transform=transform, tokenize=tokenize, batch_size=batch_size, workers=workers)
-    with evaluating(towers):
-        for batch in track(batches, what, -(-len(source) // batch_size), "batches"):
-            encoded = towers.encode_image(batch.images.to(device)).float().cpu()  # type: ignore[operator]
-            bad = torch.tensor([fault.id for fault in batch.faults], dtype=torch.int64)
-            usable = ~torch.isin(batch.ids, bad)
-            features.append(encoded[usable])
-            ids.append(batch.ids[usable])
-            faults.extend(batch.faults)
-    found = EmbeddedImages(torch.cat(features), torch.cat(ids), tuple(faults))
-    check_finite(found.features, f"image features on {source.name}")
-    return found
+    def embed_pairs(self, source: Source, what: str) -> EmbeddedPairs:
+        """Features of every usable pair; each image counts with its first caption. Raises TooManyBad when a larger
+        share of the pairs than `max_bad_share` cannot be used, or none can."""
+        images = self.embed_images(source, what)
+        all_captions = source.captions()
+        has_caption = torch.tensor([bool(all_captions[id]) for id in images.ids.tolist()], dtype=torch.bool)
+        missing = [Fault(id, "caption is missing", source.where(id)) for id in images.ids[~has_caption].tolist()]
+        faults = (*images.faults, *missing)
+        self.refuse_bad_set(source, faults)
+        ids = images.ids[has_caption]
+        rows: dict[str, int] = {}
+        caption_of = torch.tensor([rows.setdefault(all_captions[id], len(rows)) for id in ids.tolist()])
+        captions = list(rows)
+        text_features = self.embed_texts(captions, f"{what}, captions")
+        return EmbeddedPairs(images.features[has_caption], text_features, captions, caption_of, ids, faults)
 
+    def refuse_bad_set(self, source: Source, faults: Sequence[Fault]) -> None:
+        """Raises TooManyBad. Each sample was read once: the share is exact. What never became a sample counts as
+        bad."""
+        lost, size, limit = count_unindexed(source), len(source), self.max_bad_share
+        if len(faults) + lost > limit * (size + lost) or len(faults) == size:
+            raise TooManyBad(source, faults, limit)
 
-@torch.no_grad()
-def embed_texts(
-    towers: nn.Module, texts: list[str], *, tokenize: Tokenize, batch_size: int, what: str
-) -> Tensor:  # -> (len(texts), d)
-    """Unit features of the texts, on the CPU, float32."""
-    device: Any = towers.device
-    starts = range(0, len(texts), batch_size)
-    with evaluating(towers):
-        features = torch.cat(
-            [
-                towers.encode_text(tokenize(texts[start : start + batch_size]).to(device)).float().cpu()  # type: ignore[operator]
-                for start in track(starts, what, len(starts), "batches")
-            ]
+    @torch.no_grad()
+    def embed_images(self, source: Source, what: str) -> EmbeddedImages:
+        """Features of every image that can be read. Bad samples are left out: a replacement must not be scored."""
+        towers = self.built.towers
+        features: list[Tensor] = []
+        ids: list[Tensor] = []
+        faults: list[Fault] = []
+        batches = sequential(
+            source,
+            transform=self.built.transform,
+            tokenize=self.built.tokenize,
+            batch_size=self.batch_size,
+            workers=self.workers,
         )
-    check_finite(features, "text features")
-    return features
+        with eval_mode(towers):
+            for batch in track(batches, what, -(-len(source) // self.batch_size), "batches"):
+                encoded = towers.encode_image(batch.images.to(towers.device)).float().cpu()
+                bad = torch.tensor([fault.id for fault in batch.faults], dtype=torch.int64)
+                usable = ~torch.isin(batch.ids, bad)
+                features.append(encoded[usable])
+                ids.append(batch.ids[usable])
+                faults.extend(batch.faults)
+        embedded = EmbeddedImages(torch.cat(features), torch.cat(ids), tuple(faults))
+        check_finite(embedded.features, f"image features on {source.name}")
+        return embedded
+
+    @torch.no_grad()
+    def embed_texts(self, texts: list[str], what: str) -> Tensor:  # -> (len(texts), d)
+        """Unit features of the texts, on the CPU, float32."""
+        towers, tokenize = self.built.towers, self.built.tokenize
+        starts = range(0, len(texts), self.batch_size)
+        features = []
+        with eval_mode(towers):
+            for start in track(starts, what, len(starts), "batches"):
+                tokens = tokenize(texts[start : start + self.batch_size]).to(towers.device)
+                features.append(towers.encode_text(tokens).float().cpu())
+        check_finite(torch.cat(features), "text features")
+        return torch.cat(features)
 
 
 @contextmanager
-def evaluating(towers: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every part is in the mode it had (locked parts are in eval mode while training)."""
-    modes = [(part, part.training) for part in towers.modules()]
+def eval_mode(towers: nn.Module) -> Iterator[None]:
+    """Eval mode inside; afterwards every module is in the mode it had (locked ones are in eval mode while training)."""
+    modes = [(module, module.training) for module in towers.modules()]
     towers.eval()
     try:
         yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for module, training in modes:
+            module.training = training
 
 
 def check_finite(features: Tensor, what: str) -> None:
@@ -145,6 +147,6 @@ def check_finite(features: Tensor, what: str) -> None:
     bad = ~features.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(
-            f"{what}: {int(bad.sum()):,} of {len(features):,} rows are not finite, first of all row "
+            f"{what}: {int(bad.sum()):,} of {len(features):,} rows are not finite, the first is row "
             f"{int(bad.nonzero()[0])}; the towers' weights or their precision are broken, use an earlier checkpoint"
         )

@@ -1,4 +1,4 @@
-"""Held-out queries with their first matches, for people to look at. The queries are drawn at random, not chosen."""
+"""Held-out queries with their best matches, for people to look at. The queries are drawn at random, not chosen."""
 
 from __future__ import annotations
 
@@ -12,34 +12,23 @@ from torch import Tensor
 
 from neuclip.data.decoding import decode
 from neuclip.data.source import Source
+from neuclip.evaluation.embedding import EmbeddedPairs
 from neuclip.evaluation.retrieval import best_ranks
 
 THUMBNAIL_PIXELS = 96  # longest side
 
 
-def gallery(
-    image_features: Tensor,
-    text_features: Tensor,
-    captions: list[str],
-    caption_of: Tensor,
-    source: Source,
-    *,
-    count: int,
-    top: int,
-    seed: int,
-    ids: Tensor | None = None,
-) -> dict[str, Any]:  # (n, d), (c, d), c, (n,)
+def gallery(embedded: EmbeddedPairs, source: Source, *, count: int, top: int, seed: int) -> dict[str, Any]:
     """`count` random images with their `top` captions, and `count` random captions with their `top` images.
 
-    `rank`, from 1, is that of the best right answer; `ids` are the source's ids of the rows (default: the rows).
-    Plain JSON, images as data URIs.
+    `rank`, from 1, is that of the best right answer. Plain JSON, images as data URIs.
 
-    >>> shown = gallery(e.image_features, e.text_features, e.captions, e.caption_of, source, count=12, top=5, seed=0,
-    ...                 ids=e.ids)                                                              # doctest: +SKIP
+    >>> shown = gallery(embedded, source, count=12, top=5, seed=0)                              # doctest: +SKIP
     >>> shown["image_to_text"][0].keys()                                                        # doctest: +SKIP
     dict_keys(['image', 'caption', 'rank', 'matches'])
     """
-    ids = torch.arange(len(image_features)) if ids is None else ids
+    image_features, text_features = embedded.image_features, embedded.text_features
+    captions, caption_of = embedded.captions, embedded.caption_of
     generator = torch.Generator().manual_seed(seed)
     images = torch.randperm(len(image_features), generator=generator)[:count]
     texts = torch.randperm(len(text_features), generator=generator)[:count]
@@ -48,31 +37,29 @@ def gallery(
     caption = [captions[row] for row in caption_of.tolist()]  # by image
 
     def image(row: int) -> str:
-        return thumbnail(source[int(ids[row])].image)
+        return thumbnail(source[int(embedded.ids[row])].image)
 
+    matches = _first_matches(image_features[images], text_features, own_captions, top)
     image_to_text = [
         {
             "image": image(query),
             "caption": caption[query],
             "rank": rank,
-            "matches": [{"caption": captions[c], "score": s, "right": captions[c] == caption[query]} for c, s in found],
+            "matches": [{"caption": captions[c], "score": s, "right": captions[c] == caption[query]} for c, s in best],
         }
-        for query, (rank, found) in zip(
-            images.tolist(), _first_matches(image_features[images], text_features, own_captions, top), strict=True
-        )
+        for query, (rank, best) in zip(images.tolist(), matches, strict=True)
     ]
+    matches = _first_matches(text_features[texts], image_features, own_images, top)
     text_to_image = [
         {
             "caption": captions[query],
             "rank": rank,
             "matches": [
                 {"image": image(i), "caption": caption[i], "score": s, "right": caption[i] == captions[query]}
-                for i, s in found
+                for i, s in best
             ],
         }
-        for query, (rank, found) in zip(
-            texts.tolist(), _first_matches(text_features[texts], image_features, own_images, top), strict=True
-        )
+        for query, (rank, best) in zip(texts.tolist(), matches, strict=True)
     ]
     return {"dataset": source.name, "image_to_text": image_to_text, "text_to_image": text_to_image}
 
@@ -81,7 +68,7 @@ def thumbnail(content: bytes) -> str:
     """The image at most 96 pixels long, on white, as a data URI."""
     image = decode(content).convert("RGBA")
     image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
-    # Line drawings on a transparent ground would vanish on a dark page.
+    # Line drawings on a transparent background would vanish on a dark page.
     flat = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     file = BytesIO()
     flat.save(file, "WEBP", quality=80)
@@ -97,4 +84,4 @@ def _first_matches(
     # A stable sort, not topk: topk promises nothing about ties, and here they go to the lowest index.
     scores, order = (queries @ candidates.T).sort(dim=1, descending=True, stable=True)
     first = zip(order[:, :top].tolist(), scores[:, :top].tolist(), strict=True)
-    return [(rank, list(zip(*found, strict=True))) for rank, found in zip(ranks, first, strict=True)]
+    return [(rank, list(zip(*best, strict=True))) for rank, best in zip(ranks, first, strict=True)]

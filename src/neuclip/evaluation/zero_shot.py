@@ -1,53 +1,33 @@
-"""Zero-shot classification: class names in sentences make a classifier, images are scored by it."""
+"""Zero-shot classification: class names in templates make a classifier, which scores the images."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from neuclip.data.held_out import PLACEHOLDER, ZeroShotTask
 from neuclip.data.sample import Fault
-from neuclip.evaluation.embedding import Tokenize, Transform, check_finite, embed_images, embed_texts
+from neuclip.evaluation.embedding import Embedder, check_finite
 from neuclip.evaluation.retrieval import best_ranks
-from neuclip.evaluation.unusable import refuse_above
 
 
-def evaluate_task(
-    towers: nn.Module,
-    task: ZeroShotTask,
-    *,
-    transform: Transform,
-    tokenize: Tokenize,
-    batch_size: int,
-    workers: int,
-    max_bad_share: float = 1.0,
-) -> tuple[dict[str, float], tuple[Fault, ...]]:
+def evaluate_task(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, float], tuple[Fault, ...]]:
     """The figures of `accuracy`, and the images that could not be read and are left out.
 
-    Raises TooManyBad when these are a larger share of all than `max_bad_share`, or all.
+    Raises TooManyBad when these are a larger share of all than the embedder's `max_bad_share`, or all.
     """
-    weights = classifier(towers, tokenize, task.classnames, task.templates, batch_size=batch_size)
-    images = embed_images(
-        towers,
-        task.source,
-        transform=transform,
-        tokenize=tokenize,
-        batch_size=batch_size,
-        workers=workers,
-        what=f"evaluating on {task.name}",
-    )
-    refuse_above(max_bad_share, task.source, images.faults)
+    weights = classifier(embedder, task.classnames, task.templates)
+    images = embedder.embed_images(task.source, f"evaluating on {task.name}")
+    embedder.refuse_bad_set(task.source, images.faults)
     labels = torch.tensor(task.labels)[images.ids]
     return accuracy(images.features, weights, labels), images.faults
 
 
-def classifier(
-    towers: nn.Module, tokenize: Tokenize, classnames: list[str], templates: list[str], *, batch_size: int = 256
-) -> Tensor:  # -> (classes, d)
-    """One unit row per class: the mean over templates of the unit text features, normalised again."""
+def classifier(embedder: Embedder, classnames: list[str], templates: list[str]) -> Tensor:  # -> (classes, d)
+    """One unit row per class: the mean over templates of the unit text features, normalized again."""
     prompts = [template.replace(PLACEHOLDER, name) for name in classnames for template in templates]
-    features = embed_texts(towers, prompts, tokenize=tokenize, batch_size=batch_size, what="embedding class names")
+    features = embedder.embed_texts(prompts, "embedding class names")
     return F.normalize(features.view(len(classnames), len(templates), -1).mean(dim=1), dim=1)
 
 

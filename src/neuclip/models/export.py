@@ -1,4 +1,4 @@
-"""The model folder that open_clip loads: `open_clip.create_model_and_transforms("local-dir:FOLDER")`."""
+"""The model folder for open_clip: `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads it."""
 
 from __future__ import annotations
 

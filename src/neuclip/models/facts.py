@@ -1,4 +1,4 @@
-"""What a model is, without its weights: sizes, parameters, activations and how it cuts captions into tokens."""
+"""Facts of a model without its weights: sizes, parameters, activations, and a counter of tokens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.models import open_clip_module
-from neuclip.models.hub import without_hub
-from neuclip.models.towers import find_config, without_chatter
+from neuclip.models.hub import offline_hub
+from neuclip.models.towers import find_config, silence_open_clip
 
-PROBE = 2  # pairs sent through the empty model; BatchNorm takes no single one
+PROBE = 2  # pairs sent through the empty model; BatchNorm does not take one
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Of a model as open_clip would build it; nothing was allocated to find them."""
+    """Of a model as open_clip would build it; no memory was allocated to find them."""
 
     embed_dim: int
     image_size: tuple[int, int]  # height, width
@@ -30,18 +30,18 @@ class ModelFacts:
     parameters: int
     state_bytes: int  # parameters and buffers, as a checkpoint holds them
     activation_bytes: int  # float32, per pair: what backward needs
-    usual_tokenizer: bool = False  # open_clip's own, as it is
+    usual_tokenizer: bool = False  # open_clip's own, unchanged
     batch_norm: bool = False  # which cannot train on one image at a time
 
 
 def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool = False) -> ModelFacts:
-    """Build the model on the meta device, which has shapes and no numbers, and look at it.
+    """Builds the model on the meta device, which has shapes and no numbers.
 
     >>> model_facts("tiny").context_length
     16
     """
     known_name, config = find_config(name)
-    with without_chatter(), without_hub(name, config):
+    with silence_open_clip(), offline_hub(name, config):
         model = open_clip_module().create_model(
             known_name,
             load_weights=False,
@@ -69,12 +69,12 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
 
 
 def token_counter(name: str, *, usual: bool = False) -> Callable[[Sequence[str]], list[int]] | None:
-    """Counts the tokens of captions before anything is cut off, start and end included; None for a tokenizer that
-    does not tell. Raises NotHere where the tokenizer's files are not on this machine. `usual`: as in ModelFacts."""
+    """Counts the tokens of captions before they are truncated, start and end included; None for a tokenizer that
+    cannot. Raises NotHere where the tokenizer's files are not on this machine. `usual`: as in ModelFacts."""
     tokenizer = _usual_tokenizer_alone() if usual else None
     if tokenizer is None:
         known_name, config = find_config(name)
-        with without_chatter(), without_hub(name, config):
+        with silence_open_clip(), offline_hub(name, config):
             tokenizer = open_clip_module().get_tokenizer(known_name)
     if hasattr(tokenizer, "sot_token_id") and hasattr(tokenizer, "encode"):
         return lambda captions: [len(tokenizer.encode(caption)) + 2 for caption in captions]
@@ -86,7 +86,7 @@ def token_counter(name: str, *, usual: bool = False) -> Callable[[Sequence[str]]
 
 @functools.cache
 def _usual_tokenizer_alone() -> Any:
-    """open_clip's tokenizer without the rest of open_clip, whose import takes seconds; None if it cannot do without."""
+    """open_clip's tokenizer without the rest of open_clip, whose import takes seconds; None if that fails."""
     package = importlib.util.find_spec("open_clip")
     if package is None or package.origin is None:
         return None
@@ -106,9 +106,9 @@ def pretrained_is_known(name: str, pretrained: str) -> bool:
 
 
 def _activation_bytes(model: Any, height: int, width: int, context: int) -> int:
-    """What autograd keeps of one pair's forward pass, parameters aside."""
+    """Bytes that autograd keeps of one pair's forward pass, without parameters."""
     own = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, Any] = {}  # by storage: what two operations keep is there once; held, so that no number is reused
+    kept: dict[int, Any] = {}  # by storage: what two operations keep counts once; held, or its number would be reused
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

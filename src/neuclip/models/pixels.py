@@ -1,8 +1,8 @@
-"""open_clip's transforms, cut where the image becomes numbers: pixels travel as bytes and are normalised as a batch.
+"""open_clip's transforms, split before ToTensor: workers send pixels as bytes, and they are normalized as a batch.
 
-The last two stages of open_clip's transforms turn one image into floats and normalise it. Done for a whole batch at
-once, on the device, they give the same floats to the bit, for a quarter of the memory traffic and, at 64 pixels, less
-than half of the time.
+The last two stages of open_clip's transforms turn one image into floats and normalize it. For a whole batch at once, on
+the device, they give the same floats to the bit, with a quarter of the memory traffic and, at 64 pixels, in less than
+half of the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neuclip.errors import UserError
 
 
 class PixelTransform:
-    """The stages that work on the image, then its bytes: Image -> uint8 (3, H, W). Picklable."""
+    """The stages before ToTensor: Image -> uint8 (3, H, W). Picklable."""
 
     def __init__(self, stages: Sequence[Callable[[Any], Any]]):
         self.stages = tuple(stages)
@@ -29,17 +29,17 @@ class PixelTransform:
         pixels: Any = image
         for stage in self.stages:
             pixels = stage(pixels)
-        # (H, W, 3) in memory: a batch of these, seen as (b, 3, H, W), is in the layout that convolutions like.
+        # (H, W, 3) in memory: a batch of these, viewed as (b, 3, H, W), is channels_last, fast for convolutions.
         return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
 
 
 class FastCrop:
-    """open_clip's random crop of an array, scaled by torch: uint8 (H, W, 3) -> uint8 (3, size, size). Picklable.
+    """open_clip's random crop of an array, resized by torch: uint8 (H, W, 3) -> uint8 (3, size, size). Picklable.
 
-    The crop is that of the same seed; torch's filter for bytes uses vector instructions and rounds differently from
-    Pillow's, and always begins with the rows, where Pillow (from 13 on) begins with the columns of some upright crops.
-    In images like photos fewer than 1 colour value in 20 differs, of such an upright crop up to 1 in 4: nearly all
-    by 1 of 255, none by more than 3. In black and white noise single values of upright crops are off by 30.
+    The same seed gives the same crop. torch's filter for bytes is vectorized, rounds differently from Pillow's, and
+    always starts with the rows, where Pillow (from 13 on) starts with the columns of some upright crops. In photos
+    fewer than 1 colour value in 20 differs, in such an upright crop up to 1 in 4: nearly all by 1 of 255, none by more
+    than 3. In black and white noise single values of upright crops differ by 30.
     """
 
     def __init__(self, crop: Any):
@@ -52,44 +52,44 @@ class FastCrop:
         return F.interpolate(part, self.crop.size, mode="bicubic", antialias=True)[0]
 
 
-class CutTransform(NamedTuple):
-    """A transform up to the bytes, and what follows."""
+class SplitTransform(NamedTuple):
+    """A transform up to the bytes, and the constants of the normalization that follows."""
 
     pixels: PixelTransform
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
-def cut_transform(transform: Any) -> CutTransform | None:
+def split_transform(transform: Any) -> SplitTransform | None:
     """None if the transform does not end as open_clip's do."""
     from torchvision.transforms import Normalize, ToTensor
 
     stages = list(getattr(transform, "transforms", []))
     if len(stages) < 2 or not (isinstance(stages[-2], ToTensor) and isinstance(stages[-1], Normalize)):
         return None
-    return CutTransform(PixelTransform(stages[:-2]), tuple(stages[-1].mean), tuple(stages[-1].std))
+    return SplitTransform(PixelTransform(stages[:-2]), tuple(stages[-1].mean), tuple(stages[-1].std))
 
 
 def fast_crop(transform: object) -> FastCrop:
-    """The faster form of open_clip's training transform: a random crop, then a conversion to RGB."""
+    """The fast form of open_clip's training transform, which is a random crop and a conversion to RGB."""
     from torchvision.transforms import InterpolationMode, RandomResizedCrop
 
     stages = transform.stages if isinstance(transform, PixelTransform) else ()
     crop = stages[0] if len(stages) == 2 else None
     if not isinstance(crop, RandomResizedCrop):
-        raise UserError("data.pixels fast knows open_clip's random crop alone; give --data.pixels exact")
+        raise UserError("data.pixels fast works only with open_clip's random crop; give --data.pixels exact")
     if crop.interpolation != InterpolationMode.BICUBIC:
         raise UserError(
-            f"data.pixels fast scales bicubically, and this model asks for {crop.interpolation.value}; "
+            f"data.pixels fast resizes bicubically, and this model needs {crop.interpolation.value}; "
             "give --data.pixels exact"
         )
     return FastCrop(crop)
 
 
-def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:  # uint8 (b, 3, H, W) -> float32
-    """What torchvision's ToTensor and Normalize do to one image, in the same order of operations, to a batch."""
-    # As the bytes lie in memory, colour after colour along a row of pixels: broadcasting three values at a time would
-    # keep a processor from its vector instructions (66 ms for 64 images of 224 pixels, so 42).
+def normalize_batch(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:  # uint8 (b, 3, H, W) -> float32
+    """torchvision's ToTensor and Normalize for a whole batch, in the same order of operations."""
+    # In the order of the bytes in memory: broadcasting three values at a time would keep a CPU from its vector
+    # instructions (66 ms instead of 42 for 64 images of 224 pixels).
     rows = images.permute(0, 2, 3, 1).flatten(2)  # (b, H, W * 3)
     width = images.shape[3]
     rows = rows.to(torch.float32).div_(255).sub_(mean.repeat(width)).div_(std.repeat(width))

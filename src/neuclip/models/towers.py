@@ -7,7 +7,7 @@ import difflib
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
-from neuclip.models.hub import without_hub
-from neuclip.models.pixels import cut_transform, normalised
+from neuclip.models.hub import offline_hub
+from neuclip.models.pixels import normalize_batch, split_transform
 
 SHIPPED = Path(__file__).parent / "configs"
 
@@ -30,7 +30,7 @@ Tokenize = Callable[[list[str]], Tensor]
 class Towers(nn.Module):
     """Image and text encoder together: `image, text = towers(images, tokens)` gives unit rows (b, d).
 
-    Images are bytes as the transforms of `BuiltModel` give them, or floats already normalised.
+    Images are bytes from the transforms of `BuiltModel`, or floats that are already normalized.
     """
 
     mean: Tensor
@@ -47,7 +47,7 @@ class Towers(nn.Module):
 
     def encode_image(self, images: Tensor) -> Tensor:
         if images.dtype == torch.uint8:
-            images = normalised(images, self.mean, self.std)
+            images = normalize_batch(images, self.mean, self.std)
         # Convolutions are faster in this layout: RN50-like towers by a quarter, on a CPU (benchmarked; same values).
         return self.model.encode_image(images.contiguous(memory_format=torch.channels_last), normalize=True)
 
@@ -61,7 +61,7 @@ class Towers(nn.Module):
 
     @property
     def logit_bias(self) -> Tensor | None:
-        """What SigLIP adds to each logit; None in a model built without."""
+        """What SigLIP adds to each logit; None in a model without one."""
         return self.model.logit_bias
 
     @property
@@ -79,10 +79,10 @@ class Towers(nn.Module):
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """Towers and everything that must travel with them."""
+    """Towers, their transforms and their tokenizer."""
 
     towers: Towers
-    train_transform: Transform  # to bytes, which the towers normalise
+    train_transform: Transform  # to bytes, which the towers normalize
     transform: Transform  # the same for evaluation: deterministic
     float_transform: Transform  # open_clip's own for evaluation, for use with the bare model
     tokenize: Tokenize
@@ -113,11 +113,11 @@ def build_model(
     if image_size:
         config["vision_cfg"]["image_size"] = image_size
     if initial_bias is not None:
-        config["init_logit_bias"] = initial_bias  # in the exported config too, or its weights would not load strictly
-    # Weights that are named by a tag are asked for, and fetched with all that belongs to them.
-    fetched = pretrained and not Path(pretrained).exists()
-    with without_chatter(), contextlib.nullcontext() if fetched else without_hub(name, config):
-        tokenize = open_clip.get_tokenizer(known_name)  # first: it may be missing, and large towers take their time
+        config["init_logit_bias"] = initial_bias  # the exported config needs it too, or its weights would not load
+    # A user who names weights by a tag wants them downloaded, with all that belongs to them.
+    download = pretrained and not Path(pretrained).exists()
+    with silence_open_clip(), contextlib.nullcontext() if download else offline_hub(name, config):
+        tokenize = open_clip.get_tokenizer(known_name)  # first: it may be missing, and large towers take long
         model, train_transform, transform = open_clip.create_model_and_transforms(
             known_name,
             pretrained=pretrained or None,
@@ -127,13 +127,13 @@ def build_model(
             init_logit_bias=config.get("init_logit_bias"),
         )
     if initial_bias is not None and not model.logit_bias.any():
-        # open_clip sets the bias to 0 where the weights bring none, and SigLIP would call half of all pairs true.
+        # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
         nn.init.constant_(model.logit_bias, initial_bias)
-    cut, train_cut = cut_transform(transform), cut_transform(train_transform)
+    split, train_split = split_transform(transform), split_transform(train_transform)
     return BuiltModel(
-        towers=Towers(model, mean=cut.mean, std=cut.std) if cut and train_cut else Towers(model),
-        train_transform=train_cut.pixels if cut and train_cut else train_transform,
-        transform=cut.pixels if cut and train_cut else transform,
+        towers=Towers(model, mean=split.mean, std=split.std) if split and train_split else Towers(model),
+        train_transform=train_split.pixels if split and train_split else train_transform,
+        transform=split.pixels if split and train_split else transform,
         float_transform=transform,
         tokenize=tokenize,
         embed_dim=config["embed_dim"],
@@ -182,12 +182,12 @@ def _nearest_model(name: str, known: list[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else "open_clip.list_models() lists them, beside tiny and small"
 
 
-class without_chatter:  # noqa: N801 (reads as a phrase where it is used)
-    """open_clip logs at warning level that a model it was asked to initialise randomly is random."""
-
-    def __enter__(self) -> None:
-        self.previous = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
-        logging.disable(self.previous)
+@contextlib.contextmanager
+def silence_open_clip() -> Iterator[None]:
+    """open_clip warns that a model which was to be initialized randomly is random."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(previous)

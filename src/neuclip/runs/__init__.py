@@ -1,1 +1,1 @@
-"""A run from its settings to its results: build, checkpoint, lifecycle, summary."""
+"""A run from its settings to its results: build, lifecycle, checkpoint, evaluate, results, summary."""

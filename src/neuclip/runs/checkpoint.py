@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from neuclip.errors import RunFailed
+from neuclip.errors import RunFailed, UserError
+from neuclip.records import RunFolder
 
 
 def checkpoint_name(samples: int) -> str:
@@ -16,12 +17,26 @@ def checkpoint_name(samples: int) -> str:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Oldest first. Files that a kill left half written have another ending and are not among them."""
+    """Oldest first. Files that a kill left half written have another suffix and are not among them."""
     return sorted(folder.glob("samples-*.pt"))
 
 
+def find_checkpoint(folder: RunFolder, name: str = "") -> Path:
+    """The checkpoint of a run by its file name; without a name the newest."""
+    known = checkpoints_in(folder.checkpoints)
+    if not name:
+        if not known:
+            raise UserError(f"{folder.path} has no checkpoint; start the run again under another name")
+        return known[-1]
+    path = folder.checkpoints / name
+    if not path.is_file():
+        names = ", ".join(other.name for other in known) or "none"
+        raise UserError(f"{folder.path} has no checkpoint {name}; it has {names}")
+    return path
+
+
 def save_checkpoint(folder: Path, state: dict[str, Any], *, samples: int, keep: int) -> Path:
-    """Write beside, then move into place; older ones go only after the new one is safe."""
+    """Write beside, then move into place; old ones are removed only after the new one is safe."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / checkpoint_name(samples)
     partial = target.with_suffix(".partial")
@@ -33,7 +48,12 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, samples: int, keep: 
         partial.replace(target)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as either
         partial.unlink(missing_ok=True)
-        raise RunFailed(_not_saved(target, error)) from error
+        good = checkpoints_in(folder)
+        kept = f"the last good checkpoint is {good[-1]}" if good else "there is no earlier checkpoint"
+        raise RunFailed(
+            f"could not save {target} ({str(error).splitlines()[0]}); {kept}; make room, then: "
+            f"neuclip train --resume {folder.parent}"
+        ) from error
     for old in checkpoints_in(folder)[:-keep]:
         old.unlink()
     return target
@@ -48,15 +68,3 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         remedy = f"move it away to continue from {earlier[-1].name}" if earlier else "there is no earlier one"
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunFailed(f"{path} cannot be read ({first_line}); {remedy}") from error
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    found = checkpoints_in(folder)
-    return found[-1] if found else None
-
-
-def _not_saved(target: Path, error: Exception) -> str:
-    good = latest_checkpoint(target.parent)
-    kept = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
-    reason = str(error).splitlines()[0]
-    return f"could not save {target} ({reason}); {kept}; make room, then: neuclip train --resume {target.parent.parent}"

@@ -1,7 +1,8 @@
-"""What a run ran on: versions, device, threads, data fingerprint; and how much memory it took."""
+"""What a run runs on: CPU threads, versions, device, data fingerprint; and how much memory it took."""
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from datetime import UTC, datetime
@@ -10,7 +11,20 @@ from typing import Any
 
 import torch
 
+from neuclip.data.machine import available_cores
+from neuclip.distributed.collectives import world_size
+
 PACKAGES = ("neuclip", "torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow")
+
+
+def set_threads(threads: int, device: torch.device) -> None:
+    """0 leaves PyTorch's choice to a single process. torchrun gives each of several 1 thread, whatever the machine
+    has; on a CPU they share its cores instead."""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if world_size() > 1 else 1
+    if threads:
+        torch.set_num_threads(threads)
+    elif local_ranks > 1 and device.type == "cpu" and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        torch.set_num_threads(max(1, available_cores() // local_ranks))
 
 
 def environment(device: torch.device, precision: torch.dtype, data: dict[str, Any]) -> dict[str, Any]:
@@ -22,6 +36,7 @@ def environment(device: torch.device, precision: torch.dtype, data: dict[str, An
         "precision": str(precision).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "data": data,
+        "processes": world_size(),
     }
 
 

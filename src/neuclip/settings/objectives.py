@@ -15,10 +15,17 @@ from neuclip.settings.fields import check_at_least, check_positive, described
 
 
 class ObjectiveSettings:
-    """What every objective's settings say about the method."""
+    """What every objective's settings say about it beside their fields."""
 
-    title: ClassVar[str]  # as its authors write it
-    predicts_normalizers: ClassVar[bool] = True
+    uses_bias: ClassVar[bool] = False  # of the model, as SigLIP does
+
+    def initial_bias(self, batch_size: int) -> float | None:
+        return None
+
+    @property
+    def normalizer_eps(self) -> float:
+        """Added to each normalizer where the error of its estimates is measured."""
+        return getattr(self, "eps", 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +50,7 @@ class CLIPSettings(ObjectiveSettings):
 class SigLIPSettings(ObjectiveSettings):
     """Every image-text combination of the batch is a yes-or-no question; no normalizer."""
 
-    title = "SigLIP"
-    predicts_normalizers = False
+    uses_bias = True
 
     bias_initial: str = described("-10", "where the model's bias starts; auto: -ln(batch - 1), the share of true pairs")
     mask_duplicates: bool = described(False, "pairs with an equal caption are no negatives of each other")

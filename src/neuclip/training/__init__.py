@@ -1,1 +1,1 @@
-"""The loop and what it needs. The only place where objectives, models and data meet."""
+"""The training loop and what it calls. It knows no files of a run: saving and evaluation are handed to it."""

@@ -1,4 +1,4 @@
-"""AdamW on the towers, the temperature apart: groups, rates, clipping, and the stop before a bad update."""
+"""AdamW on the towers: groups, clipping, a rate of its own for the temperature, and the stop before a bad update."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from neuclip.distributed.collectives import any_rank
 from neuclip.models.towers import Towers
-from neuclip.settings.sections import OptimizerSettings, TemperatureSettings
-from neuclip.training.schedule import temperature_rate, warmup_steps, warmup_then_cosine
+from neuclip.plan import Plan
+from neuclip.settings.sections import Settings
+from neuclip.training.schedule import temperature_rate, warmup_then_cosine
 
 
 class NotFinite(Exception):
@@ -19,36 +20,27 @@ class NotFinite(Exception):
 
 
 class TowerOptimizer:
-    """One `update(loss, step)` per batch: backward, check, clip, set the rates, step, hold the temperature in range."""
+    """One `update(loss, step)` per batch: backward, clip, check, set the rates, step, clamp the temperature."""
 
-    def __init__(
-        self,
-        towers: Towers,
-        settings: OptimizerSettings,
-        temperature: TemperatureSettings,
-        *,
-        total_steps: int,
-        precision: torch.dtype,
-    ):
-        self.towers = towers
-        self.settings, self.temperature = settings, temperature
-        self.total_steps = total_steps
-        self.warmup = warmup_steps(settings.warmup, total_steps)
+    def __init__(self, towers: Towers, settings: Settings, plan: Plan, precision: torch.dtype = torch.float32):
+        self.towers, self.plan = towers, plan
+        self.settings, self.temperature = settings.optimizer, settings.temperature
         self.adamw = torch.optim.AdamW(
-            parameter_groups(towers, settings.weight_decay),
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
+            parameter_groups(towers, self.settings.weight_decay),
+            betas=(self.settings.beta1, self.settings.beta2),
+            eps=self.settings.eps,
             # One pass over the parameters instead of ten: 10 against 78 ms per step for the tiny model on a CPU.
             fused=towers.device.type in ("cpu", "cuda"),
         )
-        # fp16 gradients underflow without it; disabled it passes everything through.
+        # fp16 gradients underflow without it.
         self.scaler = torch.amp.GradScaler(towers.device.type, enabled=precision == torch.float16)
 
     def learning_rate(self, step: int) -> float:
-        return warmup_then_cosine(step, peak=self.settings.learning_rate, warmup=self.warmup, total=self.total_steps)
+        peak = self.settings.learning_rate
+        return warmup_then_cosine(step, peak=peak, warmup=self.plan.warmup_steps, total=self.plan.steps)
 
     def update(self, loss: Tensor, step: int, backward: Callable[[Tensor], None] = Tensor.backward) -> Tensor:
-        """Answers the norm of the gradient before clipping. Collective: not a number in one process stops all."""
+        """The norm of the gradient before clipping. Collective: not a number on one rank stops all."""
         backward(self.scaler.scale(loss))
         self.scaler.unscale_(self.adamw)
         limit = self.settings.clip_gradient_norm or torch.inf
@@ -67,14 +59,14 @@ class TowerOptimizer:
 
     def _set_rates(self, step: int) -> None:
         rate = self.learning_rate(step)
-        of_temperature = temperature_rate(
+        rate_of_temperature = temperature_rate(
             self.temperature.schedule,
             rate=self.temperature.learning_rate,
             towers_share=rate / self.settings.learning_rate,
             tau=1 / self.towers.logit_scale.item(),
         )
         for group in self.adamw.param_groups:
-            group["lr"] = of_temperature if group["name"] == "temperature" else rate
+            group["lr"] = rate_of_temperature if group["name"] == "temperature" else rate
 
     def state_dict(self) -> dict[str, Any]:
         return {"adamw": self.adamw.state_dict(), "scaler": self.scaler.state_dict()}
@@ -86,10 +78,7 @@ class TowerOptimizer:
 
 def parameter_groups(towers: Towers, weight_decay: float) -> list[dict[str, Any]]:
     """Weights with decay; vectors and scalars (gains, biases, class tokens, SigLIP's logit bias) without; the
-    temperature by itself.
-
-    By dimension, not by name: a naive AdamW over all parameters would decay the temperature too.
-    """
+    temperature in a group of its own, also without."""
     temperature = towers.model.logit_scale
     others = [p for p in towers.parameters() if p.requires_grad and p is not temperature]
     groups = [

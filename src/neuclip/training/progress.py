@@ -1,4 +1,4 @@
-"""The line a person watches while a run trains."""
+"""The status line of a training run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neuclip.progress import StatusLine
 
 
 class TrainingProgress:
-    """Live on a terminal, a plain line now and then elsewhere."""
+    """Shows the latest record, with the time left."""
 
     def __init__(self, *, total_samples: int, first_sample: int):
         self.total = total_samples
@@ -25,7 +25,7 @@ class TrainingProgress:
             parts = training_parts(record, total=self.total, seconds_left=self._seconds_left(record["samples"]))
             # A line that wraps cannot be rewritten in place.
             width = shutil.get_terminal_size().columns - 1 if self.status.live else sys.maxsize
-            self.status.show(fitting(parts, width))
+            self.status.show(fit(parts, width))
 
     def close(self) -> None:
         self.status.close()
@@ -36,7 +36,7 @@ class TrainingProgress:
 
 
 def training_parts(record: dict[str, Any], *, total: int, seconds_left: float) -> list[str]:
-    """Most wanted first: a narrow terminal shows only the first ones."""
+    """Most important first: a narrow terminal shows only the first ones."""
     calibration, accuracy = record.get("calibration"), record.get("accuracy")
     parts = [
         f"{record['samples'] / total:4.0%}",
@@ -52,10 +52,10 @@ def training_parts(record: dict[str, Any], *, total: int, seconds_left: float) -
     return [part for part in parts if part]
 
 
-def fitting(parts: list[str], width: int) -> str:
-    """As many of the parts as fit, whole ones only.
+def fit(parts: list[str], width: int) -> str:
+    """As many whole parts as fit into `width`.
 
-    >>> fitting(["50%", "3 s left", "loss 0.12"], 14)
+    >>> fit(["50%", "3 s left", "loss 0.12"], 14)
     '50%  3 s left'
     """
     while len(parts) > 1 and len("  ".join(parts)) > width:

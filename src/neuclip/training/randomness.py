@@ -1,4 +1,4 @@
-"""The state of torch's generators, on the host and on the device."""
+"""The state of torch's random generators, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from neuclip.distributed.collectives import gather_values, rank
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """What the next draws of this process depend on."""
     state = {"cpu": torch.get_rng_state()}
     if device.type in ("cuda", "mps"):
         state[device.type] = getattr(torch, device.type).get_rng_state()
@@ -22,13 +21,13 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
         getattr(torch, device.type).set_rng_state(state[device.type])
 
 
-def all_gather_random_states(device: torch.device) -> dict[str, Tensor]:
-    """Collective. One row per process."""
+def gather_random_states(device: torch.device) -> dict[str, Tensor]:
+    """Collective. One row per rank."""
     return {name: gather_values(row[None].to(device)).cpu() for name, row in random_state(device).items()}
 
 
-def continue_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Each process takes up its own row; one that was not there before goes on as it was seeded."""
+def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Each rank takes its own row; a rank that did not exist before keeps its seed."""
     if rank() < len(states["cpu"]):
-        # Cloned, for torch reads a state from the start of its storage, which a row is not.
+        # Cloned, because torch reads a state from the start of its storage, and a row is not there.
         set_random_state({name: rows[rank()].clone() for name, rows in states.items()}, device)

@@ -23,7 +23,7 @@ def open_sinks(settings: LogSettings, folder: RunFolder) -> list[Sink]:
     return sinks
 
 
-def numbers(record: dict[str, Any]) -> dict[str, float]:
+def scalars(record: dict[str, Any]) -> dict[str, float]:
     return {f"train/{key}": value for key, value in record.items() if isinstance(value, int | float)}
 
 
@@ -36,7 +36,7 @@ class TensorBoardSink:
         self.writer = SummaryWriter(folder.path / "tensorboard")  # type: ignore[no-untyped-call]
 
     def write(self, record: dict[str, Any]) -> None:
-        for key, value in numbers(record).items():
+        for key, value in scalars(record).items():
             self.writer.add_scalar(key, value, record["samples"])  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Offline: files in the run's folder, for `wandb sync` when the user wishes."""
+    """Offline: files in the run's folder, which `wandb sync` can upload."""
 
     def __init__(self, folder: RunFolder):
         try:
@@ -54,7 +54,7 @@ class WandbSink:
         self.run = wandb.init(mode="offline", dir=folder.path, project="neuclip", name=folder.path.name)
 
     def write(self, record: dict[str, Any]) -> None:
-        self.run.log(numbers(record), step=record["samples"])
+        self.run.log(scalars(record), step=record["samples"])
 
     def close(self) -> None:
         self.run.finish()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, and leave with the exit code that says why; all processes together."""
+"""Ctrl-C and SIGTERM: finish the step, save, and leave with the signal's exit code; on all ranks together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._previous: dict[int, Any] = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)
         }
         return self
 
@@ -28,11 +28,11 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether this process was asked to stop."""
+        """Whether this rank was asked to stop."""
         return self.signal is not None
 
-    def anywhere(self) -> bool:
-        """Collective. Whether any process was asked to stop; then all know by which signal."""
+    def on_any_rank(self) -> bool:
+        """Collective. Whether any rank was asked to stop; then all know the signal."""
         self.signal = max(all_gather_int(self.signal or 0)) or None
         return self.requested
 
@@ -40,9 +40,9 @@ class StopRequest:
     def exit_code(self) -> int:
         return 128 + (self.signal or 0)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
-        # torchrun signals the whole group, so the data workers may die too. Their death must not break into the step.
+        # torchrun signals the whole group, and the data workers may die too. Their death must not interrupt the step.
         self._previous.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))

@@ -1,11 +1,10 @@
-"""Runs and where their data lie: order, epochs, workers, and a remote that goes away and comes back."""
+"""Runs and the place of their data: order, epochs, workers, and a remote that goes away and comes back."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,14 @@ from neuclip.data.open import open_source
 from neuclip.data.order import ShardOrder
 from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed
-from neuclip.records import RunFolder, read_lines
+from neuclip.records import RunFolder
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.lifecycle import build_run, check_resumable
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from neuclip.training.run import build_run
 from tests.data.small_shards import pair, write_tar
 from tests.images import write_shards
+from tests.runs.conftest import losses
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +46,6 @@ def seen(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(Batches, "steps", noted)
     return ids
-
-
-def losses(folder: Path) -> list[float]:
-    return [record["loss"] for record in read_lines(RunFolder(folder).records)]
 
 
 def test_a_remote_that_disappears_in_mid_epoch_leaves_a_run_that_goes_on_when_it_is_back(
@@ -79,17 +75,9 @@ def test_a_remote_that_disappears_in_mid_epoch_leaves_a_run_that_goes_on_when_it
 def test_what_messages_advise_to_change_may_change_at_resume(small_settings, tmp_path):
     settings = small_settings(tmp_path)
     RunFolder(tmp_path).settings.write_text(settings_as_yaml(settings))
-    flags = [
-        "--data.cache_size",
-        "1B",
-        "--data.remote_timeout",
-        "5",
-        "--data.max_bad_share",
-        "0.5",
-        "--data.workers",
-        "1",
-    ]
-    api.check_continuable(read_settings(RunFolder(tmp_path).settings, flags), RunFolder(tmp_path))
+    changed = {"cache_size": "1B", "remote_timeout": "5", "max_bad_share": "0.5", "workers": "1"}
+    flags = [word for field, value in changed.items() for word in (f"--data.{field}", value)]
+    check_resumable(read_settings(RunFolder(tmp_path).settings, flags), RunFolder(tmp_path))
 
 
 @pytest.mark.parametrize("start", ["local", "remote"])

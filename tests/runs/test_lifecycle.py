@@ -1,4 +1,4 @@
-"""Whole runs with real towers: what they leave behind, and that stopping them anywhere changes nothing."""
+"""Whole runs with real towers: stopping them anywhere changes nothing, and what cannot go on is refused."""
 
 from __future__ import annotations
 
@@ -11,79 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
-from neuclip import api, load
+from neuclip import api
 from neuclip.errors import RunFailed, RunInterrupted, UserError
-from neuclip.models import open_clip_module
 from neuclip.records import RunFolder, read_lines
+from neuclip.runs import lifecycle, results
+from neuclip.runs.build import resolve_held_out
 from neuclip.runs.checkpoint import checkpoint_name, checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
+from neuclip.training import loop
+from neuclip.training.accumulation import Accumulation
 from tests.images import write_csv, write_shards
-from tests.training.conftest import BATCH, STEPS
+from tests.runs.conftest import BATCH, STEPS, losses
 
 pytestmark = pytest.mark.slow
-
-
-def losses(folder: Path) -> list[float]:
-    return [record["loss"] for record in read_lines(RunFolder(folder).records)]
-
-
-@pytest.fixture(scope="module")
-def finished(small_settings, shards, tmp_path_factory) -> RunFolder:
-    flags = ["--run.name", "whole", "--evaluation.retrieval", str(shards), "--evaluation.every", str(4 * BATCH)]
-    folder = tmp_path_factory.mktemp("runs")
-    return RunFolder(api.train(small_settings(folder, *flags, "--evaluation.error_anchors", "20")))
-
-
-def test_a_run_leaves_every_promised_file(finished):
-    promised = "settings.yaml environment.json records.jsonl evaluation.jsonl summary.json gallery.json report.html"
-    assert set(promised.split()) <= {path.name for path in finished.path.iterdir()}
-    assert {path.name for path in finished.model.iterdir()} == {"open_clip_config.json", "open_clip_model.safetensors"}
-    assert not list(finished.path.rglob("*.partial"))
-
-
-def test_records_have_the_promised_keys_and_are_strict_json(finished):
-    records = [json.loads(line, parse_constant=pytest.fail) for line in finished.records.read_text().splitlines()]
-    keys = """samples step epoch loss temperature learning_rate accuracy calibration samples_per_second data_share
-        towers_share normalizer_share"""
-    assert all(set(keys.split()) <= set(record) for record in records)
-    assert [record["samples"] for record in records] == [BATCH * step for step in range(1, STEPS + 1)]
-    shares = [record["data_share"] + record["towers_share"] + record["normalizer_share"] for record in records]
-    assert shares == pytest.approx([1.0] * STEPS)
-
-
-def test_the_summary_has_the_final_figures(finished):
-    summary = json.loads(finished.summary.read_text())
-    assert summary["samples_seen"] == STEPS * BATCH and summary["loss"] == losses(finished.path)[-1]
-    assert {"temperature", "seconds", "samples_per_second", "peak_memory_bytes", "evaluation"} <= set(summary)
-    last = read_lines(finished.evaluation)[-1]
-    assert summary["evaluation"] == {key: value for key, value in last.items() if key not in ("samples", "step")}
-    assert [line["samples"] for line in read_lines(finished.evaluation)] == [4 * BATCH, 8 * BATCH, STEPS * BATCH]
-    assert {"method", "minibatch"} == set(summary["normalizer_error"]["estimators"])
-
-
-def test_the_exported_model_is_the_trained_one(finished):
-    model, _, transform = open_clip_module().create_model_and_transforms(f"local-dir:{finished.model}")
-    trained, own_transform, tokenize = load(str(finished.path))
-    noise = Image.effect_noise((40, 50), 90)
-    with torch.no_grad():
-        tokens = tokenize(["a red circle"])
-        assert torch.allclose(model.eval().encode_text(tokens), trained.encode_text(tokens), atol=1e-6)
-    assert torch.equal(transform(noise), own_transform(noise))
-
-
-def test_a_model_without_weights_is_not_evaluated(finished):
-    with pytest.raises(UserError, match="without weights"):
-        api.evaluate("tiny", retrieval=(), zero_shot=())
-
-
-def test_the_model_folder_scores_as_the_run_it_came_from(finished, shards):
-    asked = {"retrieval": (str(shards),), "zero_shot": ()}
-    want = json.loads(finished.summary.read_text())["evaluation"]
-    assert api.evaluate(str(finished.path), **asked) == want
-    assert api.evaluate(f"local-dir:{finished.model}", **asked, batch_size=256) == pytest.approx(want)
 
 
 def test_fast_pixels_change_the_losses_a_little(finished, tmp_path):
@@ -113,15 +55,15 @@ DIES = """
 import os, signal, sys
 from pathlib import Path
 from neuclip import api
+from neuclip.runs import checkpoint, results
 from neuclip.settings.reading import read_settings
-from neuclip.training import checkpoint
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "between":      # in the middle of a run, some steps after the last checkpoint
-    api.evaluate_on_the_way = die
+    results.evaluate_on_the_way = die
 else:                             # while the checkpoint is being written
     writes = iter([os.fsync, os.fsync, os.fsync, die, die, die, die])
-    checkpoint.os.fsync, keep = (lambda file: next(writes)(file)), os.fsync
+    checkpoint.os.fsync = lambda file: next(writes)(file)
 api.train(read_settings(Path(sys.argv[1])))
 """
 
@@ -144,7 +86,7 @@ def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path, monkeypatch, number, code):
     settings = small_settings(tmp_path, "--run.name", "stopped", "--evaluation.every", str(4 * BATCH))
-    monkeypatch.setattr(api, "evaluate_on_the_way", lambda run, sets: signal.raise_signal(number))
+    monkeypatch.setattr(results, "evaluate_on_the_way", lambda run, sets: signal.raise_signal(number))
     with pytest.raises(RunInterrupted, match="--resume") as stopped:
         api.train(settings)
     monkeypatch.undo()
@@ -159,11 +101,11 @@ def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path
 
 def test_a_run_never_overwrites_another(finished, small_settings, tmp_path):
     with pytest.raises(UserError, match=r"exists; give another --run\.name"):
-        api.new_folder(read_settings(finished.settings))
+        lifecycle.new_folder(read_settings(finished.settings))
     unnamed = small_settings(tmp_path)
-    first = api.new_folder(unnamed)
+    first = lifecycle.new_folder(unnamed)
     first.mkdir(parents=True)
-    assert api.new_folder(unnamed).name == f"{first.name}-2"
+    assert lifecycle.new_folder(unnamed).name == f"{first.name}-2"
     assert first.name.endswith("-neuclip-tiny")
 
 
@@ -221,38 +163,19 @@ def test_a_batch_larger_than_the_data_is_refused(small_settings, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_undecodable_images_are_replaced_counted_and_listed(small_settings, tmp_path):
-    data = write_shards(tmp_path / "data", 120, spoilt=[7, 50])
-    settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
-    folder = RunFolder(api.train(settings))
-    assert sorted(line["id"] for line in read_lines(folder.skipped)) == [7, 50]
-    assert sum(json.loads(folder.summary.read_text())["skipped"].values()) == 2
-
-
-def test_too_many_bad_images_stop_the_run_with_the_list(small_settings, tmp_path):
-    data = write_shards(tmp_path / "data", 120, spoilt=range(0, 120, 3))
-    settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
-    with pytest.raises(RunFailed, match=r"skipped\.jsonl"):
-        api.train(settings)
-    assert read_lines(RunFolder(tmp_path / "r").skipped)
-
-
 def test_not_a_number_stops_with_step_and_ids_and_the_last_checkpoint_stands(small_settings, tmp_path, monkeypatch):
-    from neuclip.training import accumulation, loop
+    features = Accumulation.features
 
-    real, calls = accumulation.autocast, iter(range(100))
-
-    def poisoned(device, precision):
-        if next(calls) == 4:
+    def poisoned(self, images, tokens):
+        if run.step == 4:
             with torch.no_grad():
                 next(p for p in run.built.towers.parameters() if p.ndim == 4).fill_(torch.nan)
-        return real(device, precision)
+        return features(self, images, tokens)
 
-    settings = small_settings(tmp_path, "--run.name", "r")
-    run = api.start_run(api.with_held_out_sets(settings))
-    monkeypatch.setattr(accumulation, "autocast", poisoned)
+    run = lifecycle.start_run(resolve_held_out(small_settings(tmp_path, "--run.name", "r")))
+    monkeypatch.setattr(Accumulation, "features", poisoned)
     with pytest.raises(RunFailed, match=r"not a number at step 4 .*sample ids \d+"):
-        loop.train(run, lambda run: None)
+        loop.train(run, evaluate=lambda run: None, save=lifecycle.save)
     state = load_checkpoint(checkpoints_in(run.folder.checkpoints)[-1])
     assert state["step"] == 3 and all(torch.isfinite(x).all() for x in state["model"].values() if x.is_floating_point())
 
@@ -260,23 +183,14 @@ def test_not_a_number_stops_with_step_and_ids_and_the_last_checkpoint_stands(sma
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 def test_a_disk_that_fills_up_stops_the_run_and_it_can_go_on(finished, small_settings, tmp_path):
     settings = small_settings(tmp_path, "--run.name", "full")
-    run = api.start_run(api.with_held_out_sets(settings))
+    run = lifecycle.start_run(resolve_held_out(settings))
     blocked = (run.folder.checkpoints / checkpoint_name(6 * BATCH)).with_suffix(".partial")
     blocked.symlink_to("/dev/full")
-    from neuclip.training import loop
-
     with pytest.raises(RunFailed, match="No space left"):
-        loop.train(run, lambda run: None)
+        loop.train(run, evaluate=lambda run: None, save=lifecycle.save)
     assert [path.name for path in checkpoints_in(run.folder.checkpoints)][-1] == checkpoint_name(3 * BATCH)
     api.train(settings, resume=run.folder.path)
     assert losses(run.folder.path) == losses(finished.path)
-
-
-def test_clip_trains_in_the_same_loop_and_has_no_calibration(small_settings, tmp_path):
-    folder = RunFolder(api.train(small_settings(tmp_path, "--objective", "clip", "--log.tensorboard", "true")))
-    records = read_lines(folder.records)
-    assert all(record["calibration"] is None for record in records)
-    assert any((folder.path / "tensorboard").iterdir())
 
 
 def test_a_child_of_the_command_line_is_told_apart_from_a_failure(small_settings, tmp_path):
@@ -284,8 +198,8 @@ def test_a_child_of_the_command_line_is_told_apart_from_a_failure(small_settings
     settings = small_settings(tmp_path, "--run.name", "cli", "--evaluation.every", str(4 * BATCH))
     (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
     script = (
-        "import os, signal, sys; from neuclip import api; from neuclip.cli.main import main\n"
-        "api.evaluate_on_the_way = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "import os, signal, sys; from neuclip.cli.main import main; from neuclip.runs import results\n"
+        "results.evaluate_on_the_way = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.exit(main(['train', sys.argv[1]]))"
     )
     child = subprocess.run(
@@ -293,3 +207,19 @@ def test_a_child_of_the_command_line_is_told_apart_from_a_failure(small_settings
     )
     assert child.returncode == 143, child.stderr
     assert f"neuclip train --resume {tmp_path / 'cli'}" in child.stderr.splitlines()[-1]
+
+
+def test_a_resumed_run_records_the_share_of_truncated_captions_of_an_uninterrupted_one(small_settings, tmp_path):
+    table = write_csv(tmp_path / "pairs", 40)
+    header, *rows = table.read_text().splitlines()
+    rows[::3] = [row + " and so on" * 50 for row in rows[::3]]
+    table.write_text("\n".join([header, *rows]))
+    flags = f"--run.name long --data.train {table} --train.samples {5 * BATCH} --checkpoint.keep 9"
+    folder = RunFolder(api.train(small_settings(tmp_path, *flags.split())))
+    uninterrupted = [record["truncated_captions"] for record in read_lines(folder.records)]
+    assert len(set(uninterrupted)) > 2 and uninterrupted[-1] == 14 / 40  # one epoch
+    *_, checkpoint, last = checkpoints_in(folder.checkpoints)
+    assert checkpoint.name == checkpoint_name(3 * BATCH)
+    last.unlink()
+    api.train(read_settings(folder.settings, []), resume=folder.path)
+    assert [record["truncated_captions"] for record in read_lines(folder.records)] == uninterrupted

@@ -1,4 +1,4 @@
-"""SigLIP in the trainer: its bias is learned, saved, resumed and exported; for other objectives there is none."""
+"""The bias of SigLIP is built, learned, saved, resumed and exported; other objectives have none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from neuclip import api
 from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
-from neuclip.records import RunFolder, read_lines
+from neuclip.records import RunFolder
+from neuclip.runs.build import build_towers
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.objectives import SigLIPSettings
-from neuclip.training.run import build_towers
+from tests.runs.conftest import losses
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def test_a_siglip_run_resumes_to_the_bit_and_exports_its_bias(siglip_settings, t
     )
     folder = RunFolder(api.train(settings))
     whole = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])
-    losses = [line["loss"] for line in read_lines(folder.records)]
+    before = losses(folder.path)
     bias = whole["model"]["logit_bias"].item()
     assert bias != pytest.approx(-math.log(7), abs=1e-6)  # it began at auto for a batch of 8, and was learned
     assert open_clip_module().create_model_and_transforms(f"local-dir:{folder.model}")[0].logit_bias.item() == bias
     checkpoints_in(folder.checkpoints)[-1].unlink()
     api.train(settings, resume=folder.path)
     again = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])
-    assert [line["loss"] for line in read_lines(folder.records)] == losses and len(losses) == 4
+    assert losses(folder.path) == before and len(before) == 4
     assert again["model"]["logit_bias"].item() == bias
 
 

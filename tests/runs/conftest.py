@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from neuclip import api
+from neuclip.records import RunFolder, read_lines
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from tests.images import write_shards
@@ -29,3 +31,15 @@ def small_settings(shards):
         return read_settings(None, [*fixed, "--data.train", str(shards), *small, *flags])
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished(small_settings, shards, tmp_path_factory) -> RunFolder:
+    """A run that was evaluated twice on the way and never interrupted. No test may change it."""
+    flags = ["--run.name", "whole", "--evaluation.retrieval", str(shards), "--evaluation.every", str(4 * BATCH)]
+    folder = tmp_path_factory.mktemp("runs")
+    return RunFolder(api.train(small_settings(folder, *flags, "--evaluation.error_anchors", "20")))
+
+
+def losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in read_lines(RunFolder(folder).records)]

@@ -1,0 +1,170 @@
+"""What a run writes about itself: evaluations on the way, and at the end figures, gallery, model, summary, report.
+
+The main rank measures and writes while the others wait.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from neuclip.data.faults import count_unindexed
+from neuclip.data.held_out import HeldOutSets
+from neuclip.data.sample import Fault
+from neuclip.distributed.collectives import is_main, single_process
+from neuclip.distributed.error_sync import on_main_rank
+from neuclip.evaluation.embedding import Embedder
+from neuclip.evaluation.gallery import gallery
+from neuclip.evaluation.runner import Evaluation, evaluate_held_out
+from neuclip.models.export import export_model
+from neuclip.objectives.objective import Objective
+from neuclip.records import HELD_OUT, append_line, read_lines, write_json
+from neuclip.report.page import write_report
+from neuclip.runs.build import build_objective
+from neuclip.runs.environment import peak_memory_bytes
+from neuclip.runs.evaluate import error_on_training_data
+from neuclip.runs.summary import headline_text, summary_text
+from neuclip.settings.sections import Settings
+from neuclip.training.batches import open_fault_log
+from neuclip.training.run import Run
+
+MATCHES_SHOWN = 5  # per query of the gallery
+
+
+def open_held_out(settings: Settings) -> HeldOutSets:
+    """Collective. Before the run starts: a set that cannot be opened is found now. Only the main rank has them."""
+
+    def open_sets() -> HeldOutSets:
+        wanted = settings.evaluation
+        if settings.data.train in wanted.retrieval:
+            warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
+            print(warning, file=sys.stderr)
+        return HeldOutSets.open(wanted.retrieval, wanted.zero_shot)
+
+    return on_main_rank(open_sets) or HeldOutSets({}, {})
+
+
+def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
+    """Collective. One line in evaluation.jsonl, and one for the user."""
+    objective = whole_objective(run) if _error_is_due(run) else None
+
+    def evaluate() -> None:
+        errors = _estimator_errors(_measure_error(run, objective)) if objective else {}
+        evaluation = record_evaluation(run, sets, errors)
+        if evaluation.figures:
+            headline = headline_text(evaluation.figures, evaluation.refused)
+            print(f"at {run.samples:,} samples: {headline}", file=sys.stderr)
+
+    on_main_rank(evaluate)
+
+
+def finish(run: Run, sets: HeldOutSets) -> None:
+    """Collective. Everything that a finished run leaves behind."""
+    seconds = run.seconds
+    objective = whole_objective(run) if run.settings.evaluation.error_anchors else None
+    on_main_rank(lambda: write_results(run, sets, objective, seconds))
+
+
+def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seconds: float) -> None:
+    evaluation = record_evaluation(run, sets)
+    summary = summarise(run, evaluation, seconds)
+    if objective:
+        summary["normalizer_error"] = _measure_error(run, objective)
+    if evaluation.embedded and run.settings.evaluation.gallery:
+        write_gallery(run, sets, evaluation)
+    export_model(run.built, run.folder.model)
+    write_json(run.folder.summary, summary)
+    page = write_report(run.folder)
+    print(summary_text(summary, batch_size=run.plan.batch_size))
+    print(f"Report: {page}")
+
+
+def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | None = None) -> Evaluation:
+    """Measure, and write one line, with the normalizer `errors` if they were measured too."""
+    settings = run.settings
+    embedder = Embedder(
+        run.built, settings.evaluation.batch_size, settings.data.workers, max_bad_share=settings.data.max_bad_share
+    )
+    evaluation = evaluate_held_out(embedder, sets)
+    figures = evaluation.figures | (errors or {})
+    if figures:
+        append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
+    list_faults(run.folder.skipped, evaluation.faults)
+    return evaluation
+
+
+def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:
+    """Add the faults of each set to a run's skipped.jsonl, except those that earlier evaluations listed."""
+    lines = [json.dumps(fault._asdict() | {HELD_OUT: name}) + "\n" for name, ours in faults.items() for fault in ours]
+    if not lines:
+        return
+    with path.open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        known = {line for line in file if f'"{HELD_OUT}": ' in line}
+        file.writelines(line for line in lines if line not in known)
+
+
+def whole_objective(run: Run) -> Objective | None:
+    """Collective. On the main rank a copy of the objective that holds the state of all ranks; None on the others."""
+    state = run.objective.state_dict()
+    if not is_main():
+        return None
+    with single_process():
+        copy = build_objective(run.settings, run.built, len(run.source))
+        copy.load_state_dict(state)
+        return copy.eval()
+
+
+def _measure_error(run: Run, objective: Objective) -> dict[str, Any]:
+    anchors, seed = run.settings.evaluation.error_anchors, run.settings.run.seed
+    return error_on_training_data(run.settings, run.built, objective, anchors=anchors, seed=seed)
+
+
+def _estimator_errors(measured: dict[str, Any]) -> dict[str, float]:
+    """`normalizer_error.method` and `.minibatch`; a method without an estimate has only the second."""
+    return {f"normalizer_error.{name}": errors["mean"] for name, errors in measured["estimators"].items()}
+
+
+def _error_is_due(run: Run) -> bool:
+    """Whether a multiple of `evaluation.error_every` has been passed since the last evaluation."""
+    every, error_every = run.settings.evaluation.every, run.settings.evaluation.error_every
+    latest = run.samples // every * every  # evaluations come at the first step past a multiple of `every`
+    return bool(error_every) and latest // error_every > (latest - every) // error_every
+
+
+def write_gallery(run: Run, sets: HeldOutSets, evaluation: Evaluation) -> None:
+    """Queries of the first retrieval set that was measured, for the report."""
+    name, pairs = next(iter(evaluation.embedded.items()))
+    count, seed = run.settings.evaluation.gallery, run.settings.run.seed
+    shown = gallery(pairs, sets.retrieval[name], count=count, top=MATCHES_SHOWN, seed=seed)
+    write_json(run.folder.gallery, shown | {"dataset": name})
+
+
+def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any]:
+    """What summary.json holds."""
+    records = read_lines(run.folder.records)
+    last_quarter = records[-max(1, len(records) // 4) :]
+    calibration = [record["calibration"] for record in last_quarter if record.get("calibration") is not None]
+    skipped, lost = open_fault_log(run).counts, count_unindexed(run.source)
+    return {
+        "samples_seen": run.samples,
+        "loss": records[-1]["loss"] if records else None,
+        "temperature": run.temperature,
+        # Of the last quarter; the median, because an equal caption in a batch sends a single record far up.
+        "calibration": median(calibration) if calibration else None,
+        "seconds": seconds,  # of training, with the evaluations on the way and without the last one
+        "samples_per_second": run.samples / seconds,
+        "peak_memory_bytes": peak_memory_bytes(run.device),
+        "truncated_captions": records[-1].get("truncated_captions") if records else None,
+        "skipped": dict(skipped.most_common()),
+        # Of the different samples that were read; pairs that never became samples were not among them.
+        "skipped_share": (skipped.total() - lost) / min(run.samples, len(run.source)),
+        "lost_share": lost / (len(run.source) + lost),
+        "skipped_held_out": evaluation.skipped,
+        "not_measured": evaluation.refused,
+        "evaluation": evaluation.figures,
+    }

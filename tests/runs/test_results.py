@@ -1,0 +1,90 @@
+"""What a finished run leaves behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from neuclip import api, load
+from neuclip.errors import RunFailed, UserError
+from neuclip.models import open_clip_module
+from neuclip.records import RunFolder, read_lines
+from tests.images import write_shards
+from tests.runs.conftest import BATCH, STEPS, losses
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_leaves_every_promised_file(finished):
+    promised = "settings.yaml environment.json records.jsonl evaluation.jsonl summary.json gallery.json report.html"
+    assert set(promised.split()) <= {path.name for path in finished.path.iterdir()}
+    assert {path.name for path in finished.model.iterdir()} == {"open_clip_config.json", "open_clip_model.safetensors"}
+    assert not list(finished.path.rglob("*.partial"))
+
+
+def test_records_have_the_promised_keys_and_are_strict_json(finished):
+    records = [json.loads(line, parse_constant=pytest.fail) for line in finished.records.read_text().splitlines()]
+    keys = """samples step epoch loss temperature learning_rate accuracy calibration samples_per_second data_share
+        towers_share normalizer_share"""
+    assert all(set(keys.split()) <= set(record) for record in records)
+    assert [record["samples"] for record in records] == [BATCH * step for step in range(1, STEPS + 1)]
+    shares = [record["data_share"] + record["towers_share"] + record["normalizer_share"] for record in records]
+    assert shares == pytest.approx([1.0] * STEPS)
+
+
+def test_the_summary_has_the_final_figures(finished):
+    summary = json.loads(finished.summary.read_text())
+    assert summary["samples_seen"] == STEPS * BATCH and summary["loss"] == losses(finished.path)[-1]
+    assert {"temperature", "seconds", "samples_per_second", "peak_memory_bytes", "evaluation"} <= set(summary)
+    last = read_lines(finished.evaluation)[-1]
+    assert summary["evaluation"] == {key: value for key, value in last.items() if key not in ("samples", "step")}
+    assert [line["samples"] for line in read_lines(finished.evaluation)] == [4 * BATCH, 8 * BATCH, STEPS * BATCH]
+    assert {"method", "minibatch"} == set(summary["normalizer_error"]["estimators"])
+
+
+def test_the_exported_model_is_the_trained_one(finished):
+    model, _, transform = open_clip_module().create_model_and_transforms(f"local-dir:{finished.model}")
+    trained, own_transform, tokenize = load(str(finished.path))
+    noise = Image.effect_noise((40, 50), 90)
+    with torch.no_grad():
+        tokens = tokenize(["a red circle"])
+        assert torch.allclose(model.eval().encode_text(tokens), trained.encode_text(tokens), atol=1e-6)
+    assert torch.equal(transform(noise), own_transform(noise))
+
+
+def test_a_model_without_weights_is_not_evaluated(finished):
+    with pytest.raises(UserError, match="without weights"):
+        api.evaluate("tiny", retrieval=(), zero_shot=())
+
+
+def test_the_model_folder_scores_as_the_run_it_came_from(finished, shards):
+    asked = {"retrieval": (str(shards),), "zero_shot": ()}
+    want = json.loads(finished.summary.read_text())["evaluation"]
+    assert api.evaluate(str(finished.path), **asked) == want
+    assert api.evaluate(f"local-dir:{finished.model}", **asked, batch_size=256) == pytest.approx(want)
+
+
+def test_undecodable_images_are_replaced_counted_and_listed(small_settings, tmp_path):
+    data = write_shards(tmp_path / "data", 120, spoilt=[7, 50])
+    settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
+    folder = RunFolder(api.train(settings))
+    assert sorted(line["id"] for line in read_lines(folder.skipped)) == [7, 50]
+    assert sum(json.loads(folder.summary.read_text())["skipped"].values()) == 2
+
+
+def test_too_many_bad_images_stop_the_run_with_the_list(small_settings, tmp_path):
+    data = write_shards(tmp_path / "data", 120, spoilt=range(0, 120, 3))
+    settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
+    with pytest.raises(RunFailed, match=r"skipped\.jsonl"):
+        api.train(settings)
+    assert read_lines(RunFolder(tmp_path / "r").skipped)
+
+
+def test_clip_trains_in_the_same_loop_and_has_no_calibration(small_settings, tmp_path):
+    folder = RunFolder(api.train(small_settings(tmp_path, "--objective", "clip", "--log.tensorboard", "true")))
+    records = read_lines(folder.records)
+    assert all(record["calibration"] is None for record in records)
+    assert any((folder.path / "tensorboard").iterdir())
