@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.comparison.images import shrunk
-
 from benchmarks.comparison.methods import METHODS, TEMPERATURE_RATE, TUNED_BATCH, Flags, Method
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder

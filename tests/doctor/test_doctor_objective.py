@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.objective import first_loss, note_objective, state_bytes
+from neuclip.doctor.objective import note_objective
 from neuclip.doctor.plan import note_plan
 from neuclip.models.facts import ModelFacts
 from neuclip.objectives.registry import build_objective
@@ -61,7 +61,7 @@ def called(settings, objective):
     image, text = torch.eye(WIDTH, dtype=torch.float64)[:2, None].expand(2, BATCH, WIDTH)
     scale = torch.tensor(1 / settings.temperature.initial, dtype=torch.float64)
     bias = None
-    if settings.objective_name == "siglip":
+    if settings.objective.uses_bias:
         bias = torch.tensor(settings.objective.initial_bias(BATCH), dtype=torch.float64)
     return objective(image, text, scale, bias, sample_ids=torch.arange(BATCH)).item()
 
@@ -69,7 +69,8 @@ def called(settings, objective):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_loss_is_that_of_towers_that_tell_nothing_apart(method):
     settings = asked(method)
-    assert first_loss(settings) == pytest.approx(called(settings, built(settings)), abs=1e-9)
+    chance = settings.objective.loss_at_chance(BATCH, settings.temperature.initial)
+    assert chance == pytest.approx(called(settings, built(settings)), abs=1e-9)
 
 
 @pytest.mark.parametrize("method", STATES)
@@ -79,7 +80,7 @@ def test_the_state_is_as_large_as_foretold(method):
     called(settings, objective)
     tensors = [value for value in objective.state_dict().values() if isinstance(value, torch.Tensor)]
     numbers = sum(value.numel() for value in tensors)
-    foretold = state_bytes(settings, WIDTH, PAIRS)
+    foretold = settings.objective.state_bytes(WIDTH, PAIRS)
     owners = 16 * settings.objective.num_prototypes if "own_positive" in method else 0  # two int64 per slot
     counters = 2 * getattr(settings.objective, "num_prototypes", 1)  # of Adam's updates
     assert 0 <= numbers - owners / 8 - (foretold - owners) / 4 <= counters

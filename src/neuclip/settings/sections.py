@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from neuclip.errors import UserError
 from neuclip.settings.fields import check_at_least, check_positive, described
-from neuclip.settings.objectives import NeuCLIPSettings
+from neuclip.settings.objectives import NeuCLIPSettings, ObjectiveSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ class Settings:
     """Everything a run is told. Stored resolved in the run's folder, enough to repeat the run."""
 
     objective_name: str = "neuclip"
-    objective: Any = field(default_factory=NeuCLIPSettings)
+    objective: ObjectiveSettings = field(default_factory=NeuCLIPSettings)
     run: RunSettings = field(default_factory=RunSettings)
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)

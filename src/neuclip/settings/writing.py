@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from neuclip.settings.keys import SECTION_NAMES
+from neuclip.settings.keys import SECTION_NAMES, section_fields
 from neuclip.settings.sections import Settings
 
 HEADER = "# The settings of one run, complete. To repeat the run: neuclip train settings.yaml --run.name ANOTHER_NAME\n"
@@ -17,7 +16,10 @@ def settings_as_yaml(settings: Settings) -> str:
     """All sections with all fields, in the order of the help."""
     parts = [HEADER]
     for section in SECTION_NAMES:
-        values = asdict(getattr(settings, section))
+        given = getattr(settings, section)
+        values = {
+            field.name: getattr(given, field.name) for field, _ in section_fields(section, settings.objective_name)
+        }
         if section == "objective":
             values = {"name": settings.objective_name, **values}
         parts.append(f"\n{section}:\n" + "".join(f"  {field}: {scalar(value)}\n" for field, value in values.items()))
