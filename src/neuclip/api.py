@@ -56,7 +56,6 @@ MAY_CHANGE_AT_RESUME = (
     "log.",
 )
 MATCHES_SHOWN = 5  # per query of the gallery
-EPS_OF_OTHERS = 1e-6  # for the normalizer error of a method that has no eps of its own: SigLIP
 
 
 def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:
@@ -369,7 +368,7 @@ def _measure_error(
         embedded.image_features,
         embedded.text_features[embedded.caption_of],
         logit_scale=built.towers.logit_scale.detach(),
-        eps=getattr(settings.objective, "eps", EPS_OF_OTHERS),
+        eps=settings.objective.normalizer_eps,
         objective=objective,
         batch_size=settings.train.batch_size,
         anchors=anchors,

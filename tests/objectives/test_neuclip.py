@@ -247,17 +247,3 @@ def test_between_restarts_the_order_of_the_batch_does_not_matter():
         return objective(image, text, torch.tensor(10.0)).item()
 
     assert run(torch.arange(B)) == pytest.approx(run(torch.randperm(B)), rel=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("image", "text", "message"),
-    [
-        (torch.ones(4, D), torch.ones(4, D), "not unit rows"),
-        (unit(4, D, seed=0), unit(3, D, seed=0), "one shape"),
-        (unit(4, D + 1, seed=0), unit(4, D + 1, seed=0), "embed_dim=6"),
-        (unit(4, D, seed=0) * torch.nan, unit(4, D, seed=0), "not unit rows"),
-    ],
-)
-def test_features_that_cannot_be_right_are_refused(image, text, message):
-    with pytest.raises(ValueError, match=message):
-        NeuCLIP(D)(image, text, torch.tensor(10.0))

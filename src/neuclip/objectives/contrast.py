@@ -35,10 +35,10 @@ def mean_normalizer_ratio(pairs: Pairs, tau: Tensor | Both, log_normalizer: Both
         (pairs.positive / t + pairs.num_negatives.log() + log_nu).detach()
         for t, log_nu in zip(taus, log_normalizer, strict=True)
     )
-    ratio, row_sums = weighted_candidate_sum(pairs, taus, (image, text))
+    ratio, gradient_terms, row_sums = weighted_candidate_sum(pairs, taus, (image, text))
     # dF / ds_ii, and its part of dF / dtau_i: both are local, so ordinary autograd takes them.
     of_image, of_text = ((row_sum * pairs.positive / t).mean() for t, row_sum in zip(taus, row_sums, strict=True))
-    return ratio - gradient_only(of_image + of_text)
+    return ratio + gradient_only(gradient_terms - (of_image + of_text))
 
 
 def candidate_sum(pairs: Pairs, tau: Tensor | Both, offset: Both) -> Tensor:
@@ -46,33 +46,33 @@ def candidate_sum(pairs: Pairs, tau: Tensor | Both, offset: Both) -> Tensor:
 
     `offset` (b,), (b,) is held constant; `tau` is a scalar with gradient, or one constant per anchor and side.
     """
-    return weighted_candidate_sum(pairs, _per_side(tau), offset)[0]
+    value, gradient_terms, _ = weighted_candidate_sum(pairs, _per_side(tau), offset)
+    return value + gradient_only(gradient_terms)
 
 
-def weighted_candidate_sum(pairs: Pairs, taus: Both, offset: Both) -> tuple[Tensor, Both]:
-    """F of both sides with its gradient, c being `offset`; and each anchor's sum_j w_ij (b,), (b,) as values."""
+def weighted_candidate_sum(pairs: Pairs, taus: Both, offset: Both) -> tuple[Tensor, Tensor, Both]:
+    """F of both sides, c being `offset`, as a value; terms that have its gradient; and every anchor's sum_j w_ij."""
     b = len(pairs.image)
     inverse = [(1 / t.detach()).expand(b) for t in taus]
     of_all = gather_values(torch.stack([*offset, *inverse], dim=1).detach())  # (B, 4)
-    sides = []
+    gradient_terms, row_sums = pairs.all_image.new_zeros(()), []
     for side, (rows, candidates) in enumerate(((pairs.image, pairs.all_text), (pairs.text, pairs.all_image))):
         other = 1 - side
         similarity = pairs.similarities[side]
         weight = _weights(similarity, inverse[side][:, None], offset[side].detach()[:, None], pairs.excluded)
-        row_sum = weight.sum(dim=1)
-        value = row_sum.mean()
+        row_sums.append(weight.sum(dim=1))
         if torch.is_grad_enabled() and taus[side].requires_grad:
             moment = torch.linalg.vecdot(weight, similarity).mean()
-            value = value + gradient_only(moment / taus[side])  # d/dtau of moment / tau is - moment / tau^2
+            gradient_terms = gradient_terms + moment / taus[side]  # d/dtau of moment / tau is - moment / tau^2
         if torch.is_grad_enabled() and rows.requires_grad:
             weight *= inverse[side][:, None]
             # The same rows as candidates of the other side's anchors, of all ranks. The mean is over the global batch;
             # DDP will divide by the number of ranks, so here it is over the local one.
             as_candidate = _weights(similarity, of_all[:, 2 + other], of_all[:, other], pairs.excluded)
             weight.addcmul_(as_candidate, of_all[:, 2 + other].expand_as(weight))
-            value = value + gradient_only((rows * (weight @ candidates)).sum() / b)
-        sides.append((value, row_sum))
-    return sides[0][0] + sides[1][0], (sides[0][1], sides[1][1])
+            gradient_terms = gradient_terms + (rows * (weight @ candidates)).sum() / b
+    image, text = row_sums
+    return image.mean() + text.mean(), gradient_terms, (image, text)
 
 
 def _weights(similarity: Tensor, inverse: Tensor, offset: Tensor, excluded: Tensor) -> Tensor:  # (b, B)

@@ -201,7 +201,7 @@ class FastCLIP(Objective):
             ratio = mean_normalizer_ratio(pairs, tau.detach(), held_log_nu)
             return tau.detach() * (mean + gradient_only(ratio)) + 0 * tau
         # "fastclip": a temperature of the same value and twice the gradient.
-        inner_tau = tau if self.settings.temperature_gradient == "paper" else tau + gradient_only(tau)
+        inner_tau = tau if self.settings.temperature_gradient == "paper" else tau.detach() + gradient_only(2 * tau)
         ratio = mean_normalizer_ratio(pairs, inner_tau, held_log_nu)
         if variant == "v0":
             return mean + gradient_only(ratio)

@@ -107,7 +107,7 @@ class NeuCLIP(Objective):
         tau times that of mean g / nu, nu = exp(alpha) held constant; and tau times mean (1 - r) of alpha's.
         """
         # "fastclip": a temperature of the same value and twice the gradient, everywhere but in the factor in front.
-        inner_tau = tau if self.settings.temperature_gradient == "paper" else tau + gradient_only(tau)
+        inner_tau = tau if self.settings.temperature_gradient == "paper" else tau.detach() + gradient_only(2 * tau)
         alpha = self._alpha(pairs, inner_tau, log_normalizer)
         bracket, alpha_terms, held_log_nu = tau.new_zeros(()), tau.new_zeros(()), []
         for log_z, a in zip(log_normalizer, alpha, strict=True):

@@ -15,8 +15,7 @@ import yaml
 
 from neuclip.errors import UserError
 from neuclip.records import HELD_OUT, RunFolder, read_lines
-
-OBJECTIVE_TITLES = {"clip": "CLIP", "fastclip": "FastCLIP", "amorlip": "AmorLIP", "neuclip": "NeuCLIP"}
+from neuclip.settings.objectives import OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,12 @@ class RunContents:
     @property
     def objective(self) -> str:
         name = str(self.setting("objective", "name") or "")
-        return OBJECTIVE_TITLES.get(name, name)
+        return OBJECTIVES[name].title if name in OBJECTIVES else name
+
+    @property
+    def predicts_normalizers(self) -> bool:
+        name = str(self.setting("objective", "name") or "")
+        return name not in OBJECTIVES or OBJECTIVES[name].predicts_normalizers
 
     @property
     def batch_size(self) -> int | None:

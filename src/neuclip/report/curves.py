@@ -43,7 +43,7 @@ def all_curves(run: RunContents, evaluations: list[Evaluation]) -> str:
 def calibration_figure(run: RunContents) -> str:
     stretches = column(run.records, "calibration")
     if not stretches:
-        if run.objective in ("CLIP", "SigLIP"):
+        if not run.predicts_normalizers:
             return placeholder("Calibration", f"{run.objective} predicts no normalizer, so there is none to calibrate.")
         return placeholder("Calibration", "The records hold no calibration so far.")
     return curve(

@@ -264,17 +264,16 @@ def open_training_source(settings: Settings) -> Source:
 
 def build_towers(settings: Settings, device: torch.device) -> BuiltModel:
     model = settings.model
-    wants_bias = settings.objective_name == "siglip"
     built = build_model(
         model.name,
         pretrained=model.pretrained,
         image_size=model.image_size,
         crop_scale=settings.data.crop_scale,
-        initial_bias=settings.objective.initial_bias(settings.train.batch_size) if wants_bias else None,
+        initial_bias=settings.objective.initial_bias(settings.train.batch_size),
     )
     if built.towers.logit_bias is not None:
         # In a model that brings a bias, for the softmax objectives it would be a parameter without a gradient.
-        built.towers.logit_bias.requires_grad_(wants_bias)
+        built.towers.logit_bias.requires_grad_(settings.objective.uses_bias)
     if not (model.pretrained or model.name.startswith("local-dir:")):
         built.towers.set_temperature(settings.temperature.initial)
     if model.gradient_checkpointing:
