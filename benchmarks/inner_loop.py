@@ -19,6 +19,7 @@ from neuclip.objectives.formulas.conjugate import calibration_ratio
 from neuclip.objectives.formulas.normalizer import add_eps
 from neuclip.objectives.normalizers.inner_loop import anchors_at
 from neuclip.objectives.normalizers.prototypes import Prototypes
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 
 SHAPES = [(128, 512, 128), (512, 2048, 256), (1024, 4096, 512)]  # batch, prototypes, width
 STEPS = 10
@@ -33,9 +34,7 @@ def bare_products(rows: Tensor, anchors: Tensor, positive: Tensor, target: Tenso
 
 
 def closed_form(rows: Tensor, anchors: Tensor, positive: Tensor, target: Tensor) -> None:
-    prototypes = Prototypes(
-        *rows.shape, optimizer="adagrad", learning_rate=0.05, weight_decay=0.0, initial_accumulator=0.0
-    )
+    prototypes = Prototypes(*rows.shape, RowOptimizer("adagrad", learning_rate=0.05))
     prototypes.rows.copy_(rows)
     side = anchors_at(TAU, anchors, positive, torch.tensor(float(len(rows))).log())
     prototypes.learn(side, target, steps=STEPS, active=len(rows), eps=EPS, fit="unified")

@@ -77,7 +77,7 @@ def objective_seconds(batch: int, prototypes: int, width: int, rounds: int) -> t
 
 
 def projected(batch: int, prototypes: int, width: int, forward_gflop: float) -> tuple[float, float, float]:
-    """Seconds per step on GPUS processes: towers, NeuCLIP's additional arithmetic and memory, its latencies."""
+    """Seconds per step on GPUS ranks: encoders, NeuCLIP's additional arithmetic and memory, its latencies."""
     towers = 3 * forward_gflop * 1e9 * batch / GPUS / (BF16 * EFFICIENCY)
     products = (8 * INNER_STEPS + 12) * batch * prototypes / GPUS * width / (FLOAT32 * EFFICIENCY)
     passes = 2 * INNER_STEPS * (6 * batch + 9 * width) * prototypes / GPUS * 4 / MEMORY
@@ -112,7 +112,7 @@ def share_tables(rounds: int) -> None:
 
 
 def memory_table() -> None:
-    print("\nmemory of one process: highest of a step over that of the features, and the state that stays\n")
+    print("\nmemory of one rank: highest of a step over that of the features, and the state that stays\n")
     print("| B | m | d | highest, measured | by formula | state |\n| --- | --- | --- | --- | --- | --- |")
     for batch, prototypes, width in ((512, 2048, 256), (1024, 4096, 512), (1024, 8192, 512), (2048, 4096, 512)):
         command = [sys.executable, __file__, "memory", str(batch), str(prototypes), str(width)]

@@ -1,6 +1,6 @@
-"""Bytes that each process sends per step, counted in real processes, beside the formulas of docs/scaling.md.
+"""Bytes that each rank sends per step, counted in real processes, beside the formulas of docs/scaling.md.
 
-Prints a Markdown table. Usage: python benchmarks/traffic.py [processes] (default 4, by gloo on this machine)
+Prints a Markdown table. Usage: python benchmarks/traffic.py [ranks] (default 4, by gloo on this machine)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHODS: dict[str, Callable[[], Objective]] = {
 
 
 def predicted(method: str, k: int) -> float:
-    """docs/scaling.md, with sample ids; K processes, b = B / K."""
+    """docs/scaling.md, with sample ids; K ranks, b = B / K."""
     b, d, steps = BATCH / k, WIDTH, INNER_STEPS
     features, ids, four = (k - 1) * 2 * b * d * FLOAT, (k - 1) * b * ID, (k - 1) * 4 * b * FLOAT
     mlp = 2 * (2 * d * d + 7 * d + 1)
@@ -49,17 +49,17 @@ def predicted(method: str, k: int) -> float:
     }[method]
 
 
-def one_process(rank: int, processes: int, folder: str) -> None:
+def one_rank(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=processes)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     counted = {}
     for name, build in METHODS.items():
         objective = build()
         for step in range(3):  # the third: filled, nothing first about it
-            torch.manual_seed(processes * step + rank)
-            rows = torch.randn(2, BATCH // processes, WIDTH)
+            torch.manual_seed(ranks * step + rank)
+            rows = torch.randn(2, BATCH // ranks, WIDTH)
             image, text = (F.normalize(x, dim=1).requires_grad_() for x in rows)
-            ids = torch.arange(BATCH // processes) + rank * BATCH // processes
+            ids = torch.arange(BATCH // ranks) + rank * BATCH // ranks
             with counted_traffic() as traffic:
                 objective(image, text, torch.tensor(14.0), torch.tensor(-10.0), sample_ids=ids).backward()
         counted[name] = traffic.bytes
@@ -68,16 +68,14 @@ def one_process(rank: int, processes: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def main(processes: int) -> None:
+def main(ranks: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(one_process, args=(processes, folder), nprocs=processes)
+        multiprocessing.spawn(one_rank, args=(ranks, folder), nprocs=ranks)
         counted = torch.load(Path(folder) / "counted.pt", weights_only=True)
-    print(
-        f"{processes} processes, B = {BATCH}, d = {WIDTH}, m = {PROTOTYPES}, float32; bytes sent per step and process\n"
-    )
+    print(f"{ranks} ranks, B = {BATCH}, d = {WIDTH}, m = {PROTOTYPES}, float32; bytes sent per step and rank\n")
     print("| method | counted | by formula |\n| --- | --- | --- |")
     for name, sent in counted.items():
-        print(f"| {name} | {sent:,} | {predicted(name, processes):,.0f} |")
+        print(f"| {name} | {sent:,} | {predicted(name, ranks):,.0f} |")
 
 
 if __name__ == "__main__":

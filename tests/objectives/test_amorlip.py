@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from neuclip import CLIP, AmorLIP
@@ -19,18 +19,10 @@ from neuclip.objectives.normalizers.residual_mlp import ResidualMLP
 from neuclip.objectives.objective import NoEstimate
 from neuclip.objectives.registry import build_objective
 from neuclip.settings.objectives import AmorLIPSettings
+from tests.objectives.features import CORNERS, close, corner, unit
 
 B, D = 8, 6
 CASES = [(seed, tau) for seed in (0, 1, 2) for tau in (0.01, 0.07, 0.5)]
-
-
-def unit(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
-
-
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    return bool((a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item()))
 
 
 def inputs(seed: int, tau: float) -> list[Tensor]:
@@ -254,9 +246,9 @@ def test_networks_that_are_right_give_the_exact_log_normalizers():
     weight = torch.ones(B, B, dtype=torch.float64).fill_diagonal_(0.5)
     sums = (weight * similarity.exp()).sum(1).log(), (weight * similarity.exp()).sum(0).log()
     for learnt, exact in zip((objective.image_sums, objective.text_sums), sums, strict=True):
-        learnt.averaged = lambda features, exact=exact: exact  # type: ignore[method-assign]
+        learnt.predict = lambda features, exact=exact: exact  # type: ignore[method-assign]
     got = objective.log_normalizers(image, text, scale)
-    want = CLIP(eps=objective.eps).log_normalizers(image, text, scale)
+    want = CLIP(eps=objective.settings.eps).log_normalizers(image, text, scale)
     for a, b in zip(got, want, strict=True):
         assert close(a, b, 1e-12)
 
@@ -289,12 +281,12 @@ def test_metrics_tell_calibration_before_the_networks_saw_the_batch():
     steps(objective, range(1, 30))
     image, text, scale = (x.detach() for x in inputs(50, 0.1))
     predicted = objective.log_normalizers(image, text, scale)
-    truth = CLIP(eps=objective.eps).log_normalizers(image, text, scale)
+    truth = CLIP(eps=objective.settings.eps).log_normalizers(image, text, scale)
     objective(image, text, scale)
     want = sum(torch.exp(t - p).mean() for t, p in zip(truth, predicted, strict=True)) / 2
     assert objective.metrics["calibration"] == pytest.approx(want.item(), rel=1e-9)
     assert objective.metrics["blend"] == 0 and objective.metrics["rho"] == 8.5
-    batch = CLIP(eps=objective.positive_coefficient / (B - 1)).log_normalizers(image, text, scale)
+    batch = CLIP(eps=objective.settings.positive_coefficient / (B - 1)).log_normalizers(image, text, scale)
     for side, values in zip(("image", "text"), batch, strict=True):
         assert objective.metrics[f"mean_log_normalizer_{side}"] == pytest.approx(values.mean().item(), rel=1e-9)
 
@@ -319,7 +311,7 @@ def test_saved_at_any_step_it_continues_to_the_bit(cut):
     settings = {"dataset_size": 3 * B, "total_samples": 9 * B, "divergence": "js"}
     want = steps(AmorLIP(D, **settings), range(9))
     first, second = AmorLIP(D, **settings), AmorLIP(D, seed=4, **settings).double()
-    second.seed = 0  # of the networks to come; those of the present are in the state
+    second.settings = replace(second.settings, seed=0)  # of the networks to come; the present ones are in the state
     got = steps(first, range(cut))
     second.load_state_dict(first.state_dict())
     assert got + steps(second, range(cut, 9)) == want
@@ -343,20 +335,13 @@ def test_two_seeds_start_from_different_networks_on_every_side_and_in_every_epoc
 
 
 @pytest.mark.parametrize("tau", [0.005, 0.01, 0.07, 1.0])
-@pytest.mark.parametrize("kind", ["random", "identical", "one-hot", "opposite"])
+@pytest.mark.parametrize("kind", CORNERS)
 @pytest.mark.parametrize("size", [1, 2, 6])
 def test_loss_gradients_and_state_are_finite_for_every_temperature_and_any_unit_features(tau, kind, size):
-    hot = torch.eye(8)[:size]
-    pairs = {
-        "random": (unit(size, 8, seed=0).float(), unit(size, 8, seed=1).float()),
-        "identical": (hot[:1].expand(size, 8), hot[:1].expand(size, 8)),
-        "one-hot": (hot, hot),
-        "opposite": (hot, -hot),
-    }[kind]
     for divergence in ("log_l2", "js"):
         objective = AmorLIP(8, dataset_size=2 * size, total_samples=6 * size, divergence=divergence)
         for _ in range(4):
-            image, text = (x.clone().requires_grad_() for x in pairs)
+            image, text = (x.clone().requires_grad_() for x in corner(kind, size))
             scale = torch.tensor(1 / tau, requires_grad=True)
             loss = objective(image, text, scale)
             loss.backward()

@@ -10,15 +10,11 @@ from torch import Tensor
 from neuclip.objectives.formulas.conjugate import calibration_ratio
 from neuclip.objectives.formulas.normalizer import log_normalizer
 from neuclip.objectives.normalizers.inner_loop import anchors_at, scores
+from tests.objectives.features import unit
 from tests.references import contrastive
 
 SEEDS = (0, 1, 2)
 CASES = [(tau, eps) for tau in (0.07, 0.5) for eps in (0.0, 1e-14, 1e-6, 1e-2)] + [(0.01, 1e-6)]
-
-
-def unit(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def eye(size: int) -> Tensor:

@@ -6,22 +6,19 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from neuclip import CLIP, FastCLIP, NeuCLIP
+from neuclip.settings.objectives import NeuCLIPSettings
+from tests.objectives.features import unit
 from tests.references import contrastive
 
 B, D = 6, 5
 TAU = 0.2
+RHO, EPS = NeuCLIPSettings.rho, NeuCLIPSettings.eps
 SCALE = torch.tensor(1 / TAU, dtype=torch.float64)
-
-
-def unit(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +43,7 @@ def test_a_rolling_restart_without_inner_steps_is_a_queue_of_the_newest_features
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, newest[-num_prototypes:].tolist()))
     image, text = batch(8)
     estimate, _ = objective.log_normalizers(image, text, SCALE)
-    want = [log_mean(image[i], text[i], newest[-num_prototypes:], objective.eps) for i in range(B)]
+    want = [log_mean(image[i], text[i], newest[-num_prototypes:], EPS) for i in range(B)]
     assert torch.allclose(estimate, torch.tensor(want, dtype=torch.float64), rtol=1e-12)
 
 
@@ -70,7 +67,7 @@ def test_own_positives_are_left_out_wherever_they_are_among_the_prototypes():
     image, text = batch(2)
     asked = torch.tensor([4, 5, 0, 9, 77, 78])
     estimate, _ = objective.log_normalizers(image, text, SCALE, sample_ids=asked)
-    want = [log_mean(image[i], text[i], stored[owners != asked[i]], objective.eps) for i in range(B)]
+    want = [log_mean(image[i], text[i], stored[owners != asked[i]], EPS) for i in range(B)]
     assert torch.allclose(estimate, torch.tensor(want, dtype=torch.float64), rtol=1e-12)
 
 
@@ -78,7 +75,7 @@ def test_without_ids_only_the_batch_that_was_just_stored_can_recognise_its_own()
     masking = NeuCLIP(D, num_prototypes=B, inner_steps=0, restart_every=0, mask_own_positive=True)
     image, text = batch(0)
     value = masking(image, text, SCALE)
-    alone = [log_mean(image[i], text[i], text[torch.arange(B) != i], masking.eps) for i in range(B)]
+    alone = [log_mean(image[i], text[i], text[torch.arange(B) != i], EPS) for i in range(B)]
     assert masking.metrics["mean_log_normalizer_image"] == pytest.approx(sum(alone) / B)
     # Leaving out its own partner, the prediction of a fresh restart is the batch's own normalizer.
     assert torch.allclose(value, CLIP(form="minibatch")(image, text, SCALE))
@@ -104,9 +101,9 @@ def test_masked_prototypes_have_the_gradient_of_the_masked_mean():
     for anchors, others, rows in ((image, text, batch(0)[1]), (text, image, batch(0)[0])):
         positive = (image * text).sum(1)
         g = masked_mean((anchors @ others.T - positive[:, None]) * scale, no_candidate)
-        alpha = torch.log(objective.eps + masked_mean((anchors @ rows.T - positive[:, None]) * scale, no_slot))
-        want = want + ((objective.eps + g) * torch.exp(-alpha) + alpha).mean() / scale
-    want = want + 2 * (objective.rho - 1) / scale
+        alpha = torch.log(EPS + masked_mean((anchors @ rows.T - positive[:, None]) * scale, no_slot))
+        want = want + ((EPS + g) * torch.exp(-alpha) + alpha).mean() / scale
+    want = want + 2 * (RHO - 1) / scale
     assert torch.allclose(got, want)
     inputs = [image, text, scale]
     for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs), strict=True):
@@ -129,7 +126,7 @@ def test_the_fastclip_temperature_gradient_counts_the_inner_part_twice():
     front, inside = (torch.tensor(TAU, dtype=torch.float64, requires_grad=True) for _ in range(2))
     rows = objective.network.for_image.rows, objective.network.for_text.rows
     # Eq. 12 is tau times a bracket in which tau stands again: apart from each other they can be told apart.
-    bracket = contrastive.unified_objective(*batch(1), *rows, inside, rho=objective.rho, eps=objective.eps) / inside
+    bracket = contrastive.unified_objective(*batch(1), *rows, inside, rho=RHO, eps=EPS) / inside
     (part,) = torch.autograd.grad(front.detach() * bracket, inside)
     for a, b in zip(gradients["paper"][:2], gradients["fastclip"][:2], strict=True):
         assert torch.equal(a, b)
@@ -144,7 +141,7 @@ def test_the_simultaneous_update_is_one_adamw_step_that_the_loss_has_not_seen():
     optimizer = torch.optim.AdamW(rows, 1e-3, weight_decay=0.1)
     for step in range(4):
         got = objective(*batch(step), SCALE)
-        want = contrastive.unified_objective(*batch(step), *rows, 1 / SCALE, rho=objective.rho, eps=objective.eps)
+        want = contrastive.unified_objective(*batch(step), *rows, 1 / SCALE, rho=RHO, eps=EPS)
         assert torch.allclose(got, want)
         optimizer.zero_grad()
         want.backward()
@@ -160,12 +157,12 @@ def test_the_mlp_predicts_a_function_of_the_anchor_minus_its_positive_and_learns
     image, text = (x.requires_grad_() for x in batch(0))
     scale = SCALE.clone().requires_grad_()
     got = objective(image, text, scale)
-    want, positive, eps = 2 * (objective.rho - 1) / scale, (image * text).sum(1), objective.eps
+    want, positive = 2 * (RHO - 1) / scale, (image * text).sum(1)
     targets = CLIP(form="minibatch").log_normalizers(image, text, scale)
     for anchors, others, mlp in ((image, text, network.for_image), (text, image, network.for_text)):
         g = masked_mean((anchors @ others.T - positive[:, None]) * scale, torch.eye(B, dtype=torch.bool))
-        alpha = torch.log(eps + torch.exp(mlp(anchors) - positive * scale))
-        want = want + ((eps + g) * torch.exp(-alpha) + alpha).mean() / scale
+        alpha = torch.log(EPS + torch.exp(mlp(anchors) - positive * scale))
+        want = want + ((EPS + g) * torch.exp(-alpha) + alpha).mean() / scale
     assert torch.allclose(got, want)
     inputs = [image, text, scale]
     for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs), strict=True):
@@ -209,6 +206,6 @@ def test_captions_that_are_all_equal_leave_no_negatives():
     same = torch.zeros(B, dtype=torch.int64)
     for objective in (NeuCLIP(D, num_prototypes=B, mask_duplicates=True), CLIP(form="minibatch", mask_duplicates=True)):
         loss = objective(image, text, SCALE.float(), caption_ids=same)
-        assert loss.item() == pytest.approx(TAU * 2 * (math.log(1e-6) + objective.rho), rel=1e-5)
+        assert loss.item() == pytest.approx(TAU * 2 * (math.log(1e-6) + RHO), rel=1e-5)
         assert objective.metrics["masked_duplicates"] == B * (B - 1)
         assert all((g == 0).all() for g in torch.autograd.grad(loss, [image, text]))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from neuclip.objectives.normalizers.residual_mlp import ResidualMLP, step_together
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 
 D, B = 6, 9
 
@@ -52,10 +53,10 @@ def test_output_and_gradient_in_the_features_equal_those_of_torchs_layers(width_
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(
-    ("name", "optimizer"), [("adam", torch.optim.Adam), ("adagrad", torch.optim.Adagrad), ("sgd", torch.optim.SGD)]
+    ("name", "optimizer"), [("adam", torch.optim.AdamW), ("adagrad", torch.optim.Adagrad), ("sgd", torch.optim.SGD)]
 )
 def test_ten_updates_follow_torchs_optimizers(name, optimizer, weight_decay):
-    network, layers = twins(optimizer=name, learning_rate=0.02, weight_decay=weight_decay)
+    network, layers = twins(optimizer=RowOptimizer(name, 0.02, weight_decay))
     theirs = optimizer(layers.parameters(), lr=0.02, weight_decay=weight_decay)
     for step in range(10):
         x, loss = features(step), loss_of(features(50 + step)[:, 0])
@@ -69,7 +70,7 @@ def test_ten_updates_follow_torchs_optimizers(name, optimizer, weight_decay):
 
 
 def test_gradients_of_networks_that_step_together_are_clipped_together():
-    networks, layers = zip(*(twins(optimizer="sgd", learning_rate=1.0) for _ in range(2)), strict=True)
+    networks, layers = zip(*(twins(optimizer=RowOptimizer("sgd", 1.0)) for _ in range(2)), strict=True)
     losses = [loss_of(10 + features(k)[:, 0]) for k in (1, 2)]
     step_together(
         [(network, features(), loss) for network, loss in zip(networks, losses, strict=True)], largest_gradient=0.5
@@ -107,10 +108,10 @@ def test_initial_weights_are_distributed_as_torchs_layers_are():
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
 def test_all_that_it_remembers_is_in_its_state_and_nothing_is_a_parameter(optimizer):
     loss = loss_of(torch.arange(float(B)))
-    first = ResidualMLP(D, optimizer=optimizer, learning_rate=0.01, initial_accumulator=0.1)
+    first = ResidualMLP(D, optimizer=RowOptimizer(optimizer, 0.01, initial_accumulator=0.1))
     for step in range(3):
         first.step(features(step).float(), loss)
-    second = ResidualMLP(D, optimizer=optimizer, learning_rate=0.01, initial_accumulator=0.1, seed=9)
+    second = ResidualMLP(D, optimizer=first.optimizer, seed=9)
     second.load_state_dict(first.state_dict())
     for network in (first, second):
         assert list(network.parameters()) == []
@@ -119,10 +120,10 @@ def test_all_that_it_remembers_is_in_its_state_and_nothing_is_a_parameter(optimi
 
 
 def test_reinitialised_it_is_as_new():
-    used = ResidualMLP(D, optimizer="adagrad", initial_accumulator=0.1)
+    used = ResidualMLP(D, optimizer=RowOptimizer("adagrad", 1e-3, initial_accumulator=0.1))
     used.step(features().float(), loss_of(torch.ones(B)))
     used.reinitialise(5)
-    new = ResidualMLP(D, optimizer="adagrad", initial_accumulator=0.1, seed=5)
+    new = ResidualMLP(D, optimizer=used.optimizer, seed=5)
     assert all(torch.equal(x, new.state_dict()[name]) for name, x in used.state_dict().items())
 
 

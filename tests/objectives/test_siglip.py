@@ -14,6 +14,7 @@ from neuclip.models import open_clip_module
 from neuclip.objectives import siglip
 from neuclip.objectives.objective import NoEstimate
 from neuclip.settings.objectives import SigLIPSettings
+from tests.objectives.features import CORNERS, corner
 
 
 def inputs(seed: int = 0, size: int = 8, *, tau: float = 0.1, bias: float = -10.0, dtype=torch.float64):
@@ -91,15 +92,10 @@ def test_a_batch_of_one_or_two_is_no_special_case(size):
 
 
 @pytest.mark.parametrize("tau", [0.005, 0.01, 0.07, 1.0])
-@pytest.mark.parametrize("kind", ["random", "identical", "one-hot", "opposite"])
+@pytest.mark.parametrize("kind", CORNERS)
 def test_value_gradients_and_metrics_are_finite_at_every_temperature(tau, kind):
-    image, text, scale, bias = inputs(size=6, tau=tau, dtype=torch.float32)
-    if kind == "identical":
-        image = text = image[:1].detach().expand(6, -1).clone().requires_grad_()
-    elif kind == "one-hot":
-        image = text = torch.eye(6, requires_grad=True)
-    elif kind == "opposite":
-        text = (-image.detach()).requires_grad_()
+    image, text = (x.clone().requires_grad_() for x in corner(kind, size=6))
+    _, _, scale, bias = inputs(tau=tau, dtype=torch.float32)
     objective = SigLIP()
     objective(image, text, scale, bias).backward()
     assert all(torch.isfinite(x.grad).all() for x in (image, text, scale, bias))

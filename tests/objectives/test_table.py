@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neuclip.errors import RunFailed
-from neuclip.objectives.normalizers.table import SampleTable, decoded, encoded
+from neuclip.objectives.normalizers.table import SampleTable, decode, encode
 
 COLUMNS = ("left", "right")
 
@@ -35,8 +35,8 @@ def test_what_was_written_comes_back_and_the_rest_is_not_a_number(in_file, tmp_p
 @given(st.lists(st.floats(width=32), max_size=20))
 def test_every_number_survives_the_mark_for_never_written(numbers):
     values = torch.tensor(numbers, dtype=torch.float32)
-    kept = encoded(values)
-    assert same(decoded(kept), values)
+    kept = encode(values)
+    assert same(decode(kept), values)
     zero_bytes = kept.view(torch.int32) == 0
     assert torch.equal(zero_bytes, values.isnan())
 
@@ -67,7 +67,7 @@ def test_a_new_table_does_not_inherit_the_file_of_an_old_one(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(RunFailed, match=r"cannot make the table .*file/table\.0-of-1 .* table_path"):
+    with pytest.raises(RunFailed, match=r"cannot create the table .*file/table\.0-of-1 .* table_path"):
         SampleTable(10, COLUMNS, tmp_path / "file" / "table").write(ids(1), torch.ones(1, 2))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import UnionType
@@ -79,4 +78,4 @@ def test_every_field_is_written_whether_given_or_not():
     stored = yaml.safe_load(settings_as_yaml(Settings()))
     for section in SECTION_NAMES:
         written = [name for name in stored[section] if (section, name) != ("objective", "name")]
-        assert written == [field.name for field in fields(section_type(section, "neuclip"))]
+        assert written == [field.name for field, _ in section_fields(section, "neuclip")]

@@ -104,8 +104,8 @@ def note_warmup(findings: Findings) -> None:
 def note_temperature(findings: Findings, settings: Settings, steps: int) -> None:
     """Adam moves ln(1/tau) by at most its rate per step, a short run cannot move it far."""
     asked = settings.temperature
-    constant = asked.learning_rate == 0 or getattr(settings.objective, "variant", "") in ("v1", "sogclr")
-    individual = getattr(settings.objective, "variant", "") in ("v2", "isogclr")
+    learns = settings.objective.learns_temperature()
+    individual, constant = learns == "per sample", learns == "no" or asked.learning_rate == 0
     total = 0.0 if constant else asked.learning_rate * steps * (0.5 if asked.schedule == "cosine" else 1)
     reach = max(asked.minimum, asked.initial * math.exp(-total))
     findings.note(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from neuclip.objectives.contrast import mean_normalizer_ratio
+from neuclip.objectives.formulas.gradient import gradient_only
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.pairs import Pairs, batch_log_normalizers
 from neuclip.settings.objectives import CLIPSettings
@@ -15,7 +16,7 @@ from neuclip.settings.objectives import CLIPSettings
 
 class CLIP(Objective):
     """Softmax cross-entropy over the global batch, both ways: open_clip's `ClipLoss`, with its right gradient on any
-    number of processes. With `form="minibatch"` the robust loss of Eq. 1, the batch standing in for the data set: what
+    number of ranks. With `form="minibatch"` the robust loss of Eq. 1 with the batch in place of the data set: what
     NeuCLIP minimises, without any estimator.
 
     >>> objective = CLIP()
@@ -36,23 +37,28 @@ class CLIP(Objective):
         mask_duplicates: bool = CLIPSettings.mask_duplicates,
     ) -> None:
         super().__init__(mask_duplicates=mask_duplicates)
-        self.form, self.rho, self.eps = form, rho, eps
+        self.settings = CLIPSettings.from_arguments(locals())
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        self._note_accuracy(pairs)
-        self._metrics.note(calibration=None)  # the batch cannot tell how far it is from the data set
-        if self.form == "minibatch":
-            image, text = batch_log_normalizers(pairs, tau, self.eps)
-            ratio = mean_normalizer_ratio(pairs, tau, (image, text))
-            return tau * (image.mean() + text.mean() + 2 * self.rho) + tau.detach() * (ratio - ratio.detach())
-        # Cross-entropy with the positive in the denominator is log(1 + N g), N the number of others: the mini-batch
-        # form at eps = 1 / N, without the factor tau.
-        others = pairs.others.log()
-        others_only = batch_log_normalizers(pairs, tau, 0.0)
-        image, text = (torch.logaddexp(side, -others) for side in others_only)
-        self._note_weights(others_only, (image, text))
+        self.record_accuracy(pairs)
+        self.record(calibration=None)  # the batch cannot tell how far it is from the data set
+        return self._robust_loss(pairs, tau) if self.settings.form == "minibatch" else self._cross_entropy(pairs, tau)
+
+    def _robust_loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
+        """Eq. 1: tau * (mean log(eps + g) of both sides + 2 rho)."""
+        image, text = batch_log_normalizers(pairs, tau, self.settings.eps)
         ratio = mean_normalizer_ratio(pairs, tau, (image, text))
-        return (image + text).mean() / 2 + others.mean() + (ratio - ratio.detach()) / 2
+        return tau * (image.mean() + text.mean() + 2 * self.settings.rho) + tau.detach() * gradient_only(ratio)
+
+    def _cross_entropy(self, pairs: Pairs, tau: Tensor) -> Tensor:
+        """With the positive in the denominator it is log(1 + N g), N the number of negatives: log(1/N + g) + log N,
+        the mini-batch form at eps = 1 / N without the factor tau."""
+        log_count = pairs.num_negatives.log()
+        log_g = batch_log_normalizers(pairs, tau, 0.0)
+        image, text = (torch.logaddexp(side, -log_count) for side in log_g)
+        self.record_weight_deviation(log_g, (image, text))
+        ratio = mean_normalizer_ratio(pairs, tau, (image, text))
+        return (image + text).mean() / 2 + log_count.mean() + gradient_only(ratio) / 2
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
-        return batch_log_normalizers(pairs, tau, self.eps)
+        return batch_log_normalizers(pairs, tau, self.settings.eps)

@@ -1,8 +1,17 @@
-"""Pushing anchors and candidates apart: the one gradient that all softmax-like objectives share.
+"""The one gradient that all softmax-like objectives share, in closed form.
 
-Whatever normalizers a method believes in, its towers receive the gradient of g_i / nu_i, summed over both sides, with
-nu held constant. So it is written once, in closed form: a local row's gradient as an anchor and its gradient as a
-candidate of every other anchor come from the same (b, B) block, given a few numbers of each anchor. Nothing travels
+For anchors x_i with temperatures tau_i, candidates y_j, similarities s_ij = x_i . y_j and constants c_i:
+
+    F           = 1/B sum_i sum_j w_ij,  w_ij = exp(s_ij / tau_i - c_i), and 0 for excluded candidates
+    dF / dx_i   = 1/B sum_j (w_ij / tau_i) y_j        row i as an anchor
+    dF / dy_j   = 1/B sum_i (w_ij / tau_i) x_i        row j as a candidate of every anchor i
+    dF / dtau_i = - 1/B sum_j w_ij s_ij / tau_i^2
+    dF / ds_ii  = - 1/B sum_j w_ij / tau_i            only where c_i contains s_ii / tau_i
+
+Mean g_i / nu_i (Eq. 9) is F with c_i = s_ii / tau_i + log N_i + log nu_i, N_i the number of negatives.
+
+A row is an anchor of one side and a candidate of the other. Both need the same (b, B) block of similarities: as an
+anchor with its own tau and c, as a candidate with those of all anchors, two gathered numbers each. So nothing travels
 back through the gather, and each side needs one matrix product instead of two.
 """
 
@@ -12,6 +21,7 @@ import torch
 from torch import Tensor
 
 from neuclip.distributed.collectives import gather_values
+from neuclip.objectives.formulas.gradient import gradient_only
 from neuclip.objectives.pairs import Both, Pairs
 
 
@@ -21,15 +31,14 @@ def mean_normalizer_ratio(pairs: Pairs, tau: Tensor | Both, log_normalizer: Both
     tau times its gradient is that of Eq. 1 where nu = eps + g: the mini-batch form.
     """
     taus = _per_side(tau)
-    weights, shift = [], []
-    for t, log_nu in zip(taus, log_normalizer, strict=True):
-        shift.append((pairs.positive / t + pairs.others.log() + log_nu).detach())
-    pushed, totals = _pushed(pairs, taus, (shift[0], shift[1]))
-    # g_i is relative to the anchor's own positive, which is local: ordinary autograd sees to it.
-    for t, total in zip(taus, totals, strict=True):
-        weights.append((total * pairs.positive / t).mean())
-    pulled = weights[0] + weights[1]
-    return pushed - (pulled - pulled.detach())
+    image, text = (
+        (pairs.positive / t + pairs.num_negatives.log() + log_nu).detach()
+        for t, log_nu in zip(taus, log_normalizer, strict=True)
+    )
+    ratio, gradient_terms, row_sums = weighted_candidate_sum(pairs, taus, (image, text))
+    # dF / ds_ii, and its part of dF / dtau_i: both are local, so ordinary autograd takes them.
+    of_image, of_text = ((row_sum * pairs.positive / t).mean() for t, row_sum in zip(taus, row_sums, strict=True))
+    return ratio + gradient_only(gradient_terms - (of_image + of_text))
 
 
 def candidate_sum(pairs: Pairs, tau: Tensor | Both, offset: Both) -> Tensor:
@@ -37,43 +46,38 @@ def candidate_sum(pairs: Pairs, tau: Tensor | Both, offset: Both) -> Tensor:
 
     `offset` (b,), (b,) is held constant; `tau` is a scalar with gradient, or one constant per anchor and side.
     """
-    return _pushed(pairs, _per_side(tau), offset)[0]
+    value, gradient_terms, _ = weighted_candidate_sum(pairs, _per_side(tau), offset)
+    return value + gradient_only(gradient_terms)
 
 
-def _pushed(pairs: Pairs, taus: Both, offset: Both) -> tuple[Tensor, Both]:
-    """The scalar of `candidate_sum` with its gradient, and each anchor's own sum (b,), (b,) without."""
+def weighted_candidate_sum(pairs: Pairs, taus: Both, offset: Both) -> tuple[Tensor, Tensor, Both]:
+    """F of both sides, c being `offset`, as a value; terms that have its gradient; and every anchor's sum_j w_ij."""
     b = len(pairs.image)
     inverse = [(1 / t.detach()).expand(b) for t in taus]
     of_all = gather_values(torch.stack([*offset, *inverse], dim=1).detach())  # (B, 4)
-    sides = []
+    gradient_terms, row_sums = pairs.all_image.new_zeros(()), []
     for side, (rows, candidates) in enumerate(((pairs.image, pairs.all_text), (pairs.text, pairs.all_image))):
         other = 1 - side
-        similarity = pairs.similarities()[side]
+        similarity = pairs.similarities[side]
         weight = _weights(similarity, inverse[side][:, None], offset[side].detach()[:, None], pairs.excluded)
-        total = weight.sum(dim=1)
-        value = total.mean()
+        row_sums.append(weight.sum(dim=1))
         if torch.is_grad_enabled() and taus[side].requires_grad:
             moment = torch.linalg.vecdot(weight, similarity).mean()
-            value = value + _first_order(moment / taus[side])  # d/dtau exp(s / tau) = -s / tau^2 exp(s / tau)
+            gradient_terms = gradient_terms + moment / taus[side]  # d/dtau of moment / tau is - moment / tau^2
         if torch.is_grad_enabled() and rows.requires_grad:
             weight *= inverse[side][:, None]
-            # What the other side's anchors, of all processes, say of this row as their candidate. Their mean is over
-            # the global batch; DDP will divide by the number of processes, so here it is over the local one.
+            # The same rows as candidates of the other side's anchors, of all ranks. The mean is over the global batch;
+            # DDP will divide by the number of ranks, so here it is over the local one.
             as_candidate = _weights(similarity, of_all[:, 2 + other], of_all[:, other], pairs.excluded)
             weight.addcmul_(as_candidate, of_all[:, 2 + other].expand_as(weight))
-            value = value + _first_order((rows * (weight @ candidates)).sum() / b)
-        sides.append((value, total))
-    return sides[0][0] + sides[1][0], (sides[0][1], sides[1][1])
+            gradient_terms = gradient_terms + (rows * (weight @ candidates)).sum() / b
+    image, text = row_sums
+    return image.mean() + text.mean(), gradient_terms, (image, text)
 
 
 def _weights(similarity: Tensor, inverse: Tensor, offset: Tensor, excluded: Tensor) -> Tensor:  # (b, B)
     weight = similarity * inverse
     return weight.sub_(offset).exp_().masked_fill_(excluded, 0.0)
-
-
-def _first_order(value: Tensor) -> Tensor:
-    """Zero, with the gradient of `value`."""
-    return value - value.detach()
 
 
 def _per_side(tau: Tensor | Both) -> Both:

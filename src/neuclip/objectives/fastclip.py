@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,21 +13,21 @@ from torch import Tensor
 from neuclip.distributed.collectives import gather_values
 from neuclip.objectives.contrast import mean_normalizer_ratio
 from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio
+from neuclip.objectives.formulas.gradient import gradient_only
 from neuclip.objectives.normalizers.table import SampleTable
 from neuclip.objectives.objective import NoEstimate, Objective
 from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
+from neuclip.settings.fields import check_at_least
 from neuclip.settings.objectives import FastCLIPSettings
-
-Variant = Literal["v0", "v1", "v2", "v3", "sogclr", "isogclr"]
 
 
 class FastCLIP(Objective):
-    """u_i <- (1 - gamma) u_i + gamma (eps + g_i) at each visit of sample i, per side; u_i is its normalizer's estimate.
+    """u_i <- (1 - gamma) u_i + gamma (eps + g_i) at each visit of sample i, per side; u_i estimates its normalizer.
 
     >>> objective = FastCLIP(dataset_size=3_000_000, total_samples=100_000_000)
     >>> loss = objective(image_features, text_features, logit_scale, sample_ids=ids)        # doctest: +SKIP
 
-    | variant | loss, beside the gradient through g / u | temperature |
+    | variant | loss; its gradient in the features is that of g / u, u constant | temperature |
     | --- | --- | --- |
     | v3 | tau (mean log u1 + mean log u2 + 2 rho), Eq. 1 | global, learnt by the caller's optimizer |
     | v0 | mean log u1 + mean log u2 | the same |
@@ -37,7 +37,7 @@ class FastCLIP(Objective):
     sogclr and isogclr are v1 and v2 with a constant gamma; isogclr moves its temperatures by plain momentum as LibAUC
     does, v2 by Adam with moments per sample. Where the authors' codes differ from what they mean, the meaning holds:
     the factor tau_i of v2's gradient is there, Adam's bias correction counts visits instead of epochs, eps is inside
-    u, and everything is kept as logarithms. A sample twice in one batch is one visit with the mean of what both say.
+    u, and everything is kept as logarithms. A sample twice in one batch is one visit with the mean of both values.
 
     Args:
         dataset_size: number of samples; `sample_ids` are 0..dataset_size-1.
@@ -51,9 +51,17 @@ class FastCLIP(Objective):
         temperature_gradient: "paper", or "fastclip": the part through g counted twice, as the authors' code does (v0,
             v3); it settles at a lower temperature for the same rho.
         temperature_initial, temperature_lr, temperature_range: individual temperatures; default the variant's own.
-        table_path: keep the table in a memory-mapped file there, one per process, instead of in memory.
+        table_path: memory-mapped file for the table, one per rank; None keeps it in memory.
         mask_duplicates: pairs with an equal caption are no negatives of each other (`caption_ids`).
     """
+
+    needs = ("dataset_size", "epoch_samples", "total_samples")
+    metric_names = (
+        *Objective.metric_names,
+        *("calibration_image", "calibration_text", "unvisited", "gamma", "share_at_eps", "capped"),
+        *("mean_log_normalizer_image", "mean_log_normalizer_text", "mean_temperature_image", "mean_temperature_text"),
+        *("temperatures_at_limit", "temperature_gradients_capped"),
+    )
 
     def __init__(
         self,
@@ -61,7 +69,7 @@ class FastCLIP(Objective):
         *,
         epoch_samples: int | None = None,
         total_samples: int | None = None,
-        variant: Variant = FastCLIPSettings.variant,
+        variant: Literal["v0", "v1", "v2", "v3", "sogclr", "isogclr"] = FastCLIPSettings.variant,
         gamma: float = FastCLIPSettings.gamma,
         gamma_schedule: Literal["cosine", "staircase", "constant"] = FastCLIPSettings.gamma_schedule,
         gamma_decay_samples: int | None = None,
@@ -75,16 +83,14 @@ class FastCLIP(Objective):
         mask_duplicates: bool = FastCLIPSettings.mask_duplicates,
     ) -> None:
         super().__init__(mask_duplicates=mask_duplicates)
-        if variant not in get_args(Variant):
-            raise ValueError(f"variant is {variant!r}; choose one of {', '.join(get_args(Variant))}")
-        if dataset_size < 1:
-            raise ValueError(f"dataset_size is {dataset_size}; give the number of samples in the data set")
-        self.variant, self.gamma, self.rho, self.eps = variant, gamma, rho, eps
+        self.settings = FastCLIPSettings.from_arguments(locals())
+        check_at_least("dataset_size", dataset_size, 1, "the number of samples in the data set")
+        check_at_least("epoch_samples", epoch_samples or 0, 0, "None for dataset_size")
+        check_at_least("total_samples", total_samples or 0, 0, "None if unknown")
         self.dataset_size, self.epoch_samples = dataset_size, epoch_samples or dataset_size
-        self.temperature_gradient = temperature_gradient
         self.gamma_schedule = "constant" if variant in ("sogclr", "isogclr") else gamma_schedule
         self.gamma_decay_samples = gamma_decay_samples or (total_samples or 0) // 2
-        self.individual = individual_temperatures(variant, temperature_initial, temperature_lr, temperature_range)
+        self.individual = individual_temperatures(self.settings)
         columns = ("log_u_image", "log_u_text", *(self.individual.columns if self.individual else ()))
         self.table = SampleTable(dataset_size, columns, table_path)
         self.samples_seen = 0
@@ -93,40 +99,44 @@ class FastCLIP(Objective):
         ids = self._ids(pairs)
         stored = self.table.read(ids)  # (B, columns), on the host
         temperature = self._temperature(stored, pairs, tau)
-        batch = batch_log_normalizers(pairs, temperature, self.eps)
+        batch = batch_log_normalizers(pairs, temperature, self.settings.eps)
         target = gather_values(torch.stack(batch, dim=1)).cpu()  # (B, 2)
-        self._note_accuracy(pairs)
-        self._note_calibration(stored[:, :2], target)
-        log_u = self._averaged(ids, stored[:, :2], target)
-        self._note_normalizers(log_u, target)
-        mine = both_sides(log_u, pairs)
+        self.record_accuracy(pairs)
+        self._measure_calibration(stored[:, :2], target)
+        all_log_u = self._average(ids, stored[:, :2], target)
+        self._record_normalizers(all_log_u, target)
+        log_u = local_sides(all_log_u, pairs)
         if self.training:
+            row = [all_log_u]
             if isinstance(temperature, tuple):
-                log_u = torch.cat([log_u, self._stepped(pairs, temperature, mine, ids, stored)], dim=1)
-            self.table.write(ids, log_u)
+                row.append(self._step_temperatures(pairs, temperature, log_u, ids, stored))
+            self.table.write(ids, torch.cat(row, dim=1))
             self.samples_seen += len(ids)
-        return self._combined(pairs, tau, temperature, mine, batch)
+        return self._variant_loss(pairs, tau, temperature, log_u, batch)
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
-        """log u as it is stored, of whatever age; not a number for samples never visited."""
+        """log u as it is stored, of whatever age; NaN for samples never visited."""
         if self.individual:
-            raise NoEstimate(f"FastCLIP {self.variant}: each sample's normalizer is at a temperature of its own")
+            raise NoEstimate(
+                f"FastCLIP {self.settings.variant}: each sample's normalizer is at a temperature of its own"
+            )
         if self.samples_seen == 0:
             raise NoEstimate("FastCLIP has visited no sample yet: call it once in train mode, or load its state")
-        return both_sides(self.table.read(self._ids(pairs)), pairs)
+        return local_sides(self.table.read(self._ids(pairs)), pairs)
 
     def gamma_now(self) -> float:
         """The weight of the next visit."""
+        gamma = self.settings.gamma
         if self.gamma_schedule == "constant":
-            return self.gamma
+            return gamma
         seen = self.samples_seen
         if self.gamma_schedule == "staircase":
             seen -= seen % self.epoch_samples
         if seen < self.epoch_samples:
             return 1.0
         if seen >= self.gamma_decay_samples:
-            return self.gamma
-        return self.gamma + (1 - self.gamma) * (1 + math.cos(math.pi * seen / self.gamma_decay_samples)) / 2
+            return gamma
+        return gamma + (1 - gamma) * (1 + math.cos(math.pi * seen / self.gamma_decay_samples)) / 2
 
     def get_extra_state(self) -> dict[str, int]:
         return {"samples_seen": self.samples_seen}
@@ -135,7 +145,7 @@ class FastCLIP(Objective):
         self.samples_seen = int(state["samples_seen"])
 
     def match_state_to(self, features: Tensor) -> torch.dtype:
-        """The table follows in type only: it stays on the host."""
+        """The table changes its type only: it stays on the host."""
         self.table.change_type(torch.promote_types(features.dtype, self.table.dtype))
         return self.table.dtype
 
@@ -149,22 +159,24 @@ class FastCLIP(Objective):
     def _temperature(self, stored: Tensor, pairs: Pairs, tau: Tensor) -> Tensor | Both:
         if self.individual is None:
             return tau
-        return both_sides(self.individual.current(stored[:, 2:]), pairs)
+        return local_sides(self.individual.current(stored[:, 2:]), pairs)
 
-    def _averaged(self, ids: Tensor, stored: Tensor, target: Tensor) -> Tensor:  # (B,), (B, 2), (B, 2) -> (B, 2)
+    def _average(self, ids: Tensor, stored: Tensor, target: Tensor) -> Tensor:  # (B,), (B, 2), (B, 2) -> (B, 2)
         """The normalizers to use for this batch; in eval mode the stored ones, or the batch's where there are none."""
         if not self.training:
             return torch.where(stored.isnan(), target, stored)
-        self._metrics.note(gamma=torch.tensor(self.gamma_now()))
+        self.record(gamma=torch.tensor(self.gamma_now()))
         return moving_average(stored, log_mean_by_id(ids, target), self.gamma_now())
 
-    def _stepped(self, pairs: Pairs, temperature: Both, log_u: Both, ids: Tensor, stored: Tensor) -> Tensor:
+    def _step_temperatures(self, pairs: Pairs, temperature: Both, log_u: Both, ids: Tensor, stored: Tensor) -> Tensor:
         """The individual temperatures after this visit, and their moments: (B, columns after log u)."""
         assert self.individual is not None
-        gradient = mean_by_id(ids, gather_values(individual_gradient(pairs, temperature, log_u, self.rho)).cpu())
-        after = self.individual.stepped(stored[:, 2:], gradient)
+        gradient = mean_by_id(
+            ids, gather_values(individual_gradient(pairs, temperature, log_u, self.settings.rho)).cpu()
+        )
+        after = self.individual.step(stored[:, 2:], gradient)
         moved, lowest, highest = after[:, :2], self.individual.lowest, self.individual.highest
-        self._metrics.note(
+        self.record(
             mean_temperature_image=moved[:, 0].mean(),
             mean_temperature_text=moved[:, 1].mean(),
             temperatures_at_limit=((moved <= lowest) | (moved >= highest)).float().mean(),
@@ -172,43 +184,42 @@ class FastCLIP(Objective):
         )
         return after
 
-    def _combined(self, pairs: Pairs, tau: Tensor, temperature: Tensor | Both, log_u: Both, batch: Both) -> Tensor:
+    def _variant_loss(self, pairs: Pairs, tau: Tensor, temperature: Tensor | Both, log_u: Both, batch: Both) -> Tensor:
         """The loss of the variant: its value, and the gradient of g / u with u held constant."""
-        # In train mode g / u is below B / gamma. In eval mode u may be old, and g beyond anything it knew.
-        limit = LARGEST_EXPONENT[tau.dtype]
-        floor = (torch.maximum(log_u[0], batch[0] - limit), torch.maximum(log_u[1], batch[1] - limit))
-        self._note_weights(batch, floor)
+        # In train mode g / u is below B / gamma. In eval mode u may be old and g far larger: the exponent is capped.
+        limit, rho, variant = LARGEST_EXPONENT[tau.dtype], self.settings.rho, self.settings.variant
+        held_log_nu = (torch.maximum(log_u[0], batch[0] - limit), torch.maximum(log_u[1], batch[1] - limit))
+        self.record_weight_deviation(batch, held_log_nu)
         if isinstance(temperature, tuple):
             image, text = temperature
-            value = ((log_u[0] + self.rho) * image).mean() + ((log_u[1] + self.rho) * text).mean()
-            ratio = mean_normalizer_ratio(pairs, temperature, (floor[0] - image.log(), floor[1] - text.log()))
-            return value + (ratio - ratio.detach()) + 0 * tau  # DDP wants every parameter in the graph
+            value = ((log_u[0] + rho) * image).mean() + ((log_u[1] + rho) * text).mean()
+            weighted = (held_log_nu[0] - image.log(), held_log_nu[1] - text.log())  # tau_i g_i / u_i
+            ratio = mean_normalizer_ratio(pairs, temperature, weighted)
+            return value + gradient_only(ratio) + 0 * tau  # DDP wants every parameter in the graph
         mean = log_u[0].mean() + log_u[1].mean()
-        if self.variant in ("v1", "sogclr"):
-            fixed = tau.detach()
-            ratio = mean_normalizer_ratio(pairs, fixed, floor)
-            return fixed * (mean + ratio - ratio.detach()) + 0 * tau
-        # The same number with twice the gradient: 2 tau - tau.
-        ratio = mean_normalizer_ratio(
-            pairs, tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach(), floor
-        )
-        if self.variant == "v0":
-            return mean + (ratio - ratio.detach())
-        return tau * (mean + 2 * self.rho) + tau.detach() * (ratio - ratio.detach())
+        if variant in ("v1", "sogclr"):
+            ratio = mean_normalizer_ratio(pairs, tau.detach(), held_log_nu)
+            return tau.detach() * (mean + gradient_only(ratio)) + 0 * tau
+        # "fastclip": a temperature of the same value and twice the gradient.
+        inner_tau = tau if self.settings.temperature_gradient == "paper" else tau.detach() + gradient_only(2 * tau)
+        ratio = mean_normalizer_ratio(pairs, inner_tau, held_log_nu)
+        if variant == "v0":
+            return mean + gradient_only(ratio)
+        return tau * (mean + 2 * rho) + tau.detach() * gradient_only(ratio)  # v3, Eq. 1
 
-    def _note_calibration(self, stored: Tensor, target: Tensor) -> None:  # (B, 2), (B, 2)
-        """Before the update, of the samples visited before: to those the batch is new."""
+    def _measure_calibration(self, stored: Tensor, target: Tensor) -> None:  # (B, 2), (B, 2)
+        """Before the update, of the samples that were visited before."""
         known = ~stored[:, 0].isnan()
-        self._metrics.note(unvisited=(~known).float().mean())
+        self.record(unvisited=(~known).float().mean())
         if not known.any():
-            self._metrics.note(calibration=None, calibration_image=None, calibration_text=None)
+            self.record_calibration(None)
             return
         image, text = calibration_ratio(target[known], stored[known]).mean(dim=0)
-        self._metrics.note(calibration=(image + text) / 2, calibration_image=image, calibration_text=text)
+        self.record_calibration((image, text))
 
-    def _note_normalizers(self, log_u: Tensor, target: Tensor) -> None:  # (B, 2), (B, 2)
-        floor = math.log(self.eps) if self.eps else -math.inf
-        self._metrics.note(
+    def _record_normalizers(self, log_u: Tensor, target: Tensor) -> None:  # (B, 2), (B, 2)
+        floor = math.log(self.settings.eps) if self.settings.eps else -math.inf
+        self.record(
             mean_log_normalizer_image=log_u[:, 0].mean(),
             mean_log_normalizer_text=log_u[:, 1].mean(),
             share_at_eps=(target - floor < 1).float().mean(),  # within a factor e of the floor, eps decides
@@ -217,7 +228,7 @@ class FastCLIP(Objective):
 
 
 def moving_average(log_u: Tensor, target: Tensor, gamma: float) -> Tensor:
-    """log((1 - gamma) u + gamma exp(target)); the target itself where u is not a number."""
+    """log((1 - gamma) u + gamma exp(target)); the target itself where u is NaN."""
     if gamma == 1:
         return target
     moved = torch.logaddexp(log_u + math.log1p(-gamma), target + math.log(gamma))
@@ -238,9 +249,9 @@ def mean_by_id(ids: Tensor, values: Tensor) -> Tensor:  # (B,), (B, k) -> (B, k)
     return total[group] / count[group, None]
 
 
-def both_sides(values: Tensor, pairs: Pairs) -> Both:  # (B, 2) -> (b,), (b,)
-    """The rows of this process, where its features are, image side and text side."""
-    image, text = values[pairs.mine].to(pairs.image.device).unbind(dim=1)
+def local_sides(values: Tensor, pairs: Pairs) -> Both:  # (B, 2) -> (b,), (b,)
+    """The rows of this rank on the device of its features, image side and text side."""
+    image, text = values[pairs.local_rows].to(pairs.image.device).unbind(dim=1)
     return image, text
 
 
@@ -248,9 +259,9 @@ def both_sides(values: Tensor, pairs: Pairs) -> Both:  # (B, 2) -> (b,), (b,)
 def individual_gradient(pairs: Pairs, temperature: Both, log_u: Both, rho: float) -> Tensor:  # -> (b, 2)
     """d/dtau_i of tau_i (log u_i + rho): log u_i + rho - mean_j z_ij exp(z_ij) / u_i, z_ij = (s_ij - s_ii) / tau_i."""
     sides = []
-    for similarity, tau, log_nu in zip(pairs.similarities(), temperature, log_u, strict=True):
+    for similarity, tau, log_nu in zip(pairs.similarities, temperature, log_u, strict=True):
         excess = (similarity - pairs.positive[:, None]) / tau[:, None]
-        weight = (excess - (log_nu + pairs.others.log())[:, None]).exp().masked_fill(pairs.excluded, 0.0)
+        weight = (excess - (log_nu + pairs.num_negatives.log())[:, None]).exp().masked_fill(pairs.excluded, 0.0)
         sides.append(log_nu + rho - (weight * excess).sum(dim=1))
     return torch.stack(sides, dim=1)
 
@@ -259,7 +270,7 @@ def individual_gradient(pairs: Pairs, temperature: Both, log_u: Both, rho: float
 class MomentumTemperatures:
     """isogclr: v <- (1 - 0.9) v + 0.9 gradient, from v = 0; tau_i <- tau_i - lr v, kept within the range."""
 
-    initial: float = 0.01
+    initial: float
     learning_rate: float = 0.01
     lowest: float = 0.005
     highest: float = 0.05
@@ -270,7 +281,7 @@ class MomentumTemperatures:
     def current(self, stored: Tensor) -> Tensor:  # (B, columns) -> (B, 2)
         return stored[:, :2].nan_to_num(nan=self.initial)
 
-    def stepped(self, stored: Tensor, gradient: Tensor) -> Tensor:  # (B, columns), (B, 2) -> (B, columns)
+    def step(self, stored: Tensor, gradient: Tensor) -> Tensor:  # (B, columns), (B, 2) -> (B, columns)
         momentum = 0.1 * stored[:, 2:4].nan_to_num(nan=0.0) + 0.9 * gradient
         moved = self.current(stored) - self.learning_rate * momentum
         return torch.cat([moved.clamp(self.lowest, self.highest), momentum], dim=1)
@@ -280,7 +291,6 @@ class MomentumTemperatures:
 class AdamTemperatures(MomentumTemperatures):
     """v2: Adam with one pair of moments per sample and side, corrected for bias by the sample's own visits."""
 
-    initial: float = 0.03
     learning_rate: float = 0.0133
     lowest: float = 0.01
     highest: float = 1.0
@@ -288,7 +298,7 @@ class AdamTemperatures(MomentumTemperatures):
     columns: ClassVar[tuple[str, ...]] = (*MomentumTemperatures.columns, "square_image", "square_text", "visits")
     largest_gradient: ClassVar[float] = 5.0  # as its authors cap it
 
-    def stepped(self, stored: Tensor, gradient: Tensor) -> Tensor:
+    def step(self, stored: Tensor, gradient: Tensor) -> Tensor:
         gradient = gradient.clamp(-self.largest_gradient, self.largest_gradient)
         first, second, visits = stored[:, 2:].nan_to_num(nan=0.0).split([2, 2, 1], dim=1)
         first, second, visits = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient.square(), visits + 1
@@ -297,18 +307,15 @@ class AdamTemperatures(MomentumTemperatures):
         return torch.cat([moved, first, second, visits], dim=1)
 
 
-def individual_temperatures(
-    variant: Variant, initial: float | None, learning_rate: float | None, limits: tuple[float, float] | None
-) -> MomentumTemperatures | None:
-    """How the variant moves its individual temperatures, if it has them; what is not given is the variant's own."""
-    kinds: dict[str, type[MomentumTemperatures]] = {"v2": AdamTemperatures, "isogclr": MomentumTemperatures}
-    if variant not in kinds:
+def individual_temperatures(settings: FastCLIPSettings) -> MomentumTemperatures | None:
+    """How the variant moves its individual temperatures, if it has them; 0 in the settings is the variant's own."""
+    initial = settings.individual_start
+    if initial is None:
         return None
-    kind = kinds[variant]
-    initial = initial or kind.initial
-    lowest, highest = limits if limits and any(limits) else (kind.lowest, kind.highest)
+    kind = AdamTemperatures if settings.variant == "v2" else MomentumTemperatures
+    lowest, highest = settings.temperature_range if any(settings.temperature_range) else (kind.lowest, kind.highest)
     if not 0 < lowest <= initial <= highest:
         raise ValueError(
             f"temperature_initial {initial} is not within temperature_range {lowest}, {highest} above 0; give both"
         )
-    return kind(initial, learning_rate or kind.learning_rate, lowest, highest)
+    return kind(initial, settings.temperature_lr or kind.learning_rate, lowest, highest)

@@ -1,4 +1,4 @@
-"""The door of every objective: features are checked, gathered over processes and cast, once."""
+"""What every objective sees of a batch: features checked, gathered over ranks and cast, once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Both = tuple[Tensor, Tensor]  # image side, text side
 
 @dataclass(frozen=True)
 class Pairs:
-    """This process's anchors against the candidates of the whole global batch, in float32 or wider.
+    """This rank's anchors against the candidates of the whole global batch, in float32 or wider.
 
-    Candidates are values: no gradient travels back through the gather. What other processes' anchors say of a local
-    row is computed here, from their numbers (`objectives/contrast.py`).
+    Candidates are values: no gradient travels back through the gather. The gradient of a local row as a candidate of
+    other ranks' anchors is computed here, from their numbers (`objectives/contrast.py`).
     """
 
     image: Tensor  # (b, d) with graph
@@ -29,7 +29,7 @@ class Pairs:
     positive: Tensor  # (b,) with graph: the similarity of each pair
     all_image: Tensor  # (B, d)
     all_text: Tensor  # (B, d)
-    own: Tensor  # (b,) the column of each anchor's own partner among the candidates
+    positive_column: Tensor  # (b,) the column of each anchor's own partner among the candidates
     excluded: Tensor  # (b, B) bool, symmetric: own partner, same sample, with mask_duplicates same caption
     sample_ids: Tensor | None = None  # (b,)
     all_sample_ids: Tensor | None = None  # (B,)
@@ -37,26 +37,23 @@ class Pairs:
     logit_bias: Tensor | None = None  # scalar, with graph; only SigLIP looks at it
 
     @cached_property
-    def others(self) -> Tensor:  # (b,)
-        """How many candidates each anchor's normalizer is a mean over; 1 where there are none, for g = 0 then."""
+    def num_negatives(self) -> Tensor:  # (b,)
+        """How many candidates each anchor's normalizer is a mean over; 1 where there are none, where g = 0."""
         return (~self.excluded).sum(dim=1).clamp(min=1).to(self.all_image.dtype)
 
     @cached_property
-    def _similarities(self) -> Both:
+    def similarities(self) -> Both:  # (b, B), (b, B)
+        """Images against all texts, texts against all images: values."""
         return self.image.detach() @ self.all_text.T, self.text.detach() @ self.all_image.T
 
     @cached_property
     def all_positive(self) -> Tensor:  # (B,)
-        """Every process's `positive`; collective at its first use."""
+        """Every rank's `positive`; collective at its first use."""
         return gather_values(self.positive)
 
-    def similarities(self) -> Both:  # (b, B), (b, B)
-        """Images against all texts, texts against all images: values, computed once."""
-        return self._similarities
-
     @property
-    def mine(self) -> slice:
-        """This process's rows of the global batch."""
+    def local_rows(self) -> slice:
+        """This rank's rows of the global batch."""
         first = rank() * len(self.image)
         return slice(first, first + len(self.image))
 
@@ -70,19 +67,19 @@ def gather_pairs(
     caption_ids: Tensor | None = None,
     logit_bias: Tensor | None = None,
 ) -> Pairs:
-    """Features travel as they come (bf16 stays bf16) and are computed with in `dtype`.
+    """Features are sent as they come (bf16 stays bf16) and cast to `dtype` afterwards.
 
     Anchors and candidates with equal `sample_ids` or equal `caption_ids` are no negatives of each other.
     """
     _check_equal_batches(len(image))
-    own = rank() * len(image) + torch.arange(len(image), device=image.device)
+    positive_column = rank() * len(image) + torch.arange(len(image), device=image.device)
     all_image, all_text = gather_values(torch.stack([image, text], dim=1)).to(dtype).unbind(dim=1)
     columns = torch.arange(len(all_image), device=image.device)
-    excluded = columns[None, :] == own[:, None]
-    all_ids, all_captions = _gathered(sample_ids, image.device), _gathered(caption_ids, image.device)
+    excluded = columns[None, :] == positive_column[:, None]
+    all_ids, all_captions = _gather_keys(sample_ids, image.device), _gather_keys(caption_ids, image.device)
     for keys in (all_ids, all_captions):
         if keys is not None:
-            excluded = excluded | (keys[own][:, None] == keys[None, :])
+            excluded = excluded | (keys[positive_column][:, None] == keys[None, :])
     image, text = image.to(dtype), text.to(dtype)
     return Pairs(
         image,
@@ -90,9 +87,9 @@ def gather_pairs(
         (image * text).sum(dim=1),
         all_image.contiguous(),
         all_text.contiguous(),
-        own,
+        positive_column,
         excluded,
-        sample_ids=None if all_ids is None else all_ids[own],
+        sample_ids=None if all_ids is None else all_ids[positive_column],
         all_sample_ids=all_ids,
         all_caption_ids=all_captions,
         logit_bias=None if logit_bias is None else logit_bias.to(dtype),
@@ -108,12 +105,12 @@ def batch_log_normalizers(pairs: Pairs, tau: Tensor | Both, eps: float) -> Both:
     with torch.no_grad():
         image, text = (
             log_normalizer(similarity, pairs.positive, tau=t, eps=eps, excluded=pairs.excluded)
-            for similarity, t in zip(pairs.similarities(), taus, strict=True)
+            for similarity, t in zip(pairs.similarities, taus, strict=True)
         )
     return image, text
 
 
-def _gathered(keys: Tensor | None, device: torch.device) -> Tensor | None:
+def _gather_keys(keys: Tensor | None, device: torch.device) -> Tensor | None:
     return None if keys is None else gather_values(keys.to(device))
 
 
@@ -121,8 +118,8 @@ def _check_equal_batches(size: int) -> None:
     sizes = all_gather_int(size)
     if len(set(sizes)) > 1:
         raise ValueError(
-            f"processes came with different batch sizes ({', '.join(map(str, sizes))}); "
-            "give every process as many pairs, for example with drop_last=True"
+            f"ranks have different batch sizes ({', '.join(map(str, sizes))}); "
+            "give every rank as many pairs, for example with drop_last=True"
         )
 
 
@@ -145,7 +142,7 @@ def check_keys(keys: Tensor | None, image: Tensor, name: str) -> None:
 
 
 def check_unit_rows(image: Tensor, text: Tensor) -> None:
-    """Lengths, at the first call only: it makes a device wait, and who forgets to normalise does so from the start."""
+    """Lengths, at the first call only: the check waits for the device, and a missing normalisation shows at once."""
     for name, features in (("image", image), ("text", text)):
         off = (features.detach().float().norm(dim=1) - 1).abs().max().item()
         if not off < 0.02:  # bf16 rows of unit length are off by up to 0.004

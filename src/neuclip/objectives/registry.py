@@ -11,6 +11,7 @@ from neuclip.objectives.fastclip import FastCLIP
 from neuclip.objectives.neuclip import NeuCLIP
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.siglip import SigLIP
+from neuclip.settings.objectives import ObjectiveSettings
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "clip": CLIP,
@@ -19,28 +20,27 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "amorlip": AmorLIP,
     "neuclip": NeuCLIP,
 }
-# What a method must know of the model, the data or the run, beside its settings.
-NEEDS: dict[str, tuple[str, ...]] = {
-    "fastclip": ("dataset_size", "epoch_samples", "total_samples"),
-    "amorlip": ("embed_dim", "epoch_samples", "total_samples"),
-    "neuclip": ("embed_dim",),
-}
-# Fields of an objective that are told to the towers instead (training/run.py).
-OF_THE_MODEL = ("bias_initial",)
 
 
 def build_objective(
-    name: str, settings: Any, *, embed_dim: int, dataset_size: int, total_samples: int, epoch_samples: int = 0
+    name: str,
+    settings: ObjectiveSettings,
+    *,
+    embed_dim: int,
+    dataset_size: int,
+    total_samples: int,
+    epoch_samples: int = 0,
 ) -> Objective:
-    """The objective a run asked for; `settings` is its dataclass of `neuclip.settings.objectives`.
+    """The objective of a run; `settings` is its dataclass of `neuclip.settings.objectives`.
 
-    `epoch_samples`: samples that an epoch draws, where weights of sources make them other than `dataset_size`.
+    `epoch_samples`: samples per epoch where weights of sources make them another number than `dataset_size`.
     """
-    told = {field: value for field, value in asdict(settings).items() if field not in OF_THE_MODEL}
+    kind = OBJECTIVES[name]
+    arguments = {field: value for field, value in asdict(settings).items() if field not in settings.model_fields}
     known: dict[str, Any] = {
         "embed_dim": embed_dim,
         "dataset_size": dataset_size,
-        "epoch_samples": told.pop("epoch_samples", 0) or epoch_samples or dataset_size,
+        "epoch_samples": arguments.pop("epoch_samples", 0) or epoch_samples or dataset_size,
         "total_samples": total_samples,
     }
-    return OBJECTIVES[name](**{need: known[need] for need in NEEDS.get(name, ())}, **told)
+    return kind(**{need: known[need] for need in kind.needs}, **arguments)

@@ -12,7 +12,6 @@ from neuclip.data.faults import too_many_unindexed
 from neuclip.data.held_out import held_out_addresses
 from neuclip.data.loader import Batches
 from neuclip.data.machine import available_cores
-from neuclip.data.mixture_order import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
 from neuclip.distributed.collectives import is_main, rank
@@ -90,7 +89,7 @@ def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: P
     fast = settings.data.pixels == "fast"
     return Batches(
         source,
-        order_of(source, settings.run.seed),
+        source.order(settings.run.seed),
         batch_size=plan.batch_size,
         decode=FastDecode(built.image_size, settings.data.crop_scale[0]) if fast else decode,
         transform=fast_crop(built.train_transform) if fast else built.train_transform,

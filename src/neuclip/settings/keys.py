@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from neuclip.errors import UserError
 from neuclip.settings.nearest import any_of, nearest, proposal
-from neuclip.settings.objectives import OBJECTIVES
+from neuclip.settings.objectives import OBJECTIVES, ObjectiveSettings
 from neuclip.settings.sections import Settings
 from neuclip.settings.values import RawValue
 
@@ -24,10 +24,10 @@ def section_type(section: str, objective: str) -> type:
 
 
 def section_fields(section: str, objective: str) -> list[tuple[Field[Any], Any]]:
-    """Each field of a section with its declared type, in the order of the dataclass."""
+    """Each field of a section with its declared type, a method's own before what all methods have."""
     kind = section_type(section, objective)
-    declared = get_type_hints(kind)
-    return [(field, declared[field.name]) for field in fields(kind)]
+    declared, shared = get_type_hints(kind), {field.name for field in fields(ObjectiveSettings)}
+    return [(field, declared[field.name]) for field in sorted(fields(kind), key=lambda field: field.name in shared)]
 
 
 @cache

@@ -7,11 +7,11 @@ prints the help text of every field.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from neuclip.errors import UserError
 from neuclip.settings.fields import check_at_least, check_positive, described
-from neuclip.settings.objectives import NeuCLIPSettings
+from neuclip.settings.objectives import NeuCLIPSettings, ObjectiveSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class Settings:
     run: RunSettings = field(default_factory=RunSettings)
     data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
-    objective: Any = field(default_factory=NeuCLIPSettings)
+    objective: ObjectiveSettings = field(default_factory=NeuCLIPSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     temperature: TemperatureSettings = field(default_factory=TemperatureSettings)
     train: TrainSettings = field(default_factory=TrainSettings)

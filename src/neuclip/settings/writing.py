@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from neuclip.settings.keys import SECTION_NAMES
+from neuclip.settings.keys import SECTION_NAMES, section_fields
 from neuclip.settings.sections import Settings
 
 HEADER = "# All settings of one run. To repeat the run: neuclip train settings.yaml --run.name ANOTHER_NAME\n"
@@ -15,7 +14,13 @@ HEADER = "# All settings of one run. To repeat the run: neuclip train settings.y
 
 def settings_as_dict(settings: Settings) -> dict[str, dict[str, Any]]:
     """All sections with all fields, in the order of the help; the objective's name is the first of its fields."""
-    sections = {section: asdict(getattr(settings, section)) for section in SECTION_NAMES}
+    sections = {
+        section: {
+            field.name: getattr(getattr(settings, section), field.name)
+            for field, _ in section_fields(section, settings.objective_name)
+        }
+        for section in SECTION_NAMES
+    }
     return sections | {"objective": {"name": settings.objective_name, **sections["objective"]}}
 
 

@@ -1,7 +1,7 @@
 """The inner steps: how prototypes learn from one batch (Algorithm 1, lines 6-8), by closed form, without a graph.
 
-Each process holds a block of the prototypes and all anchors. An update needs the others for one number per anchor: its
-log-sum-exp over their block.
+Each rank holds a block of the prototypes and all anchors. An update exchanges one number per anchor: its log-sum-exp
+over the block.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from neuclip.distributed.collectives import gather_values, world_size
 from neuclip.objectives.formulas.conjugate import capped_exponent
 from neuclip.objectives.formulas.normalizer import add_eps
 
-WARM = 1 / 40  # exp(40) is 2e17; float32 ends at exp(88)
-LOWEST = -1e30  # stands in for the maximum of an empty row, where -inf - (-inf) would be not a number
+WARM_TAU = 1 / 40  # exp(40) is 2e17; float32 ends at exp(88)
+LOWEST = -1e30  # in place of the maximum of an empty row, where -inf - (-inf) would be not a number
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Anchors:
 
     features: Tensor  # (B, d)
     scaled: Tensor  # (B, d) features / tau: what all updates share is computed once
-    offset: Tensor  # (B,) -s_ii / tau - log of the number of prototypes, of all processes, that the mean is over
+    offset: Tensor  # (B,) -s_ii / tau - log of the number of prototypes, of all ranks, that the mean is over
     tau: Tensor  # scalar
-    masked: Tensor | None  # (B, my prototypes) bool: no candidates of this anchor
+    masked: Tensor | None  # (B, local prototypes) bool: no candidates of this anchor
 
 
 def anchors_at(
@@ -39,10 +39,10 @@ def anchors_at(
 
 @dataclass(frozen=True)
 class Scores:
-    """exp((cos_ij - s_ii) / tau - log m) over this process's block, as exponentials_ij * exp(shared_i) so that neither
-    overflows, and the logarithm of its sum over all processes."""
+    """exp((cos_ij - s_ii) / tau - log m) over this rank's block, as exponentials_ij * exp(shared_i) so that neither
+    overflows, and the logarithm of its sum over all ranks."""
 
-    exponentials: Tensor  # (B, my prototypes)
+    exponentials: Tensor  # (B, local prototypes)
     shared: Tensor  # (B,)
     log_mean: Tensor  # (B,)
 
@@ -66,13 +66,13 @@ def scores(unit: Tensor, anchors: Anchors, buffer: Tensor) -> Scores:  # (m, d),
 
 
 def _stays_in_range(tau: Tensor) -> bool:
-    """Cosines are between -1 and 1, so at a warm temperature no exponential leaves float32 and two passes over (B, m)
-    can be saved. Only a CPU is asked: for the answer a GPU would have to be waited for."""
-    return tau.device.type == "cpu" and bool(tau >= WARM)
+    """Cosines are between -1 and 1, so at a warm temperature no exponential leaves float32, which saves two passes over
+    (B, m). Only on a CPU: reading the temperature of a GPU would wait for it."""
+    return tau.device.type == "cpu" and bool(tau >= WARM_TAU)
 
 
 def _over_ranks(log_mean: Tensor) -> Tensor:  # (B,)
-    """Every process computes the same sum of the same numbers in the same order: no drift between them."""
+    """Every rank sums the same numbers in the same order: no drift between them."""
     if world_size() == 1:
         return log_mean
     return torch.logsumexp(gather_values(log_mean[None]), dim=0)
@@ -89,20 +89,20 @@ def prototype_gradient(
 ) -> Tensor:  # (m, d), (B,) -> (m, d)
     """The gradient of Eq. 12 (or of AmorLIP's squared difference) with respect to one side's prototypes: two matrix
     products and one (B, m) buffer. In the unified objective tau cancels: F has a factor tau, the similarity 1/tau."""
-    unit, pull = workspace.unit, workspace.pull
+    unit, gradient = workspace.unit, workspace.gradient
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     torch.div(rows, lengths, out=unit)
-    found = scores(unit, anchors, workspace.buffer)
-    alpha = found.alpha(eps)
+    score = scores(unit, anchors, workspace.buffer)
+    alpha = score.alpha(eps)
     # d/d alpha of exp(L - alpha) + alpha, or of (alpha - L)^2 / 2
     exponent = capped_exponent(log_normalizer, alpha)
     slope = -torch.expm1(exponent) if fit == "unified" else (alpha - log_normalizer) / anchors.tau
     # d alpha_i / d excess_ij = exp(excess_ij - alpha_i). The factor of row i goes to the smaller matrix.
-    weight = slope * torch.exp(found.shared - alpha) / len(log_normalizer)
-    torch.mm(found.exponentials.T, weight[:, None] * anchors.features, out=pull)
-    # Through the division by the length: what points along a prototype has no effect.
-    along = torch.mul(pull, unit, out=workspace.scratch).sum(dim=1, keepdim=True)
-    return pull.addcmul_(unit, along, value=-1).div_(lengths)
+    weight = slope * torch.exp(score.shared - alpha) / len(log_normalizer)
+    torch.mm(score.exponentials.T, weight[:, None] * anchors.features, out=gradient)
+    # Through the division by the length: the component along a prototype has no effect.
+    along = torch.mul(gradient, unit, out=workspace.scratch).sum(dim=1, keepdim=True)
+    return gradient.addcmul_(unit, along, value=-1).div_(lengths)
 
 
 class Workspace:
@@ -112,5 +112,5 @@ class Workspace:
     def __init__(self, batch: int, rows: Tensor):
         self.buffer = rows.new_empty(batch, len(rows))
         self.unit = torch.empty_like(rows)
-        self.pull = torch.empty_like(rows)
+        self.gradient = torch.empty_like(rows)
         self.scratch = torch.empty_like(rows)

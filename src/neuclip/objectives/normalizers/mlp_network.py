@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from neuclip.objectives.formulas.conjugate import calibration_ratio
 from neuclip.objectives.formulas.normalizer import add_eps
 from neuclip.objectives.normalizers.residual_mlp import Loss, ResidualMLP, step_together
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from neuclip.objectives.pairs import Both, Pairs
+from neuclip.settings.objectives import NeuCLIPSettings
 
 
 class MLPNetwork(nn.Module):
     """alpha = log(eps + exp(MLP(e) - s_ii / tau)): where eps is negligible the log-normalizer splits into a function of
     the anchor and its positive, and a network of one feature cannot know the second.
 
-    Starts from random weights and is never restarted, as in the paper's ablation. It answers the same calls as
+    Starts from random weights and is never restarted, as in the paper's ablation. It has the methods of
     `PrototypeNetwork`.
     """
 
     ready = True
 
-    def __init__(
-        self,
-        embed_dim: int,
-        *,
-        eps: float,
-        fit: Literal["unified", "separate"],
-        inner_steps: int,
-        optimizer: Literal["adam", "adagrad", "sgd"],
-        learning_rate: float,
-        weight_decay: float,
-        initial_accumulator: float,
-    ):
+    def __init__(self, embed_dim: int, settings: NeuCLIPSettings):
         super().__init__()
-        self.eps, self.fit, self.inner_steps = eps, fit, inner_steps
-        self.for_image, self.for_text = (
-            ResidualMLP(
-                embed_dim,
-                optimizer=optimizer,
-                learning_rate=learning_rate,
-                weight_decay=weight_decay,
-                initial_accumulator=initial_accumulator,
-                seed=seed,
-            )
-            for seed in (0, 1)
+        self.eps, self.fit, self.inner_steps = settings.eps, settings.fit, settings.network_updates
+        optimizer = RowOptimizer(
+            settings.optimizer, settings.learning_rate, settings.network_weight_decay, settings.initial_accumulator
         )
+        self.for_image, self.for_text = (ResidualMLP(embed_dim, optimizer=optimizer, seed=seed) for seed in (0, 1))
 
     def reshard(self) -> None:
-        """Small enough to be whole everywhere."""
+        """Small enough to be whole on every rank."""
 
     def restart(self, pairs: Pairs) -> None:
         """Features cannot become weights of an MLP."""
 
     def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> None:
-        """Algorithm 1, lines 6-8; the gradient is averaged over processes."""
+        """Algorithm 1, lines 6-8; the gradient is averaged over ranks."""
         losses = [self._loss(pairs.positive.detach(), target, tau.detach()) for target in log_normalizer]
         for _ in range(self.inner_steps):
             step_together([(self.for_image, pairs.image, losses[0]), (self.for_text, pairs.text, losses[1])])

@@ -3,60 +3,44 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neuclip.distributed.collectives import gather_values, sum_over_ranks
 from neuclip.objectives.normalizers.inner_loop import Anchors, anchors_at
-from neuclip.objectives.normalizers.prototypes import Prototypes, RowOptimizer
+from neuclip.objectives.normalizers.prototypes import Prototypes
 from neuclip.objectives.normalizers.restart_schedule import RestartSchedule
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from neuclip.objectives.normalizers.sharded import ShardedRows
 from neuclip.objectives.pairs import Both, Pairs
+from neuclip.settings.objectives import NeuCLIPSettings
 
-NOBODY = -1  # the owner of a slot that nobody has written
+NO_OWNER = -1  # of a slot that was never written
 
 
 class PrototypeNetwork(nn.Module):
     """Predicts log(eps + g) of both sides, and changes in two ways: `restart` and `learn`."""
 
-    def __init__(
-        self,
-        num_prototypes: int,
-        embed_dim: int,
-        *,
-        eps: float,
-        fit: Literal["unified", "separate"],
-        inner_steps: int,
-        restart: Literal["periodic", "rolling"],
-        restart_every: int,
-        reset_at_restart: bool,
-        mask_own_positive: bool,
-        mask_duplicates: bool,
-        optimizer: RowOptimizer,
-        learning_rate: float,
-        weight_decay: float,
-        initial_accumulator: float,
-    ):
+    def __init__(self, embed_dim: int, settings: NeuCLIPSettings):
         super().__init__()
-        self.eps, self.fit, self.inner_steps = eps, fit, inner_steps
-        self.reset_at_restart = reset_at_restart or restart == "rolling"
-        self.refill = RestartSchedule(num_prototypes, restart, restart_every)
-        rows: dict[str, Any] = {
-            "optimizer": optimizer,
-            "learning_rate": learning_rate,
-            "weight_decay": weight_decay,
-            "initial_accumulator": initial_accumulator,
-        }
-        self.for_image = Prototypes(num_prototypes, embed_dim, **rows)
-        self.for_text = Prototypes(num_prototypes, embed_dim, **rows)
-        self.owners = Owners(num_prototypes, mask_duplicates) if mask_own_positive or mask_duplicates else None
+        self.eps, self.fit, self.inner_steps = settings.eps, settings.fit, settings.network_updates
+        self.reset_at_restart = settings.reset_optimizer_at_restart or settings.restart == "rolling"
+        restart_every = settings.restart_every if settings.update == "alternating" else 0
+        self.schedule = RestartSchedule(settings.num_prototypes, settings.restart, restart_every)
+        optimizer = RowOptimizer(
+            settings.optimizer, settings.learning_rate, settings.network_weight_decay, settings.initial_accumulator
+        )
+        self.for_image = Prototypes(settings.num_prototypes, embed_dim, optimizer)
+        self.for_text = Prototypes(settings.num_prototypes, embed_dim, optimizer)
+        masks = settings.mask_own_positive or settings.mask_duplicates
+        self.owners = Owners(settings.num_prototypes, settings.mask_duplicates) if masks else None
 
     @property
     def ready(self) -> bool:
-        """Whether any slot holds anything."""
-        return self.refill.active > 0
+        """Whether any slot was written."""
+        return self.schedule.active > 0
 
     def reshard(self) -> None:
         for part in (self.for_image, self.for_text, self.owners):
@@ -66,14 +50,14 @@ class PrototypeNetwork(nn.Module):
     @torch.no_grad()
     def restart(self, pairs: Pairs) -> None:
         """Algorithm 1, lines 3-4: prototypes for images come from texts, prototypes for texts from images."""
-        step = self.refill.step
-        renewal = self.refill.advance(len(pairs.all_image))
+        step = self.schedule.step
+        renewal = self.schedule.advance(len(pairs.all_image))
         if renewal is None:
             return
         slots, rows = renewal
         share = self.for_image.share
-        mine = (slots >= share.start) & (slots < share.stop)
-        slots, rows = (index[mine].to(pairs.image.device) for index in (slots - share.start, rows))
+        local = (slots >= share.start) & (slots < share.stop)
+        slots, rows = (index[local].to(pairs.image.device) for index in (slots - share.start, rows))
         self.for_image.write(slots, pairs.all_text[rows], reset=self.reset_at_restart)
         self.for_text.write(slots, pairs.all_image[rows], reset=self.reset_at_restart)
         if self.owners is not None:
@@ -87,30 +71,25 @@ class PrototypeNetwork(nn.Module):
             self._sides(), self._anchors(pairs, tau, written=True), targets, strict=True
         ):
             prototypes.learn(
-                anchors,
-                target,
-                steps=self.inner_steps,
-                active=self.refill.active,
-                eps=self.eps,
-                fit=self.fit,
+                anchors, target, steps=self.inner_steps, active=self.schedule.active, eps=self.eps, fit=self.fit
             )
 
     def alpha(self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool) -> Both:  # (b,), (b,)
-        """The predicted log-normalizers of this process's anchors; with `gradient`, in features and temperature.
-        `written`: `restart` has seen this batch, so its own features may be among the prototypes."""
-        predictions = []
+        """The predicted log-normalizers of this rank's anchors; with `gradient`, they have one in features and
+        temperature. `written`: `restart` has seen this batch, so its own features may be among the prototypes."""
+        predictions, active, rows = [], self.schedule.active, pairs.local_rows
         for side, (prototypes, anchors) in enumerate(
             zip(self._sides(), self._anchors(pairs, tau, written), strict=True)
         ):
-            known: dict[str, Any] = {"active": self.refill.active, "eps": self.eps}
             if gradient and torch.is_grad_enabled():
-                alpha, dependence, pulled = prototypes.alpha_with_slope(anchors, **known)
+                alpha, dependence, mean_prototype = prototypes.alpha_with_slope(anchors, active=active, eps=self.eps)
                 features = (pairs.image, pairs.text)[side]
-                # d alpha = d[(e . pulled - dependence s_ii) / tau], the softmax over prototypes held constant.
-                slope = ((features * pulled).sum(dim=1) - dependence[pairs.mine] * pairs.positive) / tau
-                predictions.append(alpha[pairs.mine] + slope - slope.detach())
+                # d alpha = d[(e . mean_prototype - dependence s_ii) / tau], the softmax over prototypes held constant.
+                slope = ((features * mean_prototype).sum(dim=1) - dependence[rows] * pairs.positive) / tau
+                # Not `alpha + gradient_only(slope)`: it is more exact by one rounding, and no past run would repeat.
+                predictions.append(alpha[rows] + slope - slope.detach())
             else:
-                predictions.append(prototypes.alpha(anchors, **known)[pairs.mine])
+                predictions.append(prototypes.alpha(anchors, active=active, eps=self.eps)[rows])
         return predictions[0], predictions[1]
 
     def _sides(self) -> tuple[Prototypes, Prototypes]:
@@ -118,11 +97,11 @@ class PrototypeNetwork(nn.Module):
 
     def _anchors(self, pairs: Pairs, tau: Tensor, written: bool) -> tuple[Anchors, Anchors]:
         positive = pairs.all_positive
-        log_count, masked = positive.new_tensor(math.log(self.refill.active)), None
+        log_count, masked = positive.new_tensor(math.log(self.schedule.active)), None
         if self.owners is not None:
-            step = self.refill.step - 1 if written else self.refill.step
-            masked = self.owners.masked(pairs, step, len(self.for_image.active_rows(self.refill.active)))
-            count = self.refill.active - sum_over_ranks(masked.sum(dim=1))
+            step = self.schedule.step - 1 if written else self.schedule.step
+            masked = self.owners.masked(pairs, step, len(self.for_image.active_rows(self.schedule.active)))
+            count = self.schedule.active - sum_over_ranks(masked.sum(dim=1))
             log_count = count.clamp(min=1).to(positive.dtype).log()
         return (
             anchors_at(tau.detach(), pairs.all_image, positive, log_count, masked),
@@ -130,30 +109,30 @@ class PrototypeNetwork(nn.Module):
         )
 
     def get_extra_state(self) -> dict[str, int]:
-        return self.refill.state()
+        return self.schedule.state()
 
     def set_extra_state(self, state: Any) -> None:
-        self.refill.load_state(state)
+        self.schedule.load_state(state)
 
 
 class Owners(ShardedRows):
-    """Whose features each slot was written with, so that an anchor can leave out its own partner."""
+    """The sample and caption whose features each slot holds, so that an anchor can leave out its own partner."""
 
-    samples: Tensor  # (my share of m,)
-    captions: Tensor  # (my share of m,)
+    samples: Tensor  # (local share of m,)
+    captions: Tensor  # (local share of m,)
 
     def __init__(self, num_prototypes: int, mask_duplicates: bool):
         super().__init__(num_prototypes)
         self.mask_duplicates = mask_duplicates
-        self.add_rows("samples", fill=NOBODY)
-        self.add_rows("captions", fill=NOBODY)
+        self.add_rows("samples", fill=NO_OWNER)
+        self.add_rows("captions", fill=NO_OWNER)
 
     def write(self, slots: Tensor, rows: Tensor, pairs: Pairs, step: int) -> None:
         self.samples[slots] = self._sample_keys(pairs, step)[rows]
         captions = pairs.all_caption_ids
-        self.captions[slots] = NOBODY if captions is None else captions[rows]
+        self.captions[slots] = NO_OWNER if captions is None else captions[rows]
 
-    def masked(self, pairs: Pairs, step: int, active: int) -> Tensor:  # (B, my active slots) bool
+    def masked(self, pairs: Pairs, step: int, active: int) -> Tensor:  # (B, local active slots) bool
         masked = self._sample_keys(pairs, step)[:, None] == self.samples[None, :active]
         if self.mask_duplicates and pairs.all_caption_ids is not None:
             masked |= pairs.all_caption_ids[:, None] == self.captions[None, :active]
@@ -165,4 +144,4 @@ class Owners(ShardedRows):
             return pairs.all_sample_ids
         # Without ids only this very batch can be recognised: a key that no other step has.
         batch = len(pairs.all_image)
-        return NOBODY - 1 - step * batch - torch.arange(batch, device=pairs.image.device)
+        return NO_OWNER - 1 - step * batch - torch.arange(batch, device=pairs.image.device)

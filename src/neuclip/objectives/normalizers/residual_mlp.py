@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from neuclip.distributed.collectives import sum_over_ranks, world_size
-from neuclip.objectives.normalizers.row_updates import adagrad_update, adam_update, sgd_update
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 
-Loss = Callable[[Tensor], Tensor]  # (b,) -> scalar, a mean over this process's rows
+Loss = Callable[[Tensor], Tensor]  # (b,) -> scalar, a mean over this rank's rows
+
+ADAM = RowOptimizer("adam", learning_rate=1e-3)
 
 
 class ResidualMLP(nn.Module):
     """Linear(d, h) - ReLU - LayerNorm - Linear(h, d) - ReLU - LayerNorm - (+ input) - ReLU - Linear(d, 1).
 
-    All weights are one flat buffer, the optimizer's memory others of the same length: nothing here is a parameter, one
-    exchange between processes serves a whole update, and an average of two networks is an average of two vectors.
+    All weights are one flat buffer, the optimizer's state others of the same length: nothing here is a parameter, one
+    exchange between ranks serves a whole update, and an average of two networks is an average of two vectors.
 
     >>> network = ResidualMLP(embed_dim=512, seed=1)
     >>> output = network(features)                                                # doctest: +SKIP
@@ -29,48 +30,34 @@ class ResidualMLP(nn.Module):
     Args:
         embed_dim: width d of the features.
         width_factor: h / d.
-        optimizer, learning_rate, weight_decay: as torch.optim.Adam, Adagrad or SGD (without momentum) have them.
-        initial_accumulator: what AdaGrad's sums start from.
-        seed: of the initial weights, which are equal on every process and leave torch's own generator alone.
+        optimizer: how the weights move.
+        seed: of the initial weights, which are equal on every rank and leave torch's own generator alone.
     """
 
     weights: Tensor  # (w,)
-    first_moment: Tensor  # (w,) adam
-    second_moment: Tensor  # (w,) adam, adagrad
-    updates: Tensor  # (1,) adam: how many there were
 
     def __init__(
         self,
         embed_dim: int,
         *,
         width_factor: float = 1,
-        optimizer: Literal["adam", "adagrad", "sgd"] = "adam",
-        learning_rate: float = 1e-3,
-        weight_decay: float = 0.0,
-        initial_accumulator: float = 0.0,
+        optimizer: RowOptimizer = ADAM,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.shapes = _shapes(embed_dim, max(1, round(width_factor * embed_dim)))
         self.sizes = [math.prod(shape) for shape in self.shapes]
-        self.optimizer, self.learning_rate, self.weight_decay = optimizer, learning_rate, weight_decay
-        self.initial_accumulator = initial_accumulator
-        memory = {"adam": ("first_moment", "second_moment"), "adagrad": ("second_moment",), "sgd": ()}[optimizer]
-        for name in ("weights", *memory):
-            self.register_buffer(name, torch.zeros(sum(self.sizes)))
-        if optimizer == "adam":
-            self.register_buffer("updates", torch.zeros(1))
+        self.optimizer = optimizer
+        self.register_buffer("weights", torch.zeros(sum(self.sizes)))
+        for name, (width, initial) in optimizer.state_rows(sum(self.sizes)).items():
+            self.register_buffer(name, torch.full((width,), initial))
         self.reinitialise(seed)
 
     @torch.no_grad()
     def reinitialise(self, seed: int) -> None:
         """Fresh weights, as torch.nn.Linear and LayerNorm draw them, and an optimizer that remembers nothing."""
         self.weights.copy_(_initial_weights(self.shapes, seed))
-        if self.optimizer == "adam":
-            for memory in (self.first_moment, self.second_moment, self.updates):
-                memory.zero_()
-        elif self.optimizer == "adagrad":
-            self.second_moment.fill_(self.initial_accumulator)
+        self.optimizer.reset(dict(self.named_buffers()))
 
     def forward(self, features: Tensor, weights: Tensor | None = None) -> Tensor:  # (b, d), (w,) -> (b,)
         """The network's output, differentiable in `features`; with `weights` another network of the same shape."""
@@ -82,7 +69,7 @@ class ResidualMLP(nn.Module):
         return F.linear(F.relu(change + features), out, out_bias).squeeze(dim=1)
 
     def step(self, features: Tensor, loss: Loss, *, largest_gradient: float | None = None) -> Tensor:
-        """One update on the mean over processes of `loss(self(features))`; answers this process's loss before it."""
+        """One update on the mean over ranks of `loss(self(features))`; returns this rank's loss before it."""
         return step_together([(self, features, loss)], largest_gradient=largest_gradient)
 
     def loss_and_gradient(self, features: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:  # -> scalar, (w,)
@@ -92,36 +79,22 @@ class ResidualMLP(nn.Module):
             (gradient,) = torch.autograd.grad(value, weights)
         return value.detach(), gradient
 
-    @torch.no_grad()
-    def apply_gradient(self, gradient: Tensor) -> None:  # (w,)
-        """The optimizer's update, in place."""
-        rate, scratch = self.learning_rate, torch.empty_like(gradient)
-        if self.weight_decay:
-            gradient = gradient + self.weight_decay * self.weights
-        if self.optimizer == "sgd":
-            sgd_update(self.weights, gradient, learning_rate=rate)
-        elif self.optimizer == "adagrad":
-            adagrad_update(self.weights, self.second_moment, gradient, learning_rate=rate)
-        else:
-            moments = self.first_moment, self.second_moment
-            adam_update(self.weights, *moments, self.updates, gradient, scratch, learning_rate=rate)
-
 
 def step_together(
     networks: Sequence[tuple[ResidualMLP, Tensor, Loss]], *, largest_gradient: float | None = None
 ) -> Tensor:
-    """One update of several networks with one exchange between processes; answers the sum of this process's losses.
+    """One update of several networks with one exchange between ranks; returns the sum of this rank's losses.
 
     `largest_gradient` is the length to which the gradient of all of them together is cut.
     """
-    found = [network.loss_and_gradient(features, loss) for network, features, loss in networks]
-    gradient = sum_over_ranks(torch.cat([gradient for _, gradient in found])) / world_size()
+    results = [network.loss_and_gradient(features, loss) for network, features, loss in networks]
+    gradient = sum_over_ranks(torch.cat([gradient for _, gradient in results])) / world_size()
     if largest_gradient is not None:
         gradient = gradient * (largest_gradient / (gradient.norm() + 1e-6)).clamp(max=1)
-    parts = gradient.split([len(part) for _, part in found])
+    parts = gradient.split([len(part) for _, part in results])
     for (network, _, _), part in zip(networks, parts, strict=True):
-        network.apply_gradient(part)
-    return torch.stack([value for value, _ in found]).sum()
+        network.optimizer.step(network.weights, part, dict(network.named_buffers()))
+    return torch.stack([value for value, _ in results]).sum()
 
 
 def _shapes(d: int, h: int) -> list[tuple[int, ...]]:

@@ -12,8 +12,8 @@ class RestartSchedule:
     """A ring over the slots.
 
     *periodic*: one batch cannot fill more slots than it has rows, so a restart with m > B goes on over the following
-    steps; what is not yet overwritten keeps its trained value, and a restart that falls due meanwhile waits.
-    *rolling*: each step renews the oldest slots with all of its batch, so the prototypes are a living queue.
+    steps; slots that are not yet overwritten keep their trained value, and a restart that falls due meanwhile waits.
+    *rolling*: each step replaces the oldest slots with its batch, so the prototypes are a queue.
     """
 
     def __init__(self, num_prototypes: int, restart: Literal["periodic", "rolling"], restart_every: int):
@@ -22,22 +22,22 @@ class RestartSchedule:
         self.pending = False
         self.remaining = 0
         self.next_slot = 0
-        self.active = 0  # slots that hold anything; they fill from the front
+        self.active = 0  # slots that were written; they fill from the front
 
     def advance(self, batch: int) -> tuple[Tensor, Tensor] | None:
         """Take one step: the slots to write and the batch rows to write there, or nothing."""
-        self._see_what_is_due()
+        self._start_if_due()
         count = min(batch, self.remaining)
         if count == 0:
             return None
         slots = (self.next_slot + torch.arange(count)) % self.num_prototypes
-        rows = torch.arange(count) * batch // count  # evenly spaced, so that every process has its share
+        rows = torch.arange(count) * batch // count  # evenly spaced, so that every rank has its share
         self.remaining -= count
         self.next_slot = (self.next_slot + count) % self.num_prototypes
         self.active = min(self.active + count, self.num_prototypes)
         return slots, rows
 
-    def _see_what_is_due(self) -> None:
+    def _start_if_due(self) -> None:
         if self.restart == "rolling":
             due, self.remaining = True, 0
         else:

@@ -1,4 +1,4 @@
-"""State that has one row per slot, cut into blocks: each process keeps its own, `state_dict` holds them all."""
+"""State that has one row per slot, cut into blocks: each rank keeps its own, `state_dict` holds them all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from neuclip.distributed.collectives import gather_shares, local_range
 class ShardedRows(nn.Module):
     """A module with blocks of rows of a state that has `size` rows in all.
 
-    Blocks are plain attributes, not buffers: DDP would overwrite those of a module inside it with process 0's. They
-    move with `.to()`, and `state_dict()` is collective and answers whole tensors in slot order, so that it loads on any
-    number of processes.
+    Blocks are plain attributes, not buffers: DDP would overwrite those of a module inside it with rank 0's. They
+    move with `.to()`, and `state_dict()` is collective and returns whole tensors in slot order, so that it loads on any
+    number of ranks.
     """
 
     def __init__(self, size: int):
@@ -31,17 +31,17 @@ class ShardedRows(nn.Module):
         setattr(self, name, torch.full((len(self.share), *shape), fill, dtype=dtype))
 
     def blocks(self) -> dict[str, Tensor]:
-        """What this process keeps, by name."""
+        """What this rank keeps, by name."""
         return {name: getattr(self, name) for name in self.names}
 
     def reshard(self) -> None:
-        """An objective may be built before the processes have met; it keeps its block from the first call on."""
+        """Keep this rank's block only: an objective may be built before the process group. Its first call does this."""
         share = local_range(self.size)
         if share == self.share:
             return
         if len(self.share) != self.size:
             raise RuntimeError(
-                "the number of processes changed since this objective was used; build a new one and load its state_dict"
+                "the number of ranks changed since this objective was used; build a new one and load its state_dict"
             )
         for name, rows in self.blocks().items():
             setattr(self, name, rows[share.start : share.stop].clone())
@@ -70,12 +70,12 @@ class ShardedRows(nn.Module):
         self.share = local_range(self.size)
         for name, rows in self.blocks().items():
             whole: Tensor | None = state_dict.get(prefix + name)
-            wanted = (self.size, *rows.shape[1:])
+            expected = (self.size, *rows.shape[1:])
             if whole is None:
                 missing_keys.append(prefix + name)
-            elif whole.shape != wanted:
-                error_msgs.append(f"{prefix}{name} has shape {tuple(whole.shape)}, not {wanted}")
+            elif whole.shape != expected:
+                error_msgs.append(f"{prefix}{name} has shape {tuple(whole.shape)}, not {expected}")
             else:
                 setattr(self, name, whole[self.share.start : self.share.stop].to(rows.device, rows.dtype, copy=True))
-        mine = (key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in self.names)
-        unexpected_keys.extend(mine)
+        others = (key for key in state_dict if key.startswith(prefix) and key[len(prefix) :] not in self.names)
+        unexpected_keys.extend(others)
