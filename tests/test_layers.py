@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
@@ -30,6 +32,27 @@ MAY_IMPORT = {
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
     "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs"},
+}
+# Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
+INSIDE = {
+    "data": [
+        {"held_out", "convert", "loader"},
+        {"open"},
+        {"mixture"},
+        {"tables", "tar"},
+        {"faults", "fingerprint"},
+        {"source"},
+        {"captions", "decoding", "locations"},
+        {"sample", "order", "machine", "splits", "by_name"},
+    ],
+    "objectives": [
+        {"registry"},
+        {"clip", "siglip", "fastclip", "amorlip", "neuclip"},
+        {"objective"},
+        {"contrast", "normalizers"},
+        {"pairs"},
+        {"formulas"},
+    ],
 }
 NO_TORCH = ("errors", "formatting", "progress", "settings", "records", "report", "cli")
 
@@ -64,6 +87,26 @@ def test_imports_go_down_only():
             if known and other != layer(file) and other not in MAY_IMPORT[layer(file)]:
                 wrong.append(f"{file.relative_to(PACKAGE)} must not import {module}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_imports_go_down_only_inside_a_folder(folder):
+    level = {part: number for number, parts in enumerate(INSIDE[folder]) for part in parts}
+    wrong = []
+    for file in (PACKAGE / folder).rglob("*.py"):
+        own = file.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
+        for module in imports(file, lazy=True):
+            other = module.removeprefix(f"neuclip.{folder}.").split(".")[0]
+            if module.startswith(f"neuclip.{folder}.") and own != other and level[own] >= level[other]:
+                wrong.append(f"{file.relative_to(PACKAGE)} must not import {module}")
+    assert wrong == []
+
+
+def test_the_core_knows_of_data_sets_by_name_the_catalogue_alone():
+    for file in files():
+        if layer(file) not in ("datasets", "cli"):
+            found = [module for module in imports(file, lazy=True) if module.startswith("neuclip.datasets")]
+            assert not found or (file.name == "by_name.py" and all("catalogue" in module for module in found)), file
 
 
 def test_formulas_know_torch_alone():
