@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -65,6 +66,35 @@ class RunContents:
         if budget is None or not self.batch_size:
             return budget
         return budget // self.batch_size * self.batch_size
+
+    @property
+    def calibration(self) -> float | None:
+        """That of the summary; while the run goes on, what the summary would say now."""
+        final = number(self.summary.get("calibration"))
+        return self.late_median("calibration") if final is None else final
+
+    def late_median(self, key: str) -> float | None:
+        """Of the last quarter of the records: a rare equal caption in a batch sends a single record far off."""
+        last_quarter = self.records[-max(1, len(self.records) // 4) :]
+        values = [value for record in last_quarter if (value := number(record.get(key))) is not None]
+        return median(values) if values else None
+
+    def last_value(self, key: str) -> float | None:
+        """The newest record's value that is not null."""
+        values = (number(record.get(key)) for record in reversed(self.records))
+        return next((value for value in values if value is not None), None)
+
+    @property
+    def normalizer_errors(self) -> tuple[float | None, float | None]:
+        """Mean squared error of the method's log-normalizers and of a mini-batch's; None where it was not measured."""
+        estimators = as_dict(as_dict(self.summary.get("normalizer_error")).get("estimators"))
+        method, batch = (number(as_dict(estimators.get(name)).get("mean")) for name in ("method", "minibatch"))
+        return method, batch
+
+    @property
+    def truncated_captions(self) -> float | None:
+        """Share of captions that fill the context, from the summary or, while the run goes on, the last record."""
+        return number((self.summary or (self.records[-1] if self.records else {})).get("truncated_captions"))
 
     @property
     def finished(self) -> bool:
