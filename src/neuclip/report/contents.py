@@ -71,13 +71,7 @@ class RunContents:
     def calibration(self) -> float | None:
         """That of the summary; while the run goes on, what the summary would say now."""
         final = number(self.summary.get("calibration"))
-        return self.late_median("calibration") if final is None else final
-
-    def late_median(self, key: str) -> float | None:
-        """Of the last quarter of the records: a rare equal caption in a batch sends a single record far off."""
-        last_quarter = self.records[-max(1, len(self.records) // 4) :]
-        values = [value for record in last_quarter if (value := number(record.get(key))) is not None]
-        return median(values) if values else None
+        return late_median(self.records, "calibration") if final is None else final
 
     def last_value(self, key: str) -> float | None:
         """The newest record's value that is not null."""
@@ -147,6 +141,13 @@ def read_contents(folder: RunFolder) -> RunContents:
         skipped=count_skipped(dicts_in(read(folder.skipped, read_lines, list))),
         unreadable=unreadable,
     )
+
+
+def late_median(records: list[dict[str, Any]], key: str) -> float | None:
+    """Of the last quarter of the records: a rare equal caption in a batch sends a single record far off."""
+    last_quarter = records[-max(1, len(records) // 4) :]
+    values = [value for record in last_quarter if (value := number(record.get(key))) is not None]
+    return median(values) if values else None
 
 
 def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:

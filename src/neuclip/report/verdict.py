@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from neuclip.formatting import format_number, format_ratio, format_samples, percent, times_chance
-from neuclip.report.contents import RunContents, number
+from neuclip.report.contents import RunContents, late_median, number
 from neuclip.report.evaluations import Evaluation, HeldOutSet
 
 GOOD_CALIBRATION, FAIR_CALIBRATION = 1.15, 1.5  # factors from 1, up or down (docs/results.md: 0.97 to 1.11 are best)
@@ -63,7 +63,7 @@ def verdict(run: RunContents, evaluations: Sequence[Evaluation]) -> Verdict:
     epochs, recalls = run.last_value("epoch"), recall_curve(held_out, evaluations)
     overfitting = fallen_recall_finding(epochs, recalls, held_out)
     if not overfitting.sentence:
-        overfitting = gap_finding(epochs, run.late_median("accuracy"), run.batch_size, held_out)
+        overfitting = gap_finding(epochs, late_median(run.records, "accuracy"), run.batch_size, held_out)
     training = [
         loss_finding([value for record in run.records if (value := number(record.get("loss"))) is not None]),
         calibration_finding(run.calibration, str(run.setting("objective", "name"))),
