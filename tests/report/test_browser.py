@@ -56,9 +56,11 @@ addEventListener("load", () => {
   }).map((text) => text.textContent);
   const scrolling = [...document.querySelectorAll(".scroll")]
     .filter((table) => table.scrollWidth > table.clientWidth).map((table) => table.ariaLabel);
+  const squeezed = [...document.querySelectorAll("caption, th, td")].filter((one) => one.offsetWidth)
+    .filter((one) => one.offsetWidth < 40).map((one) => one.textContent);
   const readout = document.querySelector("figure.curve .readout");
   root.dataset.measured = JSON.stringify({
-    errors, wide, clipped, scrolling, viewport: innerWidth, width: root.scrollWidth,
+    errors, wide, clipped, scrolling, squeezed, viewport: innerWidth, width: root.scrollWidth,
     hovered: readout && readout.textContent,
     dark: matchMedia("(prefers-color-scheme: dark)").matches, ground: getComputedStyle(document.body).backgroundColor,
     broken: [...document.images].filter((image) => !image.naturalWidth).length, images: document.images.length,
@@ -104,7 +106,7 @@ def test_the_page_fits_its_window_and_the_console_stays_silent(run: RunFolder, w
     measured, console = browse(write_report(run), width)
     assert measured["viewport"] == width
     assert measured["width"] <= width
-    assert measured["wide"] == measured["clipped"] == measured["scrolling"] == []
+    assert measured["wide"] == measured["clipped"] == measured["scrolling"] == measured["squeezed"] == []
     assert measured["errors"] == [] and console == []
     assert measured["images"] == 72 and measured["broken"] == 0
     assert measured["hovered"].startswith("−0.") and "smoothed" in measured["hovered"]

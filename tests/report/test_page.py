@@ -134,7 +134,7 @@ def test_headlines_say_what_was_reached_against_chance_and_at_what_cost(run: Run
     assert "recall@10 79.6 % 76x chance median rank 34 of 960 captions" in text
     assert "Zero-shot, top-1 59.9 % 5.4x chance, largest class 22.2 % icons-30k/zero-shot/groups, 9 classes" in text
     assert "Normalizer error 0.12 16x smaller than a mini-batch's squared error of the log-normalizer;" in text
-    assert "Calibration 1.07 good batch mean of true over predicted normalizer, 1 is right" in text
+    assert "Calibration 1.07 good true over predicted normalizer, 1 is right" in text
     assert "Time 17 min 23 s for 512 k samples" in text
     assert "Samples per second 508 on cpu, 2 threads" in text
     assert "Peak memory 1.42 GB" in text

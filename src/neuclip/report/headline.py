@@ -85,7 +85,7 @@ def calibration_tile(run: RunContents) -> Tile | None:
     calibration = run.calibration
     if calibration is None:
         return None
-    notes = (judge_calibration(calibration), "batch mean of true over predicted normalizer, 1 is right")
+    notes = (judge_calibration(calibration), "true over predicted normalizer, 1 is right")
     return Tile("Calibration", [Headline(format_number(calibration), notes)])
 
 
