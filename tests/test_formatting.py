@@ -7,6 +7,7 @@ from neuclip.formatting import (
     format_count,
     format_duration,
     format_number,
+    format_ratio,
     format_samples,
     percent,
     plural,
@@ -53,6 +54,11 @@ def test_nothing_is_compared_with_an_unknown_chance() -> None:
     assert times_chance(0.12, 0.00104) == "115x chance"
     assert times_chance(0.4, 1 / 9) == "3.6x chance"
     assert times_chance(0.4, None) == times_chance(None, 0.1) == times_chance(0.4, 0.0) == ""
+
+
+def test_ratios_have_two_digits_or_are_whole() -> None:
+    ratios = {0.467: "0.5x", 2.44: "2.4x", 9.94: "9.9x", 9.96: "10x", 1234.0: "1,234x"}
+    assert {ratio: format_ratio(ratio) for ratio in ratios} == ratios
 
 
 def test_one_is_singular() -> None:

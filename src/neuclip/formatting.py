@@ -71,8 +71,12 @@ def times_chance(value: float | None, chance: float | None) -> str:
     """'115x chance'; empty where chance is not known."""
     if value is None or not chance:
         return ""
-    ratio = value / chance
-    return f"{ratio:,.0f}x chance" if ratio >= 9.95 else f"{ratio:.1f}x chance"
+    return f"{format_ratio(value / chance)} chance"
+
+
+def format_ratio(ratio: float) -> str:
+    """'2.4x', '115x'."""
+    return f"{ratio:,.0f}x" if ratio >= 9.95 else f"{ratio:.1f}x"
 
 
 def plural(count: float, noun: str, nouns: str = "") -> str:

@@ -40,6 +40,16 @@ def test_recall_matches_the_double_loop_with_repeated_captions(k):
     assert got[f"text_to_image_recall_at_{k}"] == pytest.approx(reference_share(text, image, images, k))
 
 
+def test_half_of_the_queries_have_their_answer_at_the_median_rank_or_before():
+    caption_of = captions_with_repeats(41, 24)
+    image, text = unit(41, 6, 1), unit(24, 6, 2)
+    figures = recall(image, text, caption_of, ks=range(1, 42))
+    for direction, queries in (("image_to_text", 41), ("text_to_image", 24)):  # an odd and an even number
+        recalls = [figures[f"{direction}_recall_at_{k}"] for k in range(1, 42)]
+        want = next(k for k, share in enumerate(recalls, 1) if share * queries >= queries / 2)
+        assert figures[f"{direction}_median_rank"] == want and want > 1
+
+
 def test_recall_does_not_depend_on_the_chunk():
     image, text, caption_of = unit(300, 8, 3), unit(170, 8, 4), captions_with_repeats(300, 170)
     whole = recall(image, text, caption_of, chunk=10_000)

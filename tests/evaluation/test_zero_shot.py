@@ -35,6 +35,11 @@ def test_a_folder_is_scored_by_its_labels(tmp_path):
     assert not faults and "top5" not in figures
 
 
+def test_the_share_of_the_largest_class_is_given_where_chance_would_flatter(tmp_path):
+    figures, _ = evaluate(make_task(tmp_path))
+    assert figures["largest_class"] == 3 / 5  # labels 0, 1, 2, 0, 0: always saying red is right for three of five
+
+
 def test_images_that_cannot_be_read_are_not_scored(tmp_path):
     make_task(tmp_path)
     samples = [{"png": colour_image("red"), "cls": b"0"}, {"png": b"no image", "cls": b"1"}]

@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"train": "icons-30k", "workers": 2, "crop_scale": [0.9, 1.0], "max_bad_share": 0.05},
     "model": {"name": "tiny", "pretrained": "", "image_size": 0, "gradient_checkpointing": False},
     "objective": {"name": "neuclip", "num_prototypes": 1024, "restart_every": 500, "inner_steps": 10, "eps": 1.0e-6},
-    "optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.98, "warmup": 0.05},
+    "optimizer": {"learning_rate": 1.5e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.98, "warmup": 0.05},
     "temperature": {"initial": 0.07, "minimum": 0.01, "learning_rate": 1.25e-4, "schedule": "constant"},
     "train": {"batch_size": BATCH, "samples": BATCH * STEPS + 60},
     "evaluation": {"retrieval": ["auto"], "zero_shot": ["auto"], "every": 64000, "gallery": 12},
@@ -43,7 +43,7 @@ def training_record(step: int, noise: random.Random) -> dict[str, Any]:
         "epoch": step * BATCH / 27500,
         "loss": 0.9 * math.exp(-5 * done) - 0.55 * done + noise.gauss(0, 0.05),
         "temperature": 0.03 + 0.04 * math.exp(-4 * done),
-        "learning_rate": 1e-3 * warm * 0.5 * (1 + math.cos(math.pi * done)),
+        "learning_rate": 1.5e-3 * warm * 0.5 * (1 + math.cos(math.pi * done)),
         "accuracy": min(1.0, max(0.0, 0.85 * (1 - math.exp(-4 * done)) + noise.gauss(0, 0.03))),
         "calibration": math.exp(3 * math.exp(-25 * done) + 0.4 * (1 - since_restart) ** 6 + noise.gauss(0, 0.08)),
         "samples_per_second": 512 + noise.gauss(0, 14),
@@ -63,11 +63,13 @@ def evaluation_figures(done: float) -> dict[str, float]:
                 recall = reach * factor * (1 - math.exp(-3 * done)) * k**0.3
                 figures[f"{dataset}.{direction}_recall_at_{k}"] = recall
                 figures[f"{dataset}.{direction}_chance_at_{k}"] = k / (images * 0.84)
-        figures[f"{dataset}.images"] = images
+            figures[f"{dataset}.{direction}_median_rank"] = round(images * math.exp(-6 * reach * factor - done))
+        figures |= {f"{dataset}.images": images, f"{dataset}.captions": round(images * 0.84)}
     for task, reach, classes in (("groups", 0.61, 9), ("subgroups", 0.29, 88)):
         name, top1 = f"icons-30k/zero-shot/{task}", reach * (1 - math.exp(-4 * done))
         figures |= {f"{name}.top1": top1, f"{name}.top5": min(1.0, 1.6 * top1), f"{name}.mean_per_class": 0.9 * top1}
-        figures |= {f"{name}.chance": 1 / classes, f"{name}.images": 1301, f"{name}.classes": classes}
+        figures |= {f"{name}.chance": 1 / classes, f"{name}.largest_class": 2 / classes}
+        figures |= {f"{name}.images": 1301, f"{name}.classes": classes}
     return figures
 
 
@@ -130,6 +132,7 @@ def write_sample_run(path: Path) -> RunFolder:
         "samples_seen": STEPS * BATCH,
         "loss": -0.54,
         "temperature": 0.0307,
+        "calibration": 1.0664,
         "seconds": 1043.2,
         "samples_per_second": 508.3,
         "peak_memory_bytes": 1_421_000_000,

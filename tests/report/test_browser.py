@@ -50,9 +50,18 @@ addEventListener("load", () => {
   const wide = [...document.querySelectorAll("main *")]
     .filter((one) => !one.closest(".scroll") && one.getBoundingClientRect().right > innerWidth + 0.5)
     .map((one) => one.tagName + "." + one.className);
+  const clipped = [...document.querySelectorAll("figure.curve svg text")].filter((text) => {
+    const box = text.getBBox(), frame = text.ownerSVGElement.viewBox.baseVal;
+    return box.x < 0 || box.y < 0 || box.x + box.width > frame.width || box.y + box.height > frame.height;
+  }).map((text) => text.textContent);
+  const scrolling = [...document.querySelectorAll(".scroll")]
+    .filter((table) => table.scrollWidth > table.clientWidth).map((table) => table.ariaLabel);
+  const squeezed = [...document.querySelectorAll("caption, th, td")].filter((one) => one.offsetWidth)
+    .filter((one) => one.offsetWidth < 40).map((one) => one.textContent);
   const readout = document.querySelector("figure.curve .readout");
   root.dataset.measured = JSON.stringify({
-    errors, wide, viewport: innerWidth, width: root.scrollWidth, hovered: readout && readout.textContent,
+    errors, wide, clipped, scrolling, squeezed, viewport: innerWidth, width: root.scrollWidth,
+    hovered: readout && readout.textContent,
     dark: matchMedia("(prefers-color-scheme: dark)").matches, ground: getComputedStyle(document.body).backgroundColor,
     broken: [...document.images].filter((image) => !image.naturalWidth).length, images: document.images.length,
   });
@@ -92,12 +101,12 @@ def browse(page: Path, width: int, *more_flags: str, extra: str = "") -> tuple[d
     return json.loads(html.unescape(measured[1])), console
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [360, 390, 1280])
 def test_the_page_fits_its_window_and_the_console_stays_silent(run: RunFolder, width: int) -> None:
     measured, console = browse(write_report(run), width)
     assert measured["viewport"] == width
     assert measured["width"] <= width
-    assert measured["wide"] == []
+    assert measured["wide"] == measured["clipped"] == measured["scrolling"] == measured["squeezed"] == []
     assert measured["errors"] == [] and console == []
     assert measured["images"] == 72 and measured["broken"] == 0
     assert measured["hovered"].startswith("−0.") and "smoothed" in measured["hovered"]

@@ -12,6 +12,10 @@ def test_figures_are_grouped_by_data_set_even_if_its_name_has_dots() -> None:
             "icons/v1.2.image_to_text_chance_at_1": 0.001,
             "icons/v1.2.images": 1143,
             "icons/v1.2.captions": 960,
+            "icons/v1.2.image_to_text_median_rank": 8,
+            "icons/v1.2.image_to_text_recall_at_10": 0.5,
+            "refused.images": 3,
+            "refused.skipped": 40,
             "groups.top1": 0.4,
             "depth.distance": 7.0,
         }
@@ -21,7 +25,9 @@ def test_figures_are_grouped_by_data_set_even_if_its_name_has_dots() -> None:
     assert icons.recall_and_chance("image_to_text") == (0.12, 0.001)
     assert icons.recall_and_chance("text_to_image") == (None, None)
     assert groups["top1"] == 0.4 and groups["top5"] is None
-    assert evaluation.others == {"icons/v1.2.captions": 960, "depth.distance": 7.0}
+    assert icons.depths("image_to_text") == [1, 10] and icons.depths("text_to_image") == []
+    assert icons.median_rank("image_to_text") == "8 of 960" and icons.median_rank("text_to_image") == ""
+    assert evaluation.others == {"depth.distance": 7.0}  # counts are no figures
 
 
 def test_the_final_evaluation_is_not_counted_twice(run: RunFolder) -> None:

@@ -8,7 +8,7 @@ import pytest
 from neuclip.records import RunFolder
 from neuclip.report.contents import read_contents
 from neuclip.report.evaluations import Evaluation, parse_evaluation
-from neuclip.report.figures import Canvas, Figure, curve, recall_figure, time_figure
+from neuclip.report.figures import Canvas, Figure, calibration_figure, curve, recall_figure, time_figure
 from neuclip.report.page import TEMPLATES
 
 POINTS = [(1000.0 * index, 2.0 - index / 50) for index in range(1, 51)]
@@ -51,6 +51,25 @@ def test_the_reference_is_inside_the_frame_even_if_no_value_comes_near() -> None
 def test_wide_calibration_gets_a_logarithmic_axis_and_says_so() -> None:
     figure = curve("Calibration", [[(1.0, 0.01), (2.0, 100.0)]], "ratio", reference=1.0, allow_log=True)
     assert figure.canvas and figure.canvas.unit == "ratio, log scale"
+
+
+def test_the_calibration_that_is_shown_is_that_of_the_summary_and_not_of_a_single_record(run: RunFolder) -> None:
+    contents = read_contents(run)
+    spike = [*contents.records[:-1], contents.records[-1] | {"calibration": 6.43}]
+    figure = calibration_figure(replace(contents, records=spike))
+    assert figure.readout == "1.07 (good), median of the last quarter" and "6.43 at 512 k" in figure.hover[-1][1]
+
+
+def test_without_a_summary_the_calibration_is_the_median_of_the_last_quarter(run: RunFolder) -> None:
+    calibrations = [9.0] * 12 + [None, 1.4, 1.2, 50.0]
+    records = [{"samples": index, "calibration": value} for index, value in enumerate(calibrations)]
+    assert replace(read_contents(run), summary={}, records=records).calibration == 1.4
+
+
+def test_long_labels_of_ticks_have_the_room_they_need() -> None:
+    short, long = (curve("Rate", [[(1.0, 0.0), (2.0, top)]], "rate", noisy=False).canvas for top in (5.0, 0.0015))
+    assert short and long and short.left < 40 < 60 < long.left
+    assert long.x(0) == long.left and long.x(2) == Canvas.right
 
 
 def test_values_outside_the_frame_are_counted_in_words() -> None:

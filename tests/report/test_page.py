@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -55,7 +56,7 @@ def report(folder: RunFolder) -> str:
 def visible_text(page: str) -> str:
     """What a reader sees, in one line."""
     without_code = re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_code))
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_code)))
 
 
 def change_summary(folder: RunFolder, **changes: Any) -> None:
@@ -129,12 +130,44 @@ def test_an_image_from_elsewhere_is_not_fetched(run: RunFolder) -> None:
 
 def test_headlines_say_what_was_reached_against_chance_and_at_what_cost(run: RunFolder) -> None:
     text = visible_text(report(run))
-    assert "Image to text, recall at 1 39.9 % 383x chance icons-30k/new-drawings 1,143 images" in text
-    assert "Zero-shot, top 1 59.9 % 5.4x chance" in text
-    assert "Normalizer error 0.12 squared error of the log-normalizer a mini-batch of 128 gives 1.9" in text
+    assert "Image to text icons-30k/new-drawings recall@1 39.9 % 383x chance recall@5 64.7 % 124x chance" in text
+    assert "recall@10 79.6 % 76x chance median rank 34 of 960 captions" in text
+    assert "Zero-shot, top-1 59.9 % 5.4x chance, largest class 22.2 % icons-30k/zero-shot/groups, 9 classes" in text
+    assert "Normalizer error 0.12 16x smaller than a mini-batch's squared error of the log-normalizer;" in text
+    assert "Calibration 1.07 good true over predicted normalizer, 1 is right" in text
     assert "Time 17 min 23 s for 512 k samples" in text
     assert "Samples per second 508 on cpu, 2 threads" in text
     assert "Peak memory 1.42 GB" in text
+
+
+def test_the_verdict_is_at_the_top(run: RunFolder) -> None:
+    text = visible_text(report(run))
+    verdict = text[text.index(" Result ") : text.index(" Image to text ")]
+    assert "the right caption comes first for 39.9 % of the images (383x chance)" in verdict
+    assert "Calibration is 1.07: good. The normalizer error is 16x smaller than a mini-batch's." in verdict
+    assert verdict.count(" Training The loss fell from ") == verdict.count(" Try next ") == 1
+
+
+def test_what_was_not_measured_has_no_tile(run: RunFolder) -> None:
+    for path in (run.summary, run.evaluation):
+        path.unlink()
+    assert re.findall(r"<dt>([^<]*)</dt>", report(run).partition('<dl class="tiles">')[2]) == [
+        "Calibration",
+        "Samples per second",
+    ]
+    run.records.unlink()
+    page = report(run)
+    assert '<dl class="tiles">' not in page and '<dl class="verdict">' not in page
+
+
+def test_a_run_of_an_earlier_version_is_shown_without_the_newer_figures(run: RunFolder) -> None:
+    newer = ("median_rank", "largest_class", "captions")
+    older = [{key: line[key] for key in line if not key.endswith(newer)} for line in read_lines(run.evaluation)]
+    write_lines(run.evaluation, older)
+    change_summary(run, evaluation={key: older[-1][key] for key in older[-1] if "." in key})
+    text = visible_text(report(run))
+    assert "recall@10 79.6 % 76x chance Text to image" in text
+    assert "Zero-shot, top-1 59.9 % 5.4x chance icons-30k/zero-shot/groups, 9 classes" in text
 
 
 def test_a_set_that_was_not_measured_has_a_notice_at_the_top(run: RunFolder) -> None:
@@ -155,8 +188,8 @@ def test_a_run_without_summary_says_how_far_it_is(run: RunFolder) -> None:
     run.evaluation.unlink()
     text = visible_text(report(run))
     assert "This run has not finished: 128 k of 512 k samples seen (25.0 %)" in text
-    assert "no held-out retrieval evaluated" in text
-    assert "known when the run has finished" in text
+    assert re.search(r"Samples per second \d+ on cpu, 2 threads at the last record", text)
+    assert "Result Nothing was evaluated so far." in text
 
 
 def test_a_run_that_stopped_early_but_wrote_a_summary_is_called_unfinished(run: RunFolder) -> None:

@@ -19,19 +19,25 @@ from neuclip.report.tables import (
 def test_text_and_numbers_have_columns_of_their_own_kind() -> None:
     table = Table("Sizes", ["file", "what", "bytes"], [["a", "<b>", "3"]], text_columns=2)
     page = TEMPLATES.get_template("tables.html").module.write(table)
-    row = '<th scope="row" class="text">a</th><td class="text">&lt;b&gt;</td><td class="number">3</td>'
+    row = '<th scope="row" class="text">a</th><td class="text" data-head="what">&lt;b&gt;</td>'
+    row += '<td class="number" data-head="bytes">3</td>'
     assert row in page and '<th scope="col" class="number">bytes</th>' in page
 
 
 def test_every_figure_of_an_evaluation_is_in_the_tables() -> None:
     figures = {"a.text_to_image_recall_at_10": 0.12345, "a.text_to_image_chance_at_10": 0.0123, "a.captions": 77}
     figures |= {"a.images": 960, "a.skipped": 7, "c.error": 7.25, "b.images": 1301, "b.skipped": 16}
+    figures |= {"a.text_to_image_median_rank": 42, "b.largest_class": 0.3021}
     figures |= {"b.top1": 0.4321, "b.top5": 0.8765, "b.mean_per_class": 0.3999, "b.chance": 0.0625, "b.classes": 18}
     retrieval, zero_shot, others = evaluation_tables(parse_evaluation(figures))
-    assert retrieval.rows == [["a", "text to image", "10x", "12.3 %", "1.2 %", "960", "7"]]
-    assert zero_shot.rows == [["b", "43.2 %", "6.9x", "87.6 %", "40.0 %", "6.2 %", "18", "1,301", "16"]]
-    assert others.rows == [["a.captions", "77"], ["c.error", "7.25"]]
+    assert retrieval.rows == [["a", "text to image", "10x", "12.3 % (1.2 %)", "42", "960", "77", "7"]]
+    assert zero_shot.rows == [["b", "43.2 %", "6.9x", "87.6 %", "40.0 %", "6.2 %", "30.2 %", "18", "1,301", "16"]]
+    assert others.rows == [["c.error", "7.25"]]
     assert all(len(table.head) == len(table.rows[0]) for table in (retrieval, zero_shot, others))
+
+
+def test_counts_alone_make_no_table() -> None:
+    assert evaluation_tables(parse_evaluation({"refused.images": 32, "refused.skipped": 8, "a.captions": 7})) == []
 
 
 def test_the_normalizer_table_names_the_estimators_and_how_they_were_measured(run: RunFolder) -> None:

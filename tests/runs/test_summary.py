@@ -7,12 +7,18 @@ from typing import Any
 from neuclip.runs.summary import headline_text, summary_text
 
 FIGURES = {
+    "icons.images": 1144,
     "icons.captions": 960,
     "icons.image_to_text_recall_at_1": 0.205,
     "icons.image_to_text_chance_at_1": 0.001,
+    "icons.image_to_text_recall_at_5": 0.419,
+    "icons.image_to_text_recall_at_10": 0.538,
+    "icons.image_to_text_median_rank": 8,
     "icons.text_to_image_recall_at_1": 0.19,
     "icons.text_to_image_chance_at_1": 0.001,
+    "icons.text_to_image_median_rank": 1024,
     "groups.top1": 0.25,
+    "groups.largest_class": 0.302,
     "groups.classes": 9,
     "groups.chance": 1 / 9,
 }
@@ -40,12 +46,14 @@ def text(**changes: Any) -> str:
 def test_a_summary_has_cost_recall_against_chance_normalizer_and_skipped_samples_within_100_columns() -> None:
     assert text().splitlines() == [
         "Trained on 96,000 samples in 4 min 12 s (380 per second, peak memory 1.9 GB).",
-        "Recall@1 / top-1 accuracy on held-out images:",
-        "  icons   image to text 20.5 % (205x chance), text to image 19.0 % (190x chance)",
-        "  groups  25.0 % (chance 11.1 %, 9 classes)",
+        "Retrieval on icons:",
+        "  image to text  recall@1 20.5 % (205x chance), @5 41.9 %, @10 53.8 %, median rank 8 of 960 captions",
+        "  text to image  recall@1 19.0 % (190x chance), median rank 1,024 of 1,144 images",
+        "Zero-shot, top-1 accuracy:",
+        "  groups  25.0 % (chance 11.1 %, largest class 30.2 %, 9 classes)",
         "Normalizer:",
-        "  squared error  0.46 of the log-normalizer over the training set (a mini-batch of 128: 3.44)",
-        "  calibration    1.07 (batch mean of true over predicted normalizer; 1 is exact)",
+        "  squared error  0.46 of the log-normalizer, 7.5x smaller than a mini-batch's (3.44 with 128 pairs)",
+        "  calibration    1.07, good (batch mean of true over predicted normalizer; 1 is right)",
         "Skipped samples, listed in skipped.jsonl:",
         "  training data  3 (0.011 % of those read): 2 x image does not decode, 1 x caption is empty",
     ]
@@ -54,6 +62,18 @@ def test_a_summary_has_cost_recall_against_chance_normalizer_and_skipped_samples
 
 def test_a_run_without_evaluation_and_normalizer_says_only_what_it_knows() -> None:
     assert len(text(evaluation={}, calibration=None, skipped={}, normalizer_error={}).splitlines()) == 1
+
+
+def test_a_run_of_an_earlier_version_is_summed_up_without_the_newer_figures() -> None:
+    older = {key: value for key, value in FIGURES.items() if not key.endswith(("median_rank", "largest_class"))}
+    lines = text(evaluation=older).splitlines()
+    assert "  text to image  recall@1 19.0 % (190x chance)" in lines
+    assert "  groups  25.0 % (chance 11.1 %, 9 classes)" in lines
+
+
+def test_a_small_error_keeps_its_digits_and_is_compared_with_a_batch() -> None:
+    small = text(normalizer_error={"estimators": {"method": {"mean": 0.0031}, "minibatch": {"mean": 0.0012}}})
+    assert "0.0031 of the log-normalizer, 2.6x larger than a mini-batch's (0.0012 with 128 pairs)" in small
 
 
 def test_skipped_samples_of_held_out_sets_have_rows_of_their_own() -> None:
@@ -69,10 +89,10 @@ def test_samples_that_could_not_be_indexed_are_counted_apart_from_those_read() -
     assert "2 (4.0 % could not be indexed): 2 x shard is cut off" in lost
 
 
-def test_a_set_that_is_not_measured_says_so_in_the_place_of_its_figure() -> None:
+def test_a_set_that_is_not_measured_says_so() -> None:
     figures = {"icons.images": 840, "icons.skipped": 120}
     not_measured = {"icons": "120 of 960 samples cannot be used"}
-    row = "held-out images:\n  icons  not measured: 120 of 960 samples cannot be used\n"
+    row = "Not measured:\n  icons  120 of 960 samples cannot be used\n"
     assert row in text(evaluation=figures, not_measured=not_measured)
     assert headline_text(figures, not_measured) == "icons not measured: 120 of 960 samples cannot be used"
 

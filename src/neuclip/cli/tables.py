@@ -9,7 +9,7 @@ from typing import Any
 from neuclip.formatting import format_count, format_number, percent
 from neuclip.records import strict
 
-SHARES = ("top", "mean_per_class", "accuracy", "chance")  # metrics that read better as percent
+SHARES = ("recall", "chance", "top1", "top5", "mean_per_class", "accuracy", "largest_class")  # written as percent
 
 
 def print_json(value: Any) -> None:
@@ -32,27 +32,35 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def figures_table(figures: Mapping[str, Any]) -> str:
-    """An evaluation's flat keys, `DATASET.METRIC`, by data set; chance is beside each figure that has one."""
+    """An evaluation's flat keys, `DATASET.METRIC`, by data set; beside each figure is what to judge it by."""
     rows: list[list[str]] = []
     dataset = None
     for key, value in figures.items():
         name, _, metric = key.rpartition(".")
-        if "chance" in metric or (metric == "skipped" and not value):
+        if "chance" in metric or metric == "largest_class" or (metric == "skipped" and not value):
             continue
         if name != dataset:
             rows.append([name])
             dataset = name
-        chance = chance_of(name, metric, figures)
-        beside = f"chance {as_figure('chance', chance)}" if chance is not None else ""
-        rows.append([f"  {metric.replace('_', ' ')}", as_figure(metric, value), beside])
+        rows.append([f"  {metric.replace('_', ' ')}", as_figure(metric, value), standard_of(name, metric, figures)])
     return aligned(rows)
 
 
-def chance_of(dataset: str, metric: str, figures: Mapping[str, Any]) -> Any:
-    """Retrieval has a chance of its own for each k, classification one for all its accuracies."""
+def standard_of(dataset: str, metric: str, figures: Mapping[str, Any]) -> str:
+    """Recall has a chance of its own for each k, classification one for all its accuracies, a rank its candidates."""
+
+    def beside(words: str, key: str) -> str:
+        value = figures.get(f"{dataset}.{key}")
+        return "" if value is None else words.format(as_figure(key, value))
+
     if "recall" in metric:
-        return figures.get(f"{dataset}.{metric.replace('recall', 'chance')}")
-    return figures.get(f"{dataset}.chance") if metric in ("top1", "mean_per_class") else None
+        return beside("chance {}", metric.replace("recall", "chance"))
+    if metric.endswith("_median_rank"):
+        candidates = "captions" if metric.startswith("image_to_text") else "images"
+        return beside(f"of {{}} {candidates}", candidates)
+    of_task = {"chance": ("top1", "mean_per_class"), "largest_class": ("top1",)}
+    parts = [beside(f"{key.replace('_', ' ')} {{}}", key) for key, metrics in of_task.items() if metric in metrics]
+    return ", ".join(filter(None, parts))
 
 
 def nested_table(values: Mapping[str, Any]) -> str:
@@ -70,6 +78,6 @@ def nested_table(values: Mapping[str, Any]) -> str:
 def as_figure(metric: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
-    if isinstance(value, float) and ("recall" in metric or metric.startswith(SHARES)):
+    if isinstance(value, float) and any(share in metric for share in SHARES):
         return percent(value)
     return format_count(value) if isinstance(value, int) else format_number(value)

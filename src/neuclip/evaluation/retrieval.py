@@ -1,4 +1,4 @@
-"""Recall at k in both directions, with equal captions merged, and what guessing would give."""
+"""Recall at k and median rank in both directions, with equal captions merged, and what guessing would give."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def recall(
     """Queries are every image and every different caption. An image is right if its own caption is among the first
     k different captions, a caption if any of its images is among the first k. Ties go to the lowest index.
 
-    `chance` is what a random order of the candidates would reach on average.
+    `chance` is what a random order of the candidates would reach on average. Half of the queries or more have their
+    right answer at the median rank or before it.
 
     >>> recall(torch.eye(3), torch.eye(3), torch.arange(3), ks=(1,))["image_to_text_recall_at_1"]
     1.0
@@ -40,6 +41,8 @@ def recall(
         figures[f"text_to_image_recall_at_{k}"] = (rank_of_image <= k).double().mean().item()
         figures[f"image_to_text_chance_at_{k}"] = min(1.0, k / captions)
         figures[f"text_to_image_chance_at_{k}"] = _chance_of_any(caption_of, images, captions, k)
+    figures["image_to_text_median_rank"] = int(rank_of_caption.median())  # of an even number, the lower of the two
+    figures["text_to_image_median_rank"] = int(rank_of_image.median())
     return figures
 
 

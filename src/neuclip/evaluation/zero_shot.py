@@ -35,7 +35,8 @@ def accuracy(
     image_features: Tensor, classifier: Tensor, labels: Tensor
 ) -> dict[str, float]:  # (n, d), (classes, d), (n,)
     """Shares of right answers; ties go to the lowest label. `mean_per_class` is over the classes that have images;
-    `top5` is there with more than five classes."""
+    `top5` is there with more than five classes. `largest_class` is what always naming the commonest class would reach:
+    where classes differ in size it is far above `chance`."""
     check_finite(image_features, "image features")
     images, classes = len(labels), len(classifier)
     ranks = best_ranks(image_features, classifier, torch.arange(images, device=labels.device), labels)
@@ -47,6 +48,7 @@ def accuracy(
         "top1": right.mean().item(),
         "mean_per_class": (right_by_class[present] / counts[present]).mean().item(),
         "chance": 1 / classes,
+        "largest_class": counts.max().item() / images,
         "images": images,
         "classes": classes,
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -67,6 +68,29 @@ class RunContents:
         return budget // self.batch_size * self.batch_size
 
     @property
+    def calibration(self) -> float | None:
+        """That of the summary; while the run goes on, what the summary would say now."""
+        final = number(self.summary.get("calibration"))
+        return late_median(self.records, "calibration") if final is None else final
+
+    def last_value(self, key: str) -> float | None:
+        """The newest record's value that is not null."""
+        values = (number(record.get(key)) for record in reversed(self.records))
+        return next((value for value in values if value is not None), None)
+
+    @property
+    def normalizer_errors(self) -> tuple[float | None, float | None]:
+        """Mean squared error of the method's log-normalizers and of a mini-batch's; None where it was not measured."""
+        estimators = as_dict(as_dict(self.summary.get("normalizer_error")).get("estimators"))
+        method, batch = (number(as_dict(estimators.get(name)).get("mean")) for name in ("method", "minibatch"))
+        return method, batch
+
+    @property
+    def truncated_captions(self) -> float | None:
+        """Share of captions that fill the context, from the summary or, while the run goes on, the last record."""
+        return number((self.summary or (self.records[-1] if self.records else {})).get("truncated_captions"))
+
+    @property
     def finished(self) -> bool:
         planned = self.samples_planned
         return bool(self.summary) and (planned is None or self.samples_seen >= planned)
@@ -117,6 +141,13 @@ def read_contents(folder: RunFolder) -> RunContents:
         skipped=count_skipped(dicts_in(read(folder.skipped, read_lines, list))),
         unreadable=unreadable,
     )
+
+
+def late_median(records: list[dict[str, Any]], key: str) -> float | None:
+    """Of the last quarter of the records: a rare equal caption in a batch sends a single record far off."""
+    last_quarter = records[-max(1, len(records) // 4) :]
+    values = [value for record in last_quarter if (value := number(record.get(key))) is not None]
+    return median(values) if values else None
 
 
 def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from neuclip.formatting import format_count
 from neuclip.report.contents import RunContents, as_dict, number
 
 DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
-RETRIEVAL_METRIC = re.compile(rf"(?:{'|'.join(DIRECTIONS)})_(?:recall|chance)_at_(\d+)")
+RETRIEVAL_METRIC = re.compile(rf"(?:{'|'.join(DIRECTIONS)})_(?:(?:recall|chance)_at_(\d{{1,9}})|median_rank)")
+CANDIDATES = {"image_to_text": "captions", "text_to_image": "images"}
+COUNTS = ("images", "captions", "skipped")  # of a set that was refused, these are all there is
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,21 @@ class HeldOutSet:
 
     def recall_and_chance(self, direction: str, k: int = 1) -> tuple[float | None, float | None]:
         return self[f"{direction}_recall_at_{k}"], self[f"{direction}_chance_at_{k}"]
+
+    def depths(self, direction: str) -> list[int]:
+        """Every k of which there is a recall@k, ascending."""
+        return sorted(
+            int(match[1])
+            for metric, value in self.metrics.items()
+            if value is not None and (match := re.fullmatch(rf"{direction}_recall_at_(\d{{1,9}})", metric))
+        )
+
+    def median_rank(self, direction: str) -> str:
+        """'8 of 960'; empty where it was not measured (earlier versions)."""
+        rank, candidates = self[f"{direction}_median_rank"], self[CANDIDATES[direction]]
+        if rank is None:
+            return ""
+        return format_count(rank) + (f" of {format_count(candidates)}" if candidates is not None else "")
 
 
 @dataclass(frozen=True)
@@ -51,13 +69,10 @@ def parse_evaluation(figures: Mapping[str, Any], samples: float | None = None) -
             by_dataset.setdefault(dataset, {})[metric] = number(value)
     evaluation = Evaluation(samples)
     for dataset, metrics in by_dataset.items():
-        others = metrics
+        others = {key: value for key, value in metrics.items() if key not in COUNTS}
         if any(map(RETRIEVAL_METRIC.fullmatch, metrics)):
             evaluation.retrieval.append(HeldOutSet(dataset, metrics))
-            in_table = ("images", "skipped")
-            others = {
-                key: metrics[key] for key in metrics if key not in in_table and not RETRIEVAL_METRIC.fullmatch(key)
-            }
+            others = {key: value for key, value in others.items() if not RETRIEVAL_METRIC.fullmatch(key)}
         elif "top1" in metrics:
             evaluation.zero_shot.append(HeldOutSet(dataset, metrics))
             others = {}

@@ -7,7 +7,8 @@ there and in three columns on a desk. Values show on hover through <title>, with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from neuclip.formatting import format_number, format_samples, percent
 from neuclip.report.contents import RunContents, number
 from neuclip.report.evaluations import DIRECTIONS, Evaluation
 from neuclip.report.plotting import Point, Scale, column, evenly_spaced, smooth, thin, tick_label, value_scale
+from neuclip.report.verdict import judge_calibration
 
 CALIBRATION_MEANING = "Batch mean of true over predicted normalizer: 1 when the prediction is right."
 SHARE_KEYS = {"data": "data_share", "towers": "towers_share", "normalizer": "normalizer_share"}
@@ -30,8 +32,7 @@ class Canvas:
 
     width: ClassVar[int] = 360
     height: ClassVar[int] = 216
-    left: ClassVar[int] = 54
-    right: ClassVar[int] = 340
+    right: ClassVar[int] = 334
     top: ClassVar[int] = 22
     bottom: ClassVar[int] = 178
 
@@ -40,6 +41,11 @@ class Canvas:
     unit: str  # title of the upright axis
     in_percent: bool = False
     reference: float | None = None  # a value with a dashed line
+
+    @cached_property
+    def left(self) -> float:
+        """Room for the longest label of a tick, in the widest letters that a browser may have."""
+        return 10 + 7.5 * max((len(label) for _, label in self.up_ticks()), default=0)
 
     def x(self, samples: float) -> float:
         return round(self.left + (self.right - self.left) * self.across.position(samples), 1)
@@ -171,12 +177,17 @@ def calibration_figure(run: RunContents) -> Figure:
     if not segments and not run.predicts_normalizers:
         reason = f"{run.objective} predicts no normalizer: there is nothing to calibrate."
         return Figure(title="Calibration", absence=reason)
-    return curve("Calibration", segments, "true / predicted", CALIBRATION_MEANING, reference=1.0, allow_log=True)
+    figure = curve("Calibration", segments, "true / predicted", CALIBRATION_MEANING, reference=1.0, allow_log=True)
+    if run.calibration is None:
+        return figure
+    # The figure of the terminal and of summary.json: a single record may be far off.
+    readout = f"{format_number(run.calibration)} ({judge_calibration(run.calibration)}), median of the last quarter"
+    return replace(figure, readout=readout)
 
 
 def recall_figure(evaluations: list[Evaluation]) -> Figure:
-    """Recall at 1: one colour per held-out set, one kind of line per direction."""
-    title = "Recall at 1 on held-out data"
+    """Recall@1: one colour per held-out set, one kind of line per direction."""
+    title = "Recall@1 on held-out data"
     names = list(dict.fromkeys(held_out.name for evaluation in evaluations for held_out in evaluation.retrieval))
     folder = shared_folder(names)
     lines = [
@@ -197,7 +208,7 @@ def recall_figure(evaluations: list[Evaluation]) -> Figure:
         reason = f"There is one evaluation so far, at {format_samples(last)} samples: see the table below. "
         return Figure(title=title, absence=reason + "A curve needs two or more; set evaluation.every.")
     up = value_scale([value for line in lines for _, value in line.points], include=[0.0])
-    unit = f"recall at 1, {folder.rstrip('/')}" if folder else "recall at 1"
+    unit = f"recall@1, {folder.rstrip('/')}" if folder else "recall@1"
     ends = "; ".join(f"{line.name} {percent(line.points[-1][1])}" for line in lines)
     return Figure(
         title=title,

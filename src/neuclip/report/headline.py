@@ -1,12 +1,12 @@
-"""The tiles at the top: what the run reached and what it cost, each with a note to judge it by."""
+"""The tiles at the top: what the run reached and what it cost, each figure with a note to judge it by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from neuclip.formatting import (
-    UNKNOWN,
     byte_size,
+    format_count,
     format_duration,
     format_number,
     format_samples,
@@ -14,89 +14,96 @@ from neuclip.formatting import (
     plural,
     times_chance,
 )
-from neuclip.report.contents import RunContents, as_dict, number
-from neuclip.report.evaluations import Evaluation
-from neuclip.report.figures import CALIBRATION_MEANING
+from neuclip.report.contents import RunContents, number
+from neuclip.report.evaluations import CANDIDATES, DIRECTIONS, Evaluation
 from neuclip.report.tables import estimator_name
+from neuclip.report.verdict import judge_calibration, judge_error
 
 
 @dataclass(frozen=True)
 class Headline:
-    label: str
     value: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    name: str = ""  # where a tile has several
 
 
-def headlines(run: RunContents, last: Evaluation | None) -> list[Headline]:
-    """What a reader wants to know first. `last` is the newest evaluation, if there was one."""
-    return [
-        recall_headline(last, "image_to_text", "Image to text, recall at 1"),
-        recall_headline(last, "text_to_image", "Text to image, recall at 1"),
-        zero_shot_headline(last),
-        normalizer_headline(run),
-        *cost_headlines(run),
-    ]
+@dataclass(frozen=True)
+class Tile:
+    label: str
+    headlines: list[Headline]
+    note: str = ""
 
 
-def recall_headline(last: Evaluation | None, direction: str, label: str) -> Headline:
+def tiles(run: RunContents, last: Evaluation | None) -> list[Tile]:
+    """What a reader wants to know first; nothing that is not known. `last` is the newest evaluation."""
+    found = [*(retrieval_tile(last, direction) for direction in DIRECTIONS), zero_shot_tile(last), error_tile(run)]
+    return [tile for tile in (*found, calibration_tile(run), *cost_tiles(run)) if tile is not None]
+
+
+def retrieval_tile(last: Evaluation | None, direction: str) -> Tile | None:
+    """Recall at each k and the median rank on the first held-out set."""
     if last is None or not last.retrieval:
-        return Headline(label, UNKNOWN, ("no held-out retrieval evaluated",))
+        return None
     first = last.retrieval[0]
-    recall, chance = first.recall_and_chance(direction)
-    images = plural(first["images"], "image") if first["images"] is not None else ""
-    return Headline(label, percent(recall), (times_chance(recall, chance), first.name, images))
+    figures = {k: first.recall_and_chance(direction, k) for k in first.depths(direction)}
+    headlines = [
+        Headline(percent(recall), (times_chance(recall, chance),), f"recall@{k}")
+        for k, (recall, chance) in figures.items()
+    ]
+    if (rank := first[f"{direction}_median_rank"]) is not None:
+        candidates = first[CANDIDATES[direction]]
+        note = f"of {plural(candidates, CANDIDATES[direction][:-1])}" if candidates is not None else ""
+        headlines.append(Headline(format_count(rank), (note,), "median rank"))
+    label = DIRECTIONS[direction].capitalize()
+    return Tile(label, headlines, first.name) if headlines else None
 
 
-def zero_shot_headline(last: Evaluation | None) -> Headline:
-    label = "Zero-shot, top 1"
-    if last is None or not last.zero_shot:
-        return Headline(label, UNKNOWN, ("no zero-shot task evaluated",))
-    first = last.zero_shot[0]
+def zero_shot_tile(last: Evaluation | None) -> Tile | None:
+    first = last.zero_shot[0] if last and last.zero_shot else None
+    if first is None or first["top1"] is None:
+        return None
+    chance = times_chance(first["top1"], first["chance"])
     classes = plural(first["classes"], "class", "classes") if first["classes"] is not None else ""
-    return Headline(label, percent(first["top1"]), (times_chance(first["top1"], first["chance"]), first.name, classes))
+    largest = f"largest class {percent(first['largest_class'])}" if first["largest_class"] is not None else ""
+    standards = ", ".join(filter(None, (chance, largest)))
+    where = ", ".join(filter(None, (first.name, classes)))
+    return Tile("Zero-shot, top-1", [Headline(percent(first["top1"]), (standards, where))])
 
 
-def normalizer_headline(run: RunContents) -> Headline:
-    """The error against the exact normalizers where it was measured, else the calibration of the last record."""
-    estimators = as_dict(as_dict(run.summary.get("normalizer_error")).get("estimators"))
-    method = number(as_dict(estimators.get("method")).get("mean"))
-    batch = number(as_dict(estimators.get("minibatch")).get("mean"))
-    batch_name = estimator_name("minibatch", run)
-    if method is not None:
-        against = f"{batch_name} gives {format_number(batch)}" if batch is not None else ""
-        return Headline("Normalizer error", format_number(method), ("squared error of the log-normalizer", against))
-    if batch is not None:
-        note = f"squared error of the log-normalizer that {batch_name} gives"
-        return Headline("Normalizer error", format_number(batch), (note,))
-    calibration = last_value(run, "calibration")
-    if calibration is not None:
-        note = CALIBRATION_MEANING[0].lower() + CALIBRATION_MEANING[1:].rstrip(".")
-        return Headline("Calibration", format_number(calibration), (note,))
-    return Headline("Normalizer", UNKNOWN, ("neither calibration nor normalizer error was recorded",))
+def error_tile(run: RunContents) -> Tile | None:
+    """The error against the exact normalizers, where it was measured."""
+    method, batch = run.normalizer_errors
+    batch_name, what = estimator_name("minibatch", run), "squared error of the log-normalizer"
+    if method is None:
+        notes = (f"{what} that {batch_name} gives",)
+        return Tile("Normalizer error", [Headline(format_number(batch), notes)]) if batch is not None else None
+    against = f"; {batch_name} gives {format_number(batch)}" if batch is not None else ""
+    return Tile("Normalizer error", [Headline(format_number(method), (judge_error(method, batch), what + against))])
 
 
-def cost_headlines(run: RunContents) -> list[Headline]:
+def calibration_tile(run: RunContents) -> Tile | None:
+    calibration = run.calibration
+    if calibration is None:
+        return None
+    notes = (judge_calibration(calibration), "true over predicted normalizer, 1 is right")
+    return Tile("Calibration", [Headline(format_number(calibration), notes)])
+
+
+def cost_tiles(run: RunContents) -> list[Tile | None]:
     """Time, speed and memory. While the run goes on, only the speed is known, from its last record."""
     seconds, speed, memory = (
         number(run.summary.get(key)) for key in ("seconds", "samples_per_second", "peak_memory_bytes")
     )
-    missing = "not measured" if run.summary else "known when the run has finished"
     when = ""
     if speed is None:
-        speed = last_value(run, "samples_per_second")
-        when = missing if speed is None else "at the last record"
+        speed, when = run.last_value("samples_per_second"), "at the last record"
     device, threads = str(run.environment.get("device") or ""), number(run.environment.get("threads"))
     where = f"on {device}" if device else ""
     if device == "cpu" and threads is not None:
         where += f", {plural(threads, 'thread')}"
     samples = f"for {format_samples(run.samples_seen)} samples"
     return [
-        Headline("Time", format_duration(seconds), (missing if seconds is None else samples,)),
-        Headline("Samples per second", format_number(speed), (where, when)),
-        Headline("Peak memory", byte_size(memory), (missing if memory is None else "",)),
+        None if seconds is None else Tile("Time", [Headline(format_duration(seconds), (samples,))]),
+        None if speed is None else Tile("Samples per second", [Headline(format_number(speed), (where, when))]),
+        None if memory is None else Tile("Peak memory", [Headline(byte_size(memory))]),
     ]
-
-
-def last_value(run: RunContents, key: str) -> float | None:
-    """The newest record's value that is not null."""
-    return next((value for record in reversed(run.records) if (value := number(record.get(key))) is not None), None)

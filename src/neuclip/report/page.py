@@ -16,7 +16,7 @@ from neuclip.report.contents import RunContents, as_dict, read_contents
 from neuclip.report.evaluations import all_evaluations
 from neuclip.report.figures import all_figures
 from neuclip.report.gallery import read_gallery
-from neuclip.report.headline import headlines
+from neuclip.report.headline import tiles
 from neuclip.report.tables import (
     evaluation_tables,
     files_table,
@@ -26,6 +26,7 @@ from neuclip.report.tables import (
     skipped_sentences,
     truncated_captions_sentence,
 )
+from neuclip.report.verdict import verdict
 from neuclip.settings.secrets import without_queries
 
 TEMPLATES = Environment(
@@ -71,7 +72,8 @@ def render_page(run: RunContents) -> str:
         policy=security_policy(script),
         facts=facts(run),
         notices=notices(run),
-        headlines=headlines(run, last),
+        verdict=verdict(run, evaluations),
+        tiles=tiles(run, last),
         figures=all_figures(run, evaluations),
         evaluation_tables=evaluation_tables(last) if last else [],
         normalizer_table=normalizer_table(run),

@@ -10,7 +10,7 @@ from typing import Any
 
 from neuclip.formatting import UNKNOWN, byte_size, format_count, format_number, percent, plural, times_chance
 from neuclip.report.contents import RunContents, as_dict, number
-from neuclip.report.evaluations import DIRECTIONS, RETRIEVAL_METRIC, Evaluation, HeldOutSet
+from neuclip.report.evaluations import DIRECTIONS, Evaluation
 from neuclip.settings.secrets import without_queries
 
 Row = list[str]
@@ -35,18 +35,19 @@ def evaluation_tables(last: Evaluation) -> list[Table]:
 
 
 def retrieval_table(last: Evaluation) -> Table:
-    """One row per held-out set and direction; each recall is followed by chance."""
-    metrics = [metric for held_out in last.retrieval for metric in held_out.metrics]
-    depths = sorted({int(match[1]) for match in map(RETRIEVAL_METRIC.fullmatch, metrics) if match})
-    head = ["held-out set", "direction", "over chance"]
-    head += [name for k in depths for name in (f"recall at {k}", "chance")] + ["images", "skipped"]
+    """One row per held-out set and direction; chance is in parentheses."""
+    depths = sorted({k for held_out in last.retrieval for direction in DIRECTIONS for k in held_out.depths(direction)})
+    head = ["held-out set", "direction", "over chance", *(f"recall@{k} (chance)" for k in depths)]
+    head += ["median rank", "images", "captions", "skipped"]
     rows = []
     for held_out in last.retrieval:
         for direction, words in DIRECTIONS.items():
             figures = [held_out.recall_and_chance(direction, k) for k in depths]
             if any(recall is not None for recall, _ in figures):
-                cells = [percent(value) for pair in figures for value in pair]
-                rows.append([held_out.name, words, over_chance(*figures[0]), *cells, *counts(held_out)])
+                cells = [f"{percent(recall)} ({percent(chance)})" for recall, chance in figures]
+                cells += [format_count(held_out[f"{direction}_median_rank"])]
+                cells += [format_count(held_out[name]) for name in ("images", "captions", "skipped")]
+                rows.append([held_out.name, words, over_chance(*figures[0]), *cells])
     return Table("Retrieval", head, rows, text_columns=2)
 
 
@@ -56,22 +57,18 @@ def zero_shot_table(last: Evaluation) -> Table:
             task.name,
             percent(task["top1"]),
             over_chance(task["top1"], task["chance"]),
-            *(percent(task[metric]) for metric in ("top5", "mean_per_class", "chance")),
-            format_count(task["classes"]),
-            *counts(task),
+            *(percent(task[metric]) for metric in ("top5", "mean_per_class", "chance", "largest_class")),
+            *(format_count(task[name]) for name in ("classes", "images", "skipped")),
         ]
         for task in last.zero_shot
     ]
-    head = ["task", "top 1", "over chance", "top 5", "mean per class", "chance", "classes", "images", "skipped"]
+    head = ["task", "top-1", "over chance", "top-5", "mean per class", "chance", "largest class"]
+    head += ["classes", "images", "skipped"]
     return Table("Zero-shot classification", head, rows)
 
 
 def over_chance(value: float | None, chance: float | None) -> str:
     return times_chance(value, chance).removesuffix(" chance") or UNKNOWN
-
-
-def counts(held_out: HeldOutSet) -> Row:
-    return [format_count(held_out["images"]), format_count(held_out["skipped"])]
 
 
 def normalizer_table(run: RunContents) -> Table:
@@ -133,9 +130,7 @@ def skipped_sentences(run: RunContents, last: Evaluation | None) -> list[str]:
 
 
 def truncated_captions_sentence(run: RunContents) -> str:
-    """From the summary, or from the last record while the run goes on."""
-    last = run.records[-1] if run.records else {}
-    share = number((run.summary or last).get("truncated_captions"))
+    share = run.truncated_captions
     return "" if share is None else f"{percent(share)} of the captions fill the context (possibly truncated)."
 
 

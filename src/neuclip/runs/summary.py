@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from neuclip.formatting import byte_size, format_duration, format_number, percent, plural, times_chance
-from neuclip.report.evaluations import DIRECTIONS, HeldOutSet, parse_evaluation
-
-MANY_TRUNCATED = 0.05  # of the captions; the report shows any share
+from neuclip.report.evaluations import CANDIDATES, DIRECTIONS, Evaluation, parse_evaluation
+from neuclip.report.verdict import MANY_TRUNCATED, judge_calibration, judge_error
 
 
 def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
     """What a run reached and cost, one heading per topic that there is something to say about."""
+    evaluation = parse_evaluation(summary["evaluation"])
     lines = [
         f"Trained on {plural(summary['samples_seen'], 'sample')} in {format_duration(summary['seconds'])} "
         f"({format_number(summary['samples_per_second'])} per second, "
         f"peak memory {byte_size(summary['peak_memory_bytes'])}).",
-        *_rows("Recall@1 / top-1 accuracy on held-out images:", _held_out(summary)),
+        *_retrieval(evaluation),
+        *_rows("Zero-shot, top-1 accuracy:", _zero_shot(evaluation)),
+        *_rows("Not measured:", summary["not_measured"]),
         *_rows("Normalizer:", _normalizer(summary, batch_size)),
         *_rows("Skipped samples, listed in skipped.jsonl:", _skipped(summary)),
     ]
@@ -51,30 +53,48 @@ def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
     return [heading, *(f"  {name:<{width}}  {text}" for name, text in rows.items())] if rows else []
 
 
-def _held_out(summary: dict[str, Any]) -> dict[str, str]:
-    def retrieval(held_out: HeldOutSet, direction: str) -> str:
-        recall, chance = held_out.recall_and_chance(direction)
-        return f"{DIRECTIONS[direction]} {percent(recall)} ({times_chance(recall, chance)})"
+def _retrieval(evaluation: Evaluation) -> list[str]:
+    """By set a heading and one row per direction: every recall@k, the first against chance, and the median rank."""
+    lines = []
+    for held_out in evaluation.retrieval:
+        rows = {}
+        for direction, words in DIRECTIONS.items():
+            recalls = {k: held_out.recall_and_chance(direction, k) for k in held_out.depths(direction)}
+            parts = [f"@{k} {percent(recall)}" for k, (recall, _) in recalls.items()]
+            if parts:
+                against = times_chance(*next(iter(recalls.values())))
+                parts[0] = f"recall{parts[0]}" + (f" ({against})" if against else "")
+            if rank := held_out.median_rank(direction):
+                parts.append(f"median rank {rank} {CANDIDATES[direction]}")
+            rows[words] = ", ".join(parts)
+        lines += _rows(f"Retrieval on {held_out.name}:", {name: text for name, text in rows.items() if text})
+    return lines
 
-    evaluation = parse_evaluation(summary["evaluation"])
-    rows = {one.name: ", ".join(retrieval(one, direction) for direction in DIRECTIONS) for one in evaluation.retrieval}
+
+def _zero_shot(evaluation: Evaluation) -> dict[str, str]:
+    rows = {}
     for task in evaluation.zero_shot:
-        classes = plural(task["classes"] or 0, "class", "classes")
-        rows[task.name] = f"{percent(task['top1'])} (chance {percent(task['chance'])}, {classes})"
-    return rows | {name: f"not measured: {reason}" for name, reason in summary["not_measured"].items()}
+        standards = {"chance": task["chance"], "largest class": task["largest_class"]}
+        notes = [f"{name} {percent(value)}" for name, value in standards.items() if value is not None]
+        notes.append(plural(task["classes"] or 0, "class", "classes"))
+        rows[task.name] = f"{percent(task['top1'])} ({', '.join(notes)})"
+    return rows
 
 
 def _normalizer(summary: dict[str, Any], batch_size: int) -> dict[str, str]:
     rows = {}
     estimators = summary.get("normalizer_error", {}).get("estimators", {})
     if "method" in estimators:
+        method, batch = estimators["method"]["mean"], estimators["minibatch"]["mean"]
         rows["squared error"] = (
-            f"{format_number(estimators['method']['mean'])} of the log-normalizer over the training set "
-            f"(a mini-batch of {batch_size}: {format_number(estimators['minibatch']['mean'])})"
+            f"{format_number(method)} of the log-normalizer, {judge_error(method, batch)} "
+            f"({format_number(batch)} with {batch_size} pairs)"
         )
-    if summary.get("calibration") is not None:
+    calibration = summary.get("calibration")
+    if calibration is not None:
         rows["calibration"] = (
-            f"{format_number(summary['calibration'])} (batch mean of true over predicted normalizer; 1 is exact)"
+            f"{format_number(calibration)}, {judge_calibration(calibration)} "
+            "(batch mean of true over predicted normalizer; 1 is right)"
         )
     return rows
 
