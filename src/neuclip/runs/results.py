@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from neuclip.data.faults import count_unindexed
@@ -23,6 +22,7 @@ from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.models.export import export_model
 from neuclip.objectives.objective import Objective
 from neuclip.records import HELD_OUT, append_line, read_lines, write_json
+from neuclip.report.contents import late_median
 from neuclip.report.page import write_report
 from neuclip.runs.build import build_objective
 from neuclip.runs.environment import peak_memory_bytes
@@ -147,15 +147,12 @@ def write_gallery(run: Run, sets: HeldOutSets, evaluation: Evaluation) -> None:
 def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any]:
     """What summary.json holds."""
     records = read_lines(run.folder.records)
-    last_quarter = records[-max(1, len(records) // 4) :]
-    calibration = [record["calibration"] for record in last_quarter if record.get("calibration") is not None]
     skipped, lost = open_fault_log(run).counts, count_unindexed(run.source)
     return {
         "samples_seen": run.samples,
         "loss": records[-1]["loss"] if records else None,
         "temperature": run.temperature,
-        # Of the last quarter; the median, because an equal caption in a batch sends a single record far up.
-        "calibration": median(calibration) if calibration else None,
+        "calibration": late_median(records, "calibration"),
         "seconds": seconds,  # of training, with the evaluations on the way and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
