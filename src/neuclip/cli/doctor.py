@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -29,7 +28,7 @@ Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip
     flags=(
         Flag("ranks", int, "number of ranks of the run [default: 1]"),
         Flag("sample", int, "pairs to read and decode [default: 500, or as many as five seconds allow]"),
-        Flag("sheet", str, "where to write the contact sheet (PNG) [default: in the temporary folder]"),
+        Flag("sheet", str, "where to write the contact sheet (PNG) [default: in a new temporary folder]"),
         JSON,
     ),
     examples=(
@@ -49,8 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 
     findings, look = examine(settings, ranks=values["ranks"], sample=values["sample"])
     if look.shown:
-        sheet = write_sheet(contact_sheet(look.shown), values["sheet"], findings["data.name"])
-        findings.note("sample", sheet=sheet)
+        findings.note("sample", sheet=write_sheet(contact_sheet(look.shown), values["sheet"]))
     if values[JSON.name]:
         print_json(findings.as_plain())
     else:
@@ -74,18 +72,17 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]
     return read_settings(Path(recipe[0]) if recipe else None, [*flags, f"--data.train={data}"]), values
 
 
-def write_sheet(sheet: Any, place: str, name: str) -> str:
-    """Where it was written: not in the working folder unless the user says so."""
-    path = Path(place or sheets_folder() / f"{name.replace('/', '-')}.png")
+def write_sheet(sheet: Any, place: str) -> str:
+    """Where it was written: without `place` in a new folder of this user, which nobody else can have prepared."""
+    from neuclip.data.tar.files import new_file
+
+    path = Path(place)
     try:
-        sheet.save(path, "PNG")
+        path = Path(place or Path(tempfile.mkdtemp(prefix="neuclip-doctor-"), "contact_sheet.png"))
+        if path.exists() and not path.is_file():
+            raise RunFailed(f"{path} is not a file; give another --sheet")
+        with new_file(path) as unfinished:  # moved to its place: a link there is replaced, not followed
+            sheet.save(unfinished, "PNG")
     except OSError as error:
         raise RunFailed(f"cannot write {path} ({error.strerror or error}); give another --sheet") from error
     return str(path)
-
-
-def sheets_folder() -> Path:
-    """One per user: the next sheet of the same data replaces the last."""
-    folder = Path(tempfile.gettempdir()) / f"neuclip-doctor-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
