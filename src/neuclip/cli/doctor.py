@@ -46,15 +46,15 @@ def run(arguments: Sequence[str]) -> int:
     from neuclip.doctor.contact_sheet import contact_sheet, draws_images, strip
     from neuclip.doctor.page import page_text
 
-    findings, look = examine(settings, ranks=values["ranks"], sample=values["sample"])
-    if look.shown:
-        findings.note("sample", sheet=write_sheet(contact_sheet(look.shown), values["sheet"]))
+    findings, probe = examine(settings, ranks=values["ranks"], sample=values["sample"])
+    if probe.shown:
+        findings.note("sample", sheet=write_sheet(contact_sheet(probe.shown), values["sheet"]))
     if values[JSON.name]:
         print_json(findings.as_plain())
     else:
         width = shutil.get_terminal_size((WIDTH, 40)).columns
         if draws_images(sys.stdout):
-            print(strip(look.shown, width), end="")
+            print(strip(probe.shown, width), end="")
         print(page_text(findings, width), end="")
     return 0 if findings.ready else 1
 
