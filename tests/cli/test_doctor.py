@@ -68,12 +68,14 @@ def test_the_page_fits_one_screen_and_nothing_is_written_but_the_contact_sheet(s
 
 def test_json_has_stable_flat_keys_and_nothing_else_is_on_stdout(shards, capsys):
     assert main(["doctor", "shapes", "tiny", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    sections = {section: {key.partition(".")[2] for key in found if key.startswith(f"{section}.")} for section in KEYS}
-    sections[""] = {key for key in found if "." not in key}
+    printed = json.loads(capsys.readouterr().out)
+    sections = {
+        section: {key.partition(".")[2] for key in printed if key.startswith(f"{section}.")} for section in KEYS
+    }
+    sections[""] = {key for key in printed if "." not in key}
     assert sections == KEYS
-    assert Path(found["sample.sheet"]).is_file()
-    assert set(found["warnings"][0]) == {"what", "why", "remedy"}
+    assert Path(printed["sample.sheet"]).is_file()
+    assert set(printed["warnings"][0]) == {"what", "why", "remedy"}
 
 
 def test_a_run_that_would_fail_exits_with_1_and_ends_with_the_problem(shards, capsys):
@@ -86,8 +88,8 @@ def test_a_run_that_would_fail_exits_with_1_and_ends_with_the_problem(shards, ca
 def test_data_that_cannot_be_opened_exits_with_1_in_json_too(shards, capsys):
     Path("broken.tar").write_bytes(b"not a tar" * 100)
     assert main(["doctor", "broken.tar", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["ready"] is False and "broken.tar" in found["problems"][0]["what"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ready"] is False and "broken.tar" in printed["problems"][0]["what"]
 
 
 def test_data_that_opens_but_cannot_be_read_is_a_problem_and_no_traceback(shards, capsys, monkeypatch):

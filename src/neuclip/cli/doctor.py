@@ -23,8 +23,8 @@ WIDTH = 120  # if the output is not a terminal
 COMMAND = Command(
     usage="doctor DATA [RECIPE] [--section.field value ...]",
     about=f"""Reads some of the pairs and reports in seconds what training on them with these settings would do.
-DATA is what --data.train accepts, RECIPE a YAML file or one of ours ({", ".join(shipped_recipes())}) [default: tiny].
-Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help""",
+DATA is what --data.train accepts. RECIPE is a YAML file or a shipped recipe ({", ".join(shipped_recipes())}).
+The default is tiny. Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help""",
     flags=(
         Flag("ranks", int, "number of ranks of the run [default: 1]"),
         Flag("sample", int, "pairs to read and decode [default: 500, or as many as five seconds allow]"),

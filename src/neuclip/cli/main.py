@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
+    if command == "help" and arguments[1:]:
+        return dispatch([*arguments[1:], "--help"])
     if command in ("--help", "-h", "help"):
         print(HELP, end="")
         return DONE
@@ -55,8 +57,8 @@ def dispatch(arguments: list[str]) -> int:
         print(f"neuclip {__version__}")
         return DONE
     if command not in COMMANDS:
-        kind = "flag" if command.startswith("-") else "command"
-        raise UserError(f"no {kind} {command!r}; {proposal(command, [*COMMANDS])}")
+        what = f"the flag {command} has no command before it" if command.startswith("-") else f"no command {command!r}"
+        raise UserError(f"{what}; {proposal(command, [*COMMANDS])}")
     module = import_module(f"neuclip.cli.{command}")
     if {"--help", "-h"} & set(arguments):
         help_page = getattr(module, "help_page", lambda _: module.COMMAND.help())

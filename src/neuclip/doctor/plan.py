@@ -51,7 +51,7 @@ def note_batch_size(findings: Findings, settings: Settings, model: ModelFacts, p
     if batch > pairs:
         findings.fail(
             f"train.batch_size {batch:,} is larger than the data set",
-            f"there are {pairs:,} pairs",
+            f"it has {plural(pairs, 'pair')}",
             f"give --train.batch_size {pairs // ranks * ranks or pairs} or less",
         )
     elif batch % ranks:
@@ -95,7 +95,7 @@ def note_warmup(findings: Findings) -> None:
     warmup, steps = findings["plan.warmup_steps"], findings["plan.steps"]
     if warmup > LONG_WARMUP * steps:
         findings.warn(
-            f"warm-up of {warmup:,} steps in a run of {steps:,}",
+            f"warm-up of {plural(warmup, 'step')} in a run of {steps:,}",
             f"the learning rate {'never reaches' if warmup > steps else 'hardly stays at'} its peak",
             "give --optimizer.warmup 0.05",
         )
@@ -123,7 +123,7 @@ def note_temperature(findings: Findings, settings: Settings, steps: int) -> None
     ):
         findings.warn(
             f"the temperature can only fall from {temperature.initial:g} to {reach:.3g}",
-            f"its learning rate {temperature.learning_rate:g} is too small for {steps:,} steps",
+            f"its learning rate {temperature.learning_rate:g} is too small for {plural(steps, 'step')}",
             f"give --temperature.learning_rate {1.5 / steps:.2g}",
         )
     if temperature.initial == temperature.minimum and not constant:
