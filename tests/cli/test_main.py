@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import neuclip
-from neuclip.cli.main import COMMANDS, guarded, main
+from neuclip.cli.main import COMMANDS, exit_code_of, main
 from neuclip.errors import RunFailed, UserError
 
 SOURCE = Path(neuclip.__file__).parents[1]
@@ -94,7 +94,7 @@ def test_the_installed_program_prints_the_same_line_and_exits_with_2():
     ],
 )
 def test_expected_failures_are_one_line(error, code, line, capsys):
-    assert guarded(raising(error)) == code
+    assert exit_code_of(raising(error)) == code
     err = capsys.readouterr().err
     assert err.startswith(line) and err.count("\n") == 1
 
@@ -103,7 +103,7 @@ def test_expected_failures_are_one_line(error, code, line, capsys):
     "error", [KeyError("x"), OSError(errno.EACCES, "Permission denied"), BrokenPipeError(), ValueError()]
 )
 def test_a_bug_keeps_its_traceback(error, capsys):
-    assert guarded(raising(error)) == 1
+    assert exit_code_of(raising(error)) == 1
     assert "Traceback" in capsys.readouterr().err
 
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 user error, 128 + signal if interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     let_threads_sleep()
-    return guarded(lambda: dispatch(arguments))
+    return exit_code_of(lambda: dispatch(arguments))
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -67,7 +67,7 @@ def dispatch(arguments: list[str]) -> int:
     return module.run(arguments[1:])
 
 
-def guarded(action: Callable[[], int]) -> int:
+def exit_code_of(action: Callable[[], int]) -> int:
     """The exit code of `action`. A user error or a failed run is one line on stderr; a bug keeps its traceback."""
     try:
         code = action()

@@ -85,8 +85,8 @@ class Embedder:
 
     def refuse_bad_set(self, source: Source, faults: Sequence[Fault]) -> None:
         """Raises TooManyBad. Each sample was read once: the share is exact. What could not be indexed counts as bad."""
-        lost, size, limit = count_unindexed(source), len(source), self.max_bad_share
-        if len(faults) + lost > limit * (size + lost) or len(faults) == size:
+        unindexed, size, limit = count_unindexed(source), len(source), self.max_bad_share
+        if len(faults) + unindexed > limit * (size + unindexed) or len(faults) == size:
             raise TooManyBad(source, faults, limit)
 
     @torch.no_grad()
