@@ -1,19 +1,27 @@
-# The README's commands. Each one installs first, once, into .venv.
+# The README's commands. Each one first installs what it needs, once, into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
 
 .PHONY: install demo test check bench clean
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
+	@echo "Installing neuclip and what the demo needs into $(VENV): 1.3 GB with a CPU build of torch, more with CUDA."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test]'
+	$(PIP_INSTALL) -e '.[demo]'
 	@touch $@
 
-demo: install
+$(INSTALLED): $(DEMO)
+	@echo "Installing what the tests need into $(VENV): 0.6 GB."
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+demo: $(DEMO)
 	$(BIN)/neuclip train
 
 test: install

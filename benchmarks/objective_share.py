@@ -36,12 +36,12 @@ KERNELS = 22  # per update and side
 
 def best(action: Callable[[], object], rounds: int) -> float:
     """Processor seconds of the quickest of several rounds."""
-    found = []
+    seconds = []
     for _ in range(rounds):
         start = time.process_time()
         action()
-        found.append(time.process_time() - start)
-    return min(found)
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 def tower_seconds(name: str, pairs: int, rounds: int) -> float:

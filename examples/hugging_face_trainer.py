@@ -45,7 +45,7 @@ class SaveObjective(TrainerCallback):
         self.objective = objective
 
     def on_save(self, args, state, control, **unused):
-        saved = self.objective.state_dict()  # on every process, as each holds a part of it
+        saved = self.objective.state_dict()  # on every rank, as each holds a part of it
         if args.should_save:
             torch.save(saved, Path(args.output_dir) / f"checkpoint-{state.global_step}" / "objective.pt")
 

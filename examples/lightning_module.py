@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
     parser.add_argument("--folder", type=Path, default=Path("runs/lightning_module"))
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
-    parser.add_argument("--devices", type=int, default=1, help="processes, each with its own device")
+    parser.add_argument("--devices", type=int, default=1, help="number of ranks, each with its own device")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)

@@ -47,7 +47,7 @@ def train_one_epoch(model, data, loss, epoch, optimizer, scaler, scheduler, dist
     OPEN_CLIPS_EPOCH(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
     figures = (f"{name} {loss.metrics[name]:.5f}" for name in ("accuracy", "calibration"))
     logging.info(" ".join([f"epoch {epoch + 1}", *figures]))
-    state = loss.state_dict()  # on every process, as each holds a part of it
+    state = loss.state_dict()  # on every rank, as each holds a part of it
     if trainer.is_master(args):
         file = objective_file(Path(args.checkpoint_path) / f"epoch_{epoch + 1}.pt")
         file.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""NeuCLIP in a plain PyTorch loop. On two processes it trains the same weights as on one:
+"""NeuCLIP in a plain PyTorch loop. On two ranks it trains the same weights as on one:
 
 python examples/plain_loop.py
 torchrun --nproc-per-node 2 examples/plain_loop.py
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from neuclip import NeuCLIP
 
-BATCH_SIZE = 32  # of all processes together
+BATCH_SIZE = 32  # of all ranks together
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     towers = TinyTowers()
     model = DistributedDataParallel(towers) if several else towers
     optimizer = torch.optim.AdamW(towers.parameters(), lr=2e-3)
-    # The one line of the loss; it gathers the features of all processes itself. embed_dim alone gives the paper's
+    # The one line of the loss; it gathers the features of all ranks itself. embed_dim alone gives the paper's
     # settings, the rest suits 512 samples.
     objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)
     first_epoch = 0
@@ -60,11 +60,11 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         if rank == 0:
-            figures = {"loss": loss.item(), **objective.metrics}  # of this process's part of the last batch
+            figures = {"loss": loss.item(), **objective.metrics}  # of this rank's part of the last batch
             shown = (f"{name} {figures[name]:.5f}" for name in ("loss", "accuracy", "calibration"))
             print(f"epoch {epoch + 1}", *shown, flush=True)
 
-        # Every process asks for the state, as each holds a part of it; one writes. It loads on any number of them.
+        # Every rank asks for the state, as each holds a part of it; one writes. It loads on any number of ranks.
         state = {"towers": towers.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
         state["objective"] = objective.state_dict()
         if rank == 0:

@@ -33,9 +33,9 @@ from neuclip.records import write_json
 
 
 def main(arguments: list[str] | None = None) -> int:
-    asked = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        return {"tune": tune, "final": finish, "table": write_table}[asked.stage](asked)
+        return {"tune": tune, "final": finish, "table": write_table}[options.stage](options)
     except (UserError, RunFailed, RunInterrupted) as error:
         print(error, file=sys.stderr)
         return error.exit_code if isinstance(error, RunInterrupted) else 2 if isinstance(error, UserError) else 1
@@ -54,40 +54,40 @@ def parser() -> argparse.ArgumentParser:
     return described
 
 
-def tune(asked: argparse.Namespace) -> int:
-    asked.folder = asked.folder.absolute()
-    prepare_data(asked.folder, None)
-    if carry_out(tuning_runs(), asked) or asked.dry_run or not all_done(tuning_runs(), asked.folder):
-        return report_missing(tuning_runs(), asked)
-    write_chosen(asked.folder)
+def tune(options: argparse.Namespace) -> int:
+    options.folder = options.folder.absolute()
+    prepare_data(options.folder, None)
+    if carry_out(tuning_runs(), options) or options.dry_run or not all_done(tuning_runs(), options.folder):
+        return report_missing(tuning_runs(), options)
+    write_chosen(options.folder)
     return 0
 
 
-def finish(asked: argparse.Namespace) -> int:
-    asked.folder = asked.folder.absolute()
-    runs = final_runs(read_chosen(asked.folder), photos=asked.photos is not None)
-    prepare_data(asked.folder, asked.photos)
-    carry_out(runs, asked)
-    return report_missing(runs, asked)
+def finish(options: argparse.Namespace) -> int:
+    options.folder = options.folder.absolute()
+    runs = final_runs(read_chosen(options.folder), photos=options.photos is not None)
+    prepare_data(options.folder, options.photos)
+    carry_out(runs, options)
+    return report_missing(runs, options)
 
 
-def write_table(asked: argparse.Namespace) -> int:
-    root = asked.folder.absolute()
+def write_table(options: argparse.Namespace) -> int:
+    root = options.folder.absolute()
     print(tuning_table(tuning_runs(), root, SELECTION))
     if chosen_path(root).is_file():
         print(final_tables(final_runs(read_chosen(root), photos=True), root))
     return 0
 
 
-def carry_out(runs: list[PlannedRun], asked: argparse.Namespace) -> list[PlannedRun]:
+def carry_out(runs: list[PlannedRun], options: argparse.Namespace) -> list[PlannedRun]:
     """Answers the runs that failed."""
-    wanted = [run for run in runs if asked.only in run.name]
-    if not asked.dry_run:
-        return execute(wanted, asked.folder, asked.parallel)
-    left = [run for run in wanted if not run.is_done(asked.folder)]
+    wanted = [run for run in runs if options.only in run.name]
+    if not options.dry_run:
+        return execute(wanted, options.folder, options.parallel)
+    left = [run for run in wanted if not run.is_done(options.folder)]
     for run in left:
-        print(shlex.join(["neuclip", *run.arguments(asked.folder)]))
-    about = format_duration(Timing().left(left, asked.parallel))
+        print(shlex.join(["neuclip", *run.arguments(options.folder)]))
+    about = format_duration(Timing().left(left, options.parallel))
     print(f"{len(left)} runs, {len(wanted) - len(left)} done; about {about}", file=sys.stderr)
     return []
 
@@ -96,11 +96,11 @@ def all_done(runs: list[PlannedRun], root: Path) -> bool:
     return all(run.is_done(root) for run in runs)
 
 
-def report_missing(runs: list[PlannedRun], asked: argparse.Namespace) -> int:
-    missing = [run.name for run in runs if not run.is_done(asked.folder)]
-    if missing and not asked.dry_run:
+def report_missing(runs: list[PlannedRun], options: argparse.Namespace) -> int:
+    missing = [run.name for run in runs if not run.is_done(options.folder)]
+    if missing and not options.dry_run:
         print(f"{len(missing)} runs are not done, first of all {missing[0]}; the same command tries again")
-    return 0 if asked.dry_run or asked.only else int(bool(missing))
+    return 0 if options.dry_run or options.only else int(bool(missing))
 
 
 def chosen_path(root: Path) -> Path:

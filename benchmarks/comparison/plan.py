@@ -168,10 +168,12 @@ def held_out_recall(run: PlannedRun, root: Path) -> float:
     """SELECTION of a finished tuning run, from 0 to 1."""
     figures = json.loads(run.folder(root).summary.read_text(encoding="utf-8"))["evaluation"]
     wanted = [f"{direction}_recall_at_{k}" for direction in ("image_to_text", "text_to_image") for k in (1, 10)]
-    found = [value for key, value in figures.items() if key.rpartition(".")[2] in wanted]
-    if len(found) != len(wanted):
-        raise RunFailed(f"{run.folder(root).summary}: {len(found)} of {len(wanted)} recalls; remove that run's folder")
-    return sum(found) / len(found)
+    recalls = [value for key, value in figures.items() if key.rpartition(".")[2] in wanted]
+    if len(recalls) != len(wanted):
+        raise RunFailed(
+            f"{run.folder(root).summary}: {len(recalls)} of {len(wanted)} recalls; remove that run's folder"
+        )
+    return sum(recalls) / len(recalls)
 
 
 def final_runs(chosen: dict[str, int], photos: bool) -> list[PlannedRun]:

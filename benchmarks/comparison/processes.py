@@ -33,7 +33,7 @@ def log_path(run: PlannedRun, root: Path) -> Path:
 
 
 def start(run: PlannedRun, root: Path) -> Started:
-    """The trainer saves when it is told to stop, so a stopped run loses nothing, and a killed one half a minute."""
+    """The trainer saves when it is stopped: a stopped run loses nothing, a killed one half a minute."""
     folder, log = run.folder(root), log_path(run, root)
     if folder.path.exists() and not any(folder.checkpoints.glob("*.pt")):
         shutil.rmtree(folder.path)  # killed before its first checkpoint: there is nothing to continue

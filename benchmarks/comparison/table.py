@@ -72,10 +72,10 @@ def final_tables(runs: Sequence[PlannedRun], root: Path) -> str:
 def setting_tables(setting: Setting, measured: Measured) -> str:
     text = f"## {setting.name}\n"
     for title in ("results", "normalizer error over training", "diagnostics"):
-        columns = list(dict.fromkeys(column for _, found in measured for column in found[title]))
+        columns = list(dict.fromkeys(column for _, figures in measured for column in figures[title]))
         rows = [
-            [run.method.name, str(run.seed), *(shown(found[title].get(column)) for column in columns)]
-            for run, found in measured
+            [run.method.name, str(run.seed), *(shown(figures[title].get(column)) for column in columns)]
+            for run, figures in measured
         ]
         rows.sort(key=lambda row: ([method.name for method in METHODS].index(row[0]), row[1]))
         means = mean_rows(measured, title, columns)
@@ -88,12 +88,12 @@ def setting_tables(setting: Setting, measured: Measured) -> str:
 def mean_rows(measured: Measured, title: str, columns: Sequence[str]) -> list[list[str]]:
     rows = []
     for method in METHODS:
-        found = [figures[title] for run, figures in measured if run.method is method]
-        if not found:
+        rows_of_method = [figures[title] for run, figures in measured if run.method is method]
+        if not rows_of_method:
             continue
-        known = {c: [value for one in found if (value := one.get(c)) is not None] for c in columns}
+        known = {c: [value for one in rows_of_method if (value := one.get(c)) is not None] for c in columns}
         cells = [shown(mean(values)) if values else ABSENT for values in known.values()]
-        rows.append([f"**{method.name}**", f"mean of {len(found)}", *cells])
+        rows.append([f"**{method.name}**", f"mean of {len(rows_of_method)}", *cells])
     return rows
 
 
@@ -110,37 +110,37 @@ def figures_of(run: PlannedRun, root: Path) -> dict[str, Figures]:
 
 def results(run: PlannedRun, summary: dict[str, Any]) -> Figures:
     """Recalls in percent, of the first test part under their own names."""
-    found: Figures = {}
+    figures: Figures = {}
     for part in run.setting.tests:
         prefix = "" if part == run.setting.tests[0] else f"{part} "
         for column, metric in RECALLS.items():
             values = [v for key, v in summary["evaluation"].items() if key.endswith(f"/{part}.{metric}")]
-            found[prefix + column] = 100 * values[0] if values else None
-    return found | {"tau": summary["temperature"], "seconds": summary["seconds"]}
+            figures[prefix + column] = 100 * values[0] if values else None
+    return figures | {"tau": summary["temperature"], "seconds": summary["seconds"]}
 
 
 def errors(run: PlannedRun, summary: dict[str, Any], evaluations: Sequence[dict[str, Any]]) -> Figures:
     """Squared error of the log-normalizer, the method's and a mini-batch's, at each point of training."""
     last = summary.get("normalizer_error", {}).get("estimators", {})
-    found: Figures = {}
+    figures: Figures = {}
     for name in ("method", "minibatch"):
         for point in range(1, ERROR_POINTS):
             samples = run.setting.samples * point // ERROR_POINTS
             at = [line.get(f"normalizer_error.{name}") for line in evaluations if line["samples"] == samples]
-            found[f"{name} at {point}/{ERROR_POINTS}"] = at[0] if at else None
-        found[f"{name} at the end"] = last.get(name, {}).get("mean")
-    return found
+            figures[f"{name} at {point}/{ERROR_POINTS}"] = at[0] if at else None
+        figures[f"{name} at the end"] = last.get(name, {}).get("mean")
+    return figures
 
 
 def diagnostics(records: Sequence[dict[str, Any]]) -> Figures:
     last_quarter = records[-max(1, len(records) // 4) :]
-    found: Figures = {}
+    figures: Figures = {}
     for column, key in DIAGNOSTICS.items():
         values = [record[key] for record in last_quarter if record.get(key) is not None]
-        found[column] = median(values) if values else None
+        figures[column] = median(values) if values else None
     quarters = [records[len(records) * place // ERROR_POINTS - 1] for place in range(1, ERROR_POINTS + 1)]
     tau = {f"tau at {place}/{ERROR_POINTS}": one["temperature"] for place, one in enumerate(quarters, start=1)}
-    return tau | found
+    return tau | figures
 
 
 def shown(value: float | None) -> str:

@@ -222,9 +222,9 @@ def test_index_prints_json_for_each_source(tmp_path, monkeypatch, capsys):
     for name in ("one", "two"):
         write_shards(Path(name), 5)
     assert main(["data", "index", "one:2,two", "--data.caption_key", "nope", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fits"] is None and [source["address"] for source in found["sources"]] == ["one", "two"]
-    first = found["sources"][0]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fits"] is None and [source["address"] for source in printed["sources"]] == ["one", "two"]
+    first = printed["sources"][0]
     stored = sum(file.stat().st_size for file in Path("one").glob("*.index.npz"))
     assert (first["samples"], first["shards"], first["without_caption"]) == (5, 2, 5)
     assert (first["index_folders"], first["index_bytes"], first["index_not_stored"]) == (["one"], stored, 0)
@@ -235,21 +235,21 @@ def test_index_verify_prints_json(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shards = write_shards(Path("shards"), 5)
     assert main(["data", "index", "shards", "--verify", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fits"] is True and found["sources"][0]["corrected"] == {}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fits"] is True and printed["sources"][0]["corrected"] == {}
     first = shards / "00000.tar"
     before = first.stat()
     first.write_bytes(first.read_bytes().replace(caption(0).encode(), caption(0).upper().encode()))
     os.utime(first, ns=(before.st_atime_ns, before.st_mtime_ns))  # size and time tell nothing
     assert main(["data", "index", "shards", "--verify", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["fits"] is False and "in its index" in found["sources"][0]["corrected"]["shards/00000.tar"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fits"] is False and "in its index" in printed["sources"][0]["corrected"]["shards/00000.tar"]
     with (shards / "00001.tar").open("rb+") as file:
         file.truncate(700)
     assert main(["data", "index", "shards", "--verify", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["fits"] is False and list(found["sources"][0]["changed"]) == ["shards/00001.tar"]
-    assert found["sources"][0]["faults"]["shard is cut off"] == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fits"] is False and list(printed["sources"][0]["changed"]) == ["shards/00001.tar"]
+    assert printed["sources"][0]["faults"]["shard is cut off"] == 1
 
 
 def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path, monkeypatch, capsys):
@@ -265,8 +265,8 @@ def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path,
     parts = {"iconify": built["iconify"]["pairs"], "cifar-10": {"zero-shot": 9}, "mnist": {"zero-shot": None}}
     for name in built:
         assert main(["data", "prepare", name, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told == {"name": name, "folder": str(catalogue.prepared_folder(name)), "parts": parts[name]}
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == {"name": name, "folder": str(catalogue.prepared_folder(name)), "parts": parts[name]}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ KEYS = {
 def shards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)  # tempfile keeps what it read from TMPDIR
     return write_shards(Path("shapes"), 140)
 
 
@@ -66,12 +68,14 @@ def test_the_page_fits_one_screen_and_nothing_is_written_but_the_contact_sheet(s
 
 def test_json_has_stable_flat_keys_and_nothing_else_is_on_stdout(shards, capsys):
     assert main(["doctor", "shapes", "tiny", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    sections = {section: {key.partition(".")[2] for key in found if key.startswith(f"{section}.")} for section in KEYS}
-    sections[""] = {key for key in found if "." not in key}
+    printed = json.loads(capsys.readouterr().out)
+    sections = {
+        section: {key.partition(".")[2] for key in printed if key.startswith(f"{section}.")} for section in KEYS
+    }
+    sections[""] = {key for key in printed if "." not in key}
     assert sections == KEYS
-    assert Path(found["sample.sheet"]).is_file()
-    assert set(found["warnings"][0]) == {"what", "why", "remedy"}
+    assert Path(printed["sample.sheet"]).is_file()
+    assert set(printed["warnings"][0]) == {"what", "why", "remedy"}
 
 
 def test_a_run_that_would_fail_exits_with_1_and_ends_with_the_problem(shards, capsys):
@@ -84,8 +88,8 @@ def test_a_run_that_would_fail_exits_with_1_and_ends_with_the_problem(shards, ca
 def test_data_that_cannot_be_opened_exits_with_1_in_json_too(shards, capsys):
     Path("broken.tar").write_bytes(b"not a tar" * 100)
     assert main(["doctor", "broken.tar", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["ready"] is False and "broken.tar" in found["problems"][0]["what"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ready"] is False and "broken.tar" in printed["problems"][0]["what"]
 
 
 def test_data_that_opens_but_cannot_be_read_is_a_problem_and_no_traceback(shards, capsys, monkeypatch):
@@ -98,5 +102,24 @@ def test_data_that_opens_but_cannot_be_read_is_a_problem_and_no_traceback(shards
 
 
 def test_a_sheet_that_cannot_be_written_is_one_line(shards, capsys):
-    assert main(["doctor", "shapes", "--sheet", "nowhere/sheet.png"]) == 1
-    assert "give another --sheet" in capsys.readouterr().err
+    Path("file").write_text("not a folder")
+    os.mkfifo("pipe")
+    for place in ("file/sheet.png", "shapes", "pipe"):
+        assert main(["doctor", "shapes", "--sheet", place]) == 1
+        assert "give another --sheet" in capsys.readouterr().err
+    assert Path("pipe").is_fifo()  # as root, a move to /dev/null would replace the device
+
+
+def test_a_link_where_the_sheet_goes_is_not_followed(shards, capsys):
+    """Neither one that another user left in the shared temporary folder, nor one at the place of --sheet."""
+    victim, prepared = Path("victim"), Path(f"neuclip-doctor-{os.getuid()}")
+    victim.write_text("precious")
+    prepared.mkdir()
+    for link in (prepared / "shapes.png", Path("linked.png")):
+        link.symlink_to(victim.absolute())
+    assert main(["doctor", "shapes", "--json"]) == 0
+    sheet = Path(json.loads(capsys.readouterr().out)["sample.sheet"])
+    assert sheet.parent != prepared.absolute() and sheet.parent.stat().st_mode & 0o077 == 0
+    assert main(["doctor", "shapes", "--sheet", "linked.png"]) == 0
+    assert Image.open("linked.png").format == "PNG" and not Path("linked.png").is_symlink()
+    assert victim.read_text() == "precious"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import neuclip
-from neuclip.cli.main import COMMANDS, guarded, main
+from neuclip.cli.main import COMMANDS, exit_code_of, main
 from neuclip.errors import RunFailed, UserError
 
 SOURCE = Path(neuclip.__file__).parents[1]
@@ -37,7 +37,7 @@ def raising(error: BaseException):
     [
         ("trian", "no command 'trian'; did you mean train?"),
         ("zzz", "no command 'zzz'; choose train, eval, error, report, doctor, data or recipe"),
-        ("--zzz", "no flag '--zzz'"),
+        ("--zzz", "the flag --zzz has no command before it; choose train, eval"),
         ("train --train.batchsize 8", "did you mean --train.batch_size?"),
         ("train --trian.batch_size 8", "did you mean --train.batch_size?"),
         ("train --jsno", "no flag --jsno; did you mean --json?"),
@@ -94,7 +94,7 @@ def test_the_installed_program_prints_the_same_line_and_exits_with_2():
     ],
 )
 def test_expected_failures_are_one_line(error, code, line, capsys):
-    assert guarded(raising(error)) == code
+    assert exit_code_of(raising(error)) == code
     err = capsys.readouterr().err
     assert err.startswith(line) and err.count("\n") == 1
 
@@ -103,7 +103,7 @@ def test_expected_failures_are_one_line(error, code, line, capsys):
     "error", [KeyError("x"), OSError(errno.EACCES, "Permission denied"), BrokenPipeError(), ValueError()]
 )
 def test_a_bug_keeps_its_traceback(error, capsys):
-    assert guarded(raising(error)) == 1
+    assert exit_code_of(raising(error)) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -118,6 +118,14 @@ def test_help_lists_every_command(arguments, capsys):
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {command} " in out for command in COMMANDS)
+
+
+def test_help_on_a_command_can_be_asked_for_in_both_ways(capsys):
+    pages = []
+    for arguments in (["help", "data", "convert"], ["data", "convert", "--help"]):
+        assert main(arguments) == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1] and pages[0].startswith("usage: neuclip data convert")
 
 
 def test_the_version_is_that_of_the_package(capsys):

@@ -35,7 +35,7 @@ SETS = list(data_sets().values())
 ICONS, FETCHED = "icons-30k", "iconify"
 PACKAGE = data_sets()[FETCHED].packages[0]
 NOT_PREPARED = f"{FETCHED} is not prepared; run: neuclip data prepare {FETCHED} (npm, 104 MB"
-WAITING = "another process of this machine is building it; waiting\n"
+WAITING = "another process on this machine is building it; waiting\n"
 needs_locks = pytest.mark.skipif(catalogue.fcntl is None, reason="no file locks here")
 
 # Prepares the set of its first argument; stops at the pieces that the other arguments name, until stdin ends.

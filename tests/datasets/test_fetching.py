@@ -106,8 +106,8 @@ def test_nothing_is_written_outside_the_folder(packages, tmp_path):
     content = tar_bytes(dict.fromkeys(names, b"x"), links={"package/out": "/etc/hostname", "package/in": "good"})
     (packages / "someone-images-1.2.3.tgz").write_bytes(content)
     folder = fetch(NPM)
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert found == {"package/good", "etc/up"}, "regular files only, inside the folder"
+    unpacked = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert unpacked == {"package/good", "etc/up"}, "regular files only, inside the folder"
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     outside = {path.name for path in tmp_path.rglob("*") if folder not in path.parents}
     assert outside == {"cache", "packages", "someone-images-1.2.3.tgz", folder.name}

@@ -104,11 +104,11 @@ def test_of_a_tested_drawing_one_style_is_shown_and_none_is_trained_on():
     held = 0
     for name in names:
         of_family = {family: [parts[f"{family}/{name}-{style}"] for style in "abc"] for family in FAMILIES}
-        tested = [family for family, found in of_family.items() if NEW_DRAWINGS in found]
+        tested = [family for family, styles in of_family.items() if NEW_DRAWINGS in styles]
         held += len(tested)
-        for family, found in of_family.items():
+        for family, styles in of_family.items():
             expected = [NEW_DRAWINGS, "none", "none"] if family in tested else [TRAIN] * 3
-            assert sorted(part or "none" for part in found) == sorted(expected)
+            assert sorted(part or "none" for part in styles) == sorted(expected)
         assert len(tested) <= 1
     assert 10 <= held <= 30, "half of the captions are held out in one family"
 
@@ -118,8 +118,8 @@ def test_held_out_words_are_never_trained_on():
         [pair(family, f"{name}-{style}", name) for family in FAMILIES for name in ("tigers", "cub") for style in "ab"]
     )
     for family in FAMILIES:
-        found = [parts[f"{family}/tigers-{style}"] for style in "ab"]
-        assert sorted(part or "none" for part in found) == [NEW_CONCEPTS, "none"]
+        styles = [parts[f"{family}/tigers-{style}"] for style in "ab"]
+        assert sorted(part or "none" for part in styles) == [NEW_CONCEPTS, "none"]
 
 
 def test_all_skin_tones_of_an_emoji_go_where_the_emoji_goes():
@@ -128,8 +128,8 @@ def test_all_skin_tones_of_an_emoji_go_where_the_emoji_goes():
     parts = split([pair(family, name + tone, name + tone) for family in FAMILIES for name in names for tone in tones])
     for family in FAMILIES:
         for name in names:
-            found = {parts[f"{family}/{name}{tone}"] for tone in tones}
-            assert found in ({TRAIN}, {NEW_DRAWINGS, None})
+            toned = {parts[f"{family}/{name}{tone}"] for tone in tones}
+            assert toned in ({TRAIN}, {NEW_DRAWINGS, None})
     assert NEW_DRAWINGS in parts.values()
 
 

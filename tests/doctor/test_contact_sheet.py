@@ -7,7 +7,7 @@ import io
 from PIL import Image
 
 from neuclip.doctor.contact_sheet import contact_sheet, draws_images, half_blocks, strip
-from neuclip.doctor.probe import Shown
+from neuclip.doctor.probe import ShownPair
 
 
 class Terminal(io.StringIO):
@@ -17,8 +17,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(colour: str) -> Shown:
-    return Shown(0, (64, 32), Image.new("RGB", (128, 64), colour), "a caption that is longer than one line of it" * 3)
+def shown(colour: str) -> ShownPair:
+    return ShownPair(
+        0, (64, 32), Image.new("RGB", (128, 64), colour), "a caption that is longer than one line of it" * 3
+    )
 
 
 def test_a_character_carries_the_colours_of_two_pixels():

@@ -9,7 +9,7 @@ import pytest
 from neuclip.data.open import open_source
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.probe import look_at
+from neuclip.doctor.probe import probe_samples
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
 from tests.data.small_shards import write_tar
@@ -60,7 +60,7 @@ def test_only_a_sample_of_the_images_is_read_but_all_captions_are_counted(shards
 
 def test_the_sample_is_what_a_run_with_this_seed_reads_first(shards):
     source = open_source(str(shards))
-    seeds = [[one.id for one in look_at(source, seed=seed, count=5).shown] for seed in (0, 0, 1)]
+    seeds = [[one.id for one in probe_samples(source, seed=seed, count=5).shown] for seed in (0, 0, 1)]
     assert seeds[0] == seeds[1] != seeds[2]
 
 
@@ -205,6 +205,6 @@ def test_images_that_would_be_upscaled_are_warned_of(shards, size, warned):
 
 
 def test_the_speed_of_reading_is_measured(shards):
-    look = look_at(open_source(str(shards)), seed=0, count=30)
-    assert look.seconds > 0
+    probe = probe_samples(open_source(str(shards)), seed=0, count=30)
+    assert probe.seconds > 0
     assert examined(shards, sample=30)["loading.pairs_per_second_and_worker"] > 0

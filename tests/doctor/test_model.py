@@ -32,9 +32,9 @@ def test_the_second_time_facts_are_read_and_equal_those_of_the_first(cache):
     assert cached_facts(ModelSettings(name="tiny")).parameters == 7
 
 
-@pytest.mark.parametrize("asked", [{"image_size": 64}, {"gradient_checkpointing": True}])
-def test_other_settings_of_a_model_have_cached_facts_their_own(asked, cache):
-    assert cached_facts(ModelSettings(name="tiny")) != cached_facts(ModelSettings(name="tiny", **asked))
+@pytest.mark.parametrize("changes", [{"image_size": 64}, {"gradient_checkpointing": True}])
+def test_other_settings_of_a_model_have_their_own_cached_facts(changes, cache):
+    assert cached_facts(ModelSettings(name="tiny")) != cached_facts(ModelSettings(name="tiny", **changes))
 
 
 def test_a_changed_configuration_is_looked_at_again(cache, tmp_path):
@@ -73,16 +73,16 @@ def test_the_usual_tokenizer_counts_alone_as_within_open_clip(tmp_path):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    asked = []
+    addresses = []
 
     def refuse(*address, **options):
-        asked.append(address)
+        addresses.append(address)
         raise OSError("there is no network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    return asked
+    return addresses
 
 
 @pytest.mark.parametrize("field", ["hf_tokenizer_name", "hf_model_name"])

@@ -12,7 +12,7 @@ from neuclip.data.faults import FaultLog
 from neuclip.data.sample import Batch, Fault
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.pairs import estimate_share_with_duplicate, note_bad, share_with_duplicate
-from neuclip.doctor.probe import Look
+from neuclip.doctor.probe import SampleProbe
 from neuclip.errors import RunFailed
 from neuclip.settings.reading import read_settings
 
@@ -22,9 +22,9 @@ from neuclip.settings.reading import read_settings
 )
 def test_the_share_of_bad_pairs_stops_the_run_exactly_where_training_stops(tmp_path, limit, read, bad):
     settings = read_settings(None, ["--data.max_bad_share", str(limit)])
-    look, findings = Look(read=read), Findings()
-    look.faults["image does not decode"] = bad
-    note_bad(findings, look, settings, pairs=10_000)
+    probe, findings = SampleProbe(read=read), Findings()
+    probe.faults["image does not decode"] = bad
+    note_bad(findings, probe, settings, pairs=10_000)
     log = FaultLog(tmp_path / "skipped.jsonl", limit)
     faults = tuple(Fault(number, "image does not decode", "x") for number in range(bad))
     try:

@@ -10,7 +10,7 @@ import torch
 from neuclip.doctor import plan
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_temperature, note_warmup
-from neuclip.doctor.probe import Look
+from neuclip.doctor.probe import SampleProbe
 from neuclip.doctor.resources import note_device
 from neuclip.models.facts import ModelFacts
 from neuclip.plan import choose_device, choose_precision
@@ -26,7 +26,7 @@ def plan_of(flags: str, ranks: int = 1, pairs: int = 1000) -> Findings:
     note_plan(findings, settings, pairs, ranks)
     note_batch_size(findings, settings, BATCH_NORM, pairs)
     note_device(findings, settings)
-    note_loading(findings, settings, Look())
+    note_loading(findings, settings, SampleProbe())
     note_warmup(findings)
     note_temperature(findings, settings, findings["plan.steps"])
     return findings

@@ -100,9 +100,9 @@ def advice_of(findings: Findings) -> list[Advice]:
 
 def ways(remedy: str) -> list[list[str]]:
     """The flags of each alternative: one `--flag value`, or several that stand together."""
-    found = [re.findall(r"(--[a-z_.]+) ([\w./-]+)", way) for way in remedy.split(", or ")]
+    flags_of_ways = [re.findall(r"(--[a-z_.]+) ([\w./-]+)", way) for way in remedy.split(", or ")]
     words = ("DATA", "a", "the", "or")  # "--model.name a model with a longer context" is nothing to follow
-    return [[part for flag in flags for part in flag] for flags in found if flags and flags[0][1] not in words]
+    return [[part for flag in flags for part in flag] for flags in flags_of_ways if flags and flags[0][1] not in words]
 
 
 SITUATIONS = [

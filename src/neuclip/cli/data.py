@@ -175,7 +175,7 @@ def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
 
 
 def index(address: str, flags: dict[str, Any]) -> int:
-    """Prints what the shards hold; returns 1 when --verify found a stale index."""
+    """Prints what the shards hold; returns 1 when --verify finds a stale index."""
     with waiting("loading torch"):
         from neuclip.data.locations import parts_of
         from neuclip.data.open import open_source
@@ -183,20 +183,20 @@ def index(address: str, flags: dict[str, Any]) -> int:
 
     verifies, as_json = flags.get("verify", False), flags.get(JSON.name, False)
     sources = open_source(address, caption_key=flags.get("data.caption_key", "")).parts
-    found = []
+    reports = []
     for (part, _), source in zip(parts_of(address), sources, strict=True):
         if not is_tar(source):
             continue
         facts = index_facts(part, source)
         if not as_json:
             print(*index_report(source, facts), sep="\n", flush=True)
-        found.append(facts | {"corrected": dict(verify(source)) if verifies else None})
-    if not found:
-        raise UserError(f"{address}: holds no tar shards, and other data need no index; nothing to do")
-    corrected = [pair for facts in found for pair in (facts["corrected"] or {}).items()]
-    unfit = len(corrected) + sum(len(facts["changed"]) for facts in found)  # these were indexed again when opened
+        reports.append(facts | {"corrected": dict(verify(source)) if verifies else None})
+    if not reports:
+        raise UserError(f"{address}: holds no tar shards; other data needs no index")
+    corrected = [pair for facts in reports for pair in (facts["corrected"] or {}).items()]
+    unfit = len(corrected) + sum(len(facts["changed"]) for facts in reports)  # these were indexed again when opened
     if as_json:
-        print_json({"sources": found, "fits": not unfit if verifies else None})
+        print_json({"sources": reports, "fits": not unfit if verifies else None})
     elif verifies:
         for shard, wrong in corrected:
             print(f"{shard}: {wrong}; indexed again")

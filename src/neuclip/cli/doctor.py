@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -24,12 +23,12 @@ WIDTH = 120  # if the output is not a terminal
 COMMAND = Command(
     usage="doctor DATA [RECIPE] [--section.field value ...]",
     about=f"""Reads some of the pairs and reports in seconds what training on them with these settings would do.
-DATA is what --data.train accepts, RECIPE a YAML file or one of ours ({", ".join(shipped_recipes())}) [default: tiny].
-Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help""",
+DATA is what --data.train accepts. RECIPE is a YAML file or a shipped recipe ({", ".join(shipped_recipes())}).
+The default is tiny. Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help""",
     flags=(
         Flag("ranks", int, "number of ranks of the run [default: 1]"),
         Flag("sample", int, "pairs to read and decode [default: 500, or as many as five seconds allow]"),
-        Flag("sheet", str, "where to write the contact sheet (PNG) [default: in the temporary folder]"),
+        Flag("sheet", str, "where to write the contact sheet (PNG) [default: in a new temporary folder]"),
         JSON,
     ),
     examples=(
@@ -47,16 +46,15 @@ def run(arguments: Sequence[str]) -> int:
     from neuclip.doctor.contact_sheet import contact_sheet, draws_images, strip
     from neuclip.doctor.page import page_text
 
-    findings, look = examine(settings, ranks=values["ranks"], sample=values["sample"])
-    if look.shown:
-        sheet = write_sheet(contact_sheet(look.shown), values["sheet"], findings["data.name"])
-        findings.note("sample", sheet=sheet)
+    findings, probe = examine(settings, ranks=values["ranks"], sample=values["sample"])
+    if probe.shown:
+        findings.note("sample", sheet=write_sheet(contact_sheet(probe.shown), values["sheet"]))
     if values[JSON.name]:
         print_json(findings.as_plain())
     else:
         width = shutil.get_terminal_size((WIDTH, 40)).columns
         if draws_images(sys.stdout):
-            print(strip(look.shown, width), end="")
+            print(strip(probe.shown, width), end="")
         print(page_text(findings, width), end="")
     return 0 if findings.ready else 1
 
@@ -74,18 +72,17 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]
     return read_settings(Path(recipe[0]) if recipe else None, [*flags, f"--data.train={data}"]), values
 
 
-def write_sheet(sheet: Any, place: str, name: str) -> str:
-    """Where it was written: not in the working folder unless the user says so."""
-    path = Path(place or sheets_folder() / f"{name.replace('/', '-')}.png")
+def write_sheet(sheet: Any, place: str) -> str:
+    """Where it was written: without `place` in a new folder of this user, which nobody else can have prepared."""
+    from neuclip.data.tar.files import new_file
+
+    path = Path(place)
     try:
-        sheet.save(path, "PNG")
+        path = Path(place or Path(tempfile.mkdtemp(prefix="neuclip-doctor-"), "contact_sheet.png"))
+        if path.exists() and not path.is_file():
+            raise RunFailed(f"{path} is not a file; give another --sheet")
+        with new_file(path) as unfinished:  # moved to its place: a link there is replaced, not followed
+            sheet.save(unfinished, "PNG")
     except OSError as error:
         raise RunFailed(f"cannot write {path} ({error.strerror or error}); give another --sheet") from error
     return str(path)
-
-
-def sheets_folder() -> Path:
-    """One per user: the next sheet of the same data replaces the last."""
-    folder = Path(tempfile.gettempdir()) / f"neuclip-doctor-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder

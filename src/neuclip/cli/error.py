@@ -14,7 +14,7 @@ SEED = 0
 
 COMMAND = Command(
     usage="error RUN [--anchors N] [--checkpoint NAME]",
-    about="""Computes exact normalizers over the run's whole training data and compares the run's estimates.
+    about="""Compares the run's normalizers with the exact ones, computed over its whole training data.
 Prints the mean squared error of their logarithms, for images, for texts and on average; smaller is better.""",
     flags=(
         Flag("anchors", int, f"pairs whose normalizers are computed exactly [default: {ANCHORS}]"),

@@ -43,11 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 user error, 128 + signal if interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     let_threads_sleep()
-    return guarded(lambda: dispatch(arguments))
+    return exit_code_of(lambda: dispatch(arguments))
 
 
 def dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
+    if command == "help" and arguments[1:]:
+        return dispatch([*arguments[1:], "--help"])
     if command in ("--help", "-h", "help"):
         print(HELP, end="")
         return DONE
@@ -55,8 +57,8 @@ def dispatch(arguments: list[str]) -> int:
         print(f"neuclip {__version__}")
         return DONE
     if command not in COMMANDS:
-        kind = "flag" if command.startswith("-") else "command"
-        raise UserError(f"no {kind} {command!r}; {proposal(command, [*COMMANDS])}")
+        what = f"the flag {command} has no command before it" if command.startswith("-") else f"no command {command!r}"
+        raise UserError(f"{what}; {proposal(command, [*COMMANDS])}")
     module = import_module(f"neuclip.cli.{command}")
     if {"--help", "-h"} & set(arguments):
         help_page = getattr(module, "help_page", lambda _: module.COMMAND.help())
@@ -65,7 +67,7 @@ def dispatch(arguments: list[str]) -> int:
     return module.run(arguments[1:])
 
 
-def guarded(action: Callable[[], int]) -> int:
+def exit_code_of(action: Callable[[], int]) -> int:
     """The exit code of `action`. A user error or a failed run is one line on stderr; a bug keeps its traceback."""
     try:
         code = action()

@@ -24,7 +24,7 @@ COMMAND = Command(
     usage="train [RECIPE] [--section.field value ...] | train --resume RUN",
     about=f"""Trains a model and writes a run folder: records, checkpoints, the model for open_clip and a report.
 RECIPE is a YAML file or a shipped recipe ({", ".join(shipped_recipes())}) [default: tiny]. Flags override it.
-On several GPUs, or with several processes on the CPU: torchrun --nproc-per-node N -m neuclip train ...""",
+On several GPUs, or with several ranks on the CPU: torchrun --nproc-per-node N -m neuclip train ...""",
     flags=(
         Flag("resume", str, "continue this run from its last checkpoint with its own settings"),
         Flag("json", bool, "print the run's summary as JSON on stdout at the end, everything else on stderr"),

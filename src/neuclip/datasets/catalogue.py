@@ -185,7 +185,7 @@ def _lock(file: IO[str]) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("another process of this machine is building it; waiting", file=sys.stderr)
+            print("another process on this machine is building it; waiting", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:
         return False

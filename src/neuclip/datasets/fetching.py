@@ -24,7 +24,7 @@ from neuclip.progress import SILENT_SECONDS, StatusLine, progress_text
 TOOLS = {"npm": "npm", "pypi": "pip"}
 QUIET = {"npm": ("--loglevel", "error", "--ignore-scripts"), "pypi": ("--quiet",)}
 DOWNLOADS = "fetched"  # folder of downloads that are not unpacked yet, apart from files that the user put there
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError)
 
 ArchiveFile = tuple[str, IO[bytes], float]  # name in the archive, content, share of the archive that is done
@@ -231,7 +231,7 @@ def _show_progress(process: subprocess.Popen[bytes], package: Package, folder: P
     status.show(f"{what}: {package.megabytes} MB")
     while process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_SECONDS)
+            process.wait(POLL_SECONDS)
         if status.due():
             megabytes = min(_size(folder) // 1_000_000, package.megabytes)
             status.show(progress_text(what, megabytes, package.megabytes, time.monotonic() - start, "MB"))

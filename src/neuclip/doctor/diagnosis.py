@@ -22,7 +22,7 @@ from neuclip.doctor.pairs import (
     note_source,
 )
 from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_temperature, note_warmup
-from neuclip.doctor.probe import Look, look_at
+from neuclip.doctor.probe import SampleProbe, probe_samples
 from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
 from neuclip.doctor.shards import note_shards
 from neuclip.errors import RunFailed, UserError
@@ -31,31 +31,31 @@ from neuclip.models.hub import NotHere
 from neuclip.settings.sections import Settings
 
 
-def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) -> tuple[Findings, Look]:
+def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) -> tuple[Findings, SampleProbe]:
     """What training with these settings on `ranks` ranks would do, and what would go wrong.
 
-    >>> findings, look = examine(read_settings(None, ["--data.train", "shards"]))        # doctest: +SKIP
-    >>> findings.ready, findings["data.pairs"]                                           # doctest: +SKIP
+    >>> findings, probe = examine(read_settings(None, ["--data.train", "shards"]))        # doctest: +SKIP
+    >>> findings.ready, findings["data.pairs"]                                            # doctest: +SKIP
     """
     findings = Findings()
     try:
         model = cached_facts(settings.model)
     except NotHere as error:
         findings.fail_with(error, "the model cannot be built")
-        return findings, Look()
+        return findings, SampleProbe()
     source = open_data(findings, settings)
     if source is None:
-        return findings, Look()
+        return findings, SampleProbe()
     try:
         epoch = source.order(settings.run.seed).size
-        look = look_at(source, seed=settings.run.seed, count=sample)
+        probe = probe_samples(source, seed=settings.run.seed, count=sample)
     except (UserError, RunFailed) as error:  # a cache that is too small, weights that leave nothing, a failing server
         findings.fail_with(error, "the data cannot be read as in a run")
-        return findings, Look()
+        return findings, SampleProbe()
     findings.note("plan", pairs_per_epoch=epoch)
-    examine_data(findings, settings, source, look, model)
-    examine_run(findings, settings, model, look, len(source), ranks)
-    return findings, look
+    examine_data(findings, settings, source, probe, model)
+    examine_run(findings, settings, model, probe, len(source), ranks)
+    return findings, probe
 
 
 def open_data(findings: Findings, settings: Settings) -> Source | None:
@@ -72,22 +72,24 @@ def open_data(findings: Findings, settings: Settings) -> Source | None:
         return None
 
 
-def examine_data(findings: Findings, settings: Settings, source: Source, look: Look, model: ModelFacts) -> None:
+def examine_data(findings: Findings, settings: Settings, source: Source, probe: SampleProbe, model: ModelFacts) -> None:
     note_source(findings, source, settings.data)
     note_shards(findings, source)
-    note_look(findings, look, source)
-    note_bad(findings, look, settings, len(source))
-    note_images(findings, look, model)
-    note_caption_lengths(findings, look, settings, model)
-    note_equal_captions(findings, source, look, settings)
+    note_look(findings, probe, source)
+    note_bad(findings, probe, settings, len(source))
+    note_images(findings, probe, model)
+    note_caption_lengths(findings, probe, settings, model)
+    note_equal_captions(findings, source, probe, settings)
     note_held_out(findings, settings, source)
 
 
-def examine_run(findings: Findings, settings: Settings, model: ModelFacts, look: Look, pairs: int, ranks: int) -> None:
+def examine_run(
+    findings: Findings, settings: Settings, model: ModelFacts, probe: SampleProbe, pairs: int, ranks: int
+) -> None:
     note_model(findings, settings, model)
     note_plan(findings, settings, pairs, ranks)
     note_batch_size(findings, settings, model, pairs)
-    note_loading(findings, settings, look)
+    note_loading(findings, settings, probe)
     note_warmup(findings)
     note_temperature(findings, settings, findings["plan.steps"])
     note_objective(findings, settings, model, pairs, ranks)

@@ -1,4 +1,4 @@
-"""What an examination found: figures under flat keys, warnings, and problems that would make training fail."""
+"""The result of an examination: figures under flat keys, warnings, and problems that would make training fail."""
 
 from __future__ import annotations
 

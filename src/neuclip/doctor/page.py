@@ -34,7 +34,7 @@ def page_text(findings: Findings, width: int) -> str:
 def data_lines(findings: Findings) -> Iterator[Line]:
     data = findings.section("data")
     size = "" if data.file_bytes is None else f", {byte_size(data.file_bytes)}"
-    yield "data", f"{data.address}: {data.pairs:,} pairs in {plural(data.files, 'file')} ({data.kind}{size})"
+    yield "data", f"{data.address}: {plural(data.pairs, 'pair')} in {plural(data.files, 'file')} ({data.kind}{size})"
 
 
 def shard_lines(findings: Findings) -> Iterator[Line]:
@@ -56,7 +56,7 @@ def shard_lines(findings: Findings) -> Iterator[Line]:
 def sample_lines(findings: Findings, width: int) -> Iterator[Line]:
     sample = findings.section("sample")
     share = "all" if sample.share == 1 else f"{percent(sample.share)}, {sample.chosen}"
-    yield "probed", f"{sample.pairs:,} pairs: {share}"
+    yield "probed", f"{plural(sample.pairs, 'pair')}: {share}"
     for number, pair in enumerate(sample.shown):
         line = f"{pair['id']:>9}  {pair['width']:>5} x {pair['height']:<5}  {' '.join(pair['caption'].split())}"
         yield "" if number else "samples", line if len(line) <= width else f"{line[: width - 3]}..."
@@ -74,9 +74,9 @@ def quality_lines(findings: Findings) -> Iterator[Line]:
         yield "", f"{percent(images.small_share)} smaller than the model's {image_size(findings)}"
     duplicates = f"{percent(captions.equal_in_batch_share)} of a batch have the same caption as another pair of it"
     if captions.equal_share is None:
-        yield "captions", f"{duplicates} (estimated from {captions.counted:,} captions)"
+        yield "captions", f"{duplicates} (estimated from {plural(captions.counted, 'caption')})"
     else:
-        yield "captions", f"{percent(captions.equal_share)} of all pairs share their caption, {duplicates}"
+        yield "captions", f"{percent(captions.equal_share)} of all pairs share their caption with another, {duplicates}"
         if captions.commonest_count > 1:
             yield "", f"most frequent: {captions.commonest!r}, {captions.commonest_count:,} times"
     if "captions.median_tokens" in findings:
@@ -100,16 +100,16 @@ def plan_lines(findings: Findings) -> Iterator[Line]:
     model, plan, tau = (findings.section(name) for name in ("model", "plan", "temperature"))
     size = f"{model.parameters / 1e6:.1f} M parameters, {image_size(findings)} pixels, {model.context_tokens} tokens"
     yield "model", f"{model.name}: {size}, {model.embed_dim} features"
-    budget = f"{plan.steps:,} steps of {plan.batch_size:,} pairs = {plan.samples:,} samples"
+    budget = f"{plural(plan.steps, 'step')} of {plural(plan.batch_size, 'pair')} = {plural(plan.samples, 'sample')}"
     yield "plan", f"{budget} = {plan.epochs:.3g} epochs of {plan.batches_per_epoch:,.1f} steps"
     chunks = "" if plan.micro_batch == plan.batch_per_rank else f", {plan.micro_batch:,} per forward pass"
-    share = f"{plan.batch_per_rank:,} pairs per step{chunks}, {plan.samples_per_rank:,} samples"
+    share = f"{plural(plan.batch_per_rank, 'pair')} per step{chunks}, {plural(plan.samples_per_rank, 'sample')}"
     yield "", f"{plural(plan.ranks, 'rank')}; per rank {share}, {plural(plan.workers_per_rank, 'worker')}"
     if rate := findings["loading.pairs_per_second_and_worker"]:
         most = rate * min(max(1, plan.workers_per_rank), findings["loading.cores"])
-        more = plural(math.ceil(1000 / rate), "worker")
+        more = plural(math.ceil(1000 / rate), "more worker")
         yield "reading", f"a worker reads and decodes {rate:,.0f} pairs per second here, without transforms"
-        yield "", f"a rank gets at most {most:,.0f} per second; another 1,000 need {more} more"
+        yield "", f"a rank gets at most {most:,.0f} per second; 1,000 more need {more}"
     yield "warm-up", f"{plural(plan.warmup_steps, 'step')} ({percent(plan.warmup_share)})"
     falls = f"can fall to {tau.lowest_in_reach or 0:.3g} in this run"
     moves = {"no": "constant", "per sample": "one per sample", "yes": falls}[tau.learned]
@@ -120,13 +120,15 @@ def objective_lines(findings: Findings) -> Iterator[Line]:
     objective, fastclip, neuclip = (findings.section(name) for name in ("objective", "fastclip", "neuclip"))
     untrained = f"{objective.first_loss_from:.2g} to {objective.first_loss_to:.2g} with untrained encoders"
     yield "objective", f"{objective.name}; the first loss is {objective.first_loss:.2g} at chance, {untrained}"
-    visits = f"{fastclip.visits_per_pair:.3g} times in this run, {fastclip.steps_between_visits:,.0f} steps apart"
+    visits = f"every {plural(fastclip.steps_between_visits, 'step')}, {fastclip.visits_per_pair:.3g}x in this run"
     yield "n/B", f"{findings['plan.batches_per_epoch']:,.1f}; FastCLIP updates the average of a pair {visits}"
     default = "" if objective.has_prototypes else " by default"
-    number = f"m = {neuclip.prototypes:,} prototypes{default} for n = {findings['data.pairs']:,} candidates"
+    number = (
+        f"m = {plural(neuclip.prototypes, 'prototype')}{default} for n = {plural(findings['data.pairs'], 'candidate')}"
+    )
     filled = f"filled by m/B = {neuclip.prototypes_per_batch:.3g} batches"
     every, times = neuclip.steps_between_renewals, plural(neuclip.renewals or 0, "time")
-    renewed = f"replaced every {every:,} steps (T_r), {times}" if every else "never replaced"
+    renewed = f"replaced every {plural(every, 'step')} (T_r), {times}" if every else "never replaced"
     yield "", f"NeuCLIP has {number}, {filled} and {renewed}"
     if "objective.rho" in findings:
         yield "", f"rho {objective.rho:g}; above {objective.largest_useful_rho:.3g} the temperature can only fall"

@@ -6,7 +6,7 @@ import math
 
 from neuclip.data.machine import available_cores
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.probe import Look
+from neuclip.doctor.probe import SampleProbe
 from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.plan import Plan
@@ -51,7 +51,7 @@ def note_batch_size(findings: Findings, settings: Settings, model: ModelFacts, p
     if batch > pairs:
         findings.fail(
             f"train.batch_size {batch:,} is larger than the data set",
-            f"there are {pairs:,} pairs",
+            f"it has {plural(pairs, 'pair')}",
             f"give --train.batch_size {pairs // ranks * ranks or pairs} or less",
         )
     elif batch % ranks:
@@ -77,10 +77,10 @@ def note_batch_size(findings: Findings, settings: Settings, model: ModelFacts, p
         findings.warn("train.batch_size is 1", "there are no negatives", f"give --train.batch_size {enough}")
 
 
-def note_loading(findings: Findings, settings: Settings, look: Look) -> None:
+def note_loading(findings: Findings, settings: Settings, probe: SampleProbe) -> None:
     """How fast a worker reads and decodes pairs, without the transform, and whether there are cores for all workers."""
     workers, ranks, cores = settings.data.workers, findings["plan.ranks"], available_cores()
-    rate = look.read / look.seconds if look.seconds else None
+    rate = probe.read / probe.seconds if probe.seconds else None
     findings.note("loading", cores=cores, pairs_per_second_and_worker=rate)
     if workers * ranks > cores:
         where = f" if all {ranks} ranks are on this machine" if ranks > 1 else ""
@@ -95,7 +95,7 @@ def note_warmup(findings: Findings) -> None:
     warmup, steps = findings["plan.warmup_steps"], findings["plan.steps"]
     if warmup > LONG_WARMUP * steps:
         findings.warn(
-            f"warm-up of {warmup:,} steps in a run of {steps:,}",
+            f"warm-up of {plural(warmup, 'step')} in a run of {steps:,}",
             f"the learning rate {'never reaches' if warmup > steps else 'hardly stays at'} its peak",
             "give --optimizer.warmup 0.05",
         )
@@ -103,32 +103,32 @@ def note_warmup(findings: Findings) -> None:
 
 def note_temperature(findings: Findings, settings: Settings, steps: int) -> None:
     """Adam moves ln(1/tau) by at most its rate per step, a short run cannot move it far."""
-    asked = settings.temperature
+    temperature = settings.temperature
     learns = settings.objective.learns_temperature()
-    individual, constant = learns == "per sample", learns == "no" or asked.learning_rate == 0
-    total = 0.0 if constant else asked.learning_rate * steps * (0.5 if asked.schedule == "cosine" else 1)
-    reach = max(asked.minimum, asked.initial * math.exp(-total))
+    individual, constant = learns == "per sample", learns == "no" or temperature.learning_rate == 0
+    total = 0.0 if constant else temperature.learning_rate * steps * (0.5 if temperature.schedule == "cosine" else 1)
+    reach = max(temperature.minimum, temperature.initial * math.exp(-total))
     findings.note(
         "temperature",
-        initial=asked.initial,
-        minimum=asked.minimum,
-        maximum=asked.maximum,
+        initial=temperature.initial,
+        minimum=temperature.minimum,
+        maximum=temperature.maximum,
         lowest_in_reach=None if individual else reach,
         learned="per sample" if individual else "no" if constant else "yes",
     )
     if (
         not (constant or individual)
         and math.exp(-total) > HARDLY_MOVES
-        and asked.minimum < HARDLY_MOVES * asked.initial
+        and temperature.minimum < HARDLY_MOVES * temperature.initial
     ):
         findings.warn(
-            f"the temperature can only fall from {asked.initial:g} to {reach:.3g}",
-            f"its learning rate {asked.learning_rate:g} is too small for {steps:,} steps",
+            f"the temperature can only fall from {temperature.initial:g} to {reach:.3g}",
+            f"its learning rate {temperature.learning_rate:g} is too small for {plural(steps, 'step')}",
             f"give --temperature.learning_rate {1.5 / steps:.2g}",
         )
-    if asked.initial == asked.minimum and not constant:
+    if temperature.initial == temperature.minimum and not constant:
         findings.warn(
-            f"the temperature starts at its minimum {asked.minimum:g}",
+            f"the temperature starts at its minimum {temperature.minimum:g}",
             "it can only rise",
             "give --temperature.initial 0.07, or a lower --temperature.minimum",
         )

@@ -1,4 +1,4 @@
-"""Some of the pairs, read, decoded and measured: those that a run would read first."""
+"""A sample of the pairs, read, decoded and measured: those that a run would read first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THUMBNAIL = 128  # pixels
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownPair:
     """One pair to show."""
 
     id: int
@@ -35,8 +35,8 @@ class Shown:
 
 
 @dataclass
-class Look:
-    """What was found in the pairs that were read."""
+class SampleProbe:
+    """What the pairs that were read hold."""
 
     read: int = 0
     image_bytes: int = 0
@@ -47,18 +47,25 @@ class Look:
     faults: Counter[str] = field(default_factory=Counter)
     first_fault: str = ""
     bad_ids: list[int] = field(default_factory=list)
-    without_stand_in: str = ""  # where the first bad pair is that no other can replace
-    shown: list[Shown] = field(default_factory=list)
+    without_replacement: str = ""  # where the first bad pair is that no other can replace
+    shown: list[ShownPair] = field(default_factory=list)
 
     @property
     def bad(self) -> int:
         return sum(self.faults.values())
 
+    @property
+    def without_stand_in(self) -> str:  # its former name, as long as doctor/pairs.py has it
+        return self.without_replacement
 
-def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
+
+Look = SampleProbe  # its former name, as long as doctor/pairs.py has it
+
+
+def probe_samples(source: Source, *, seed: int, count: int | None = None) -> SampleProbe:
     """Read `count` pairs in the order of a run with this seed; None: 500, or what five seconds allow."""
     ids = ids_to_read(source, seed, count or PROBED)
-    probe = Look()
+    probe = SampleProbe()
     end = time.monotonic() + SECONDS
     for id in track(ids, "reading pairs", len(ids)):
         if count is None and probe.read >= FEWEST and time.monotonic() > end:
@@ -71,8 +78,8 @@ def look_at(source: Source, *, seed: int, count: int | None = None) -> Look:
             probe.bad_ids.append(id)
             probe.first_fault = probe.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
     if probe.bad < probe.read and not source.fetches:  # the neighbours of remote pairs may lie in another shard
-        alone = (id for id in probe.bad_ids[:BAD_FOLLOWED] if not _has_replacement(source, id))
-        probe.without_stand_in = next((source.where(id) for id in alone), "")
+        unreplaced = (id for id in probe.bad_ids[:BAD_FOLLOWED] if not _has_replacement(source, id))
+        probe.without_replacement = next((source.where(id) for id in unreplaced), "")
     return probe
 
 
@@ -99,7 +106,7 @@ def _read(source: Source, id: int) -> tuple[Sample, Image.Image]:
     return sample, decode(sample.image)
 
 
-def _probe_one(source: Source, id: int, probe: Look) -> None:
+def _probe_one(source: Source, id: int, probe: SampleProbe) -> None:
     start = time.perf_counter()
     try:
         sample, image = _read(source, id)
@@ -111,4 +118,4 @@ def _probe_one(source: Source, id: int, probe: Look) -> None:
     probe.modes[image.mode] += 1
     if len(probe.shown) < SHOWN:
         thumbnail = ImageOps.contain(image.convert("RGB"), (THUMBNAIL, THUMBNAIL))  # in the colours training sees
-        probe.shown.append(Shown(id, image.size, thumbnail, sample.captions[0]))
+        probe.shown.append(ShownPair(id, image.size, thumbnail, sample.captions[0]))

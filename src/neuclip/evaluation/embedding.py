@@ -84,10 +84,9 @@ class Embedder:
         return EmbeddedPairs(images.features[has_caption], text_features, captions, caption_of, ids, faults)
 
     def refuse_bad_set(self, source: Source, faults: Sequence[Fault]) -> None:
-        """Raises TooManyBad. Each sample was read once: the share is exact. What never became a sample counts as
-        bad."""
-        lost, size, limit = count_unindexed(source), len(source), self.max_bad_share
-        if len(faults) + lost > limit * (size + lost) or len(faults) == size:
+        """Raises TooManyBad. Each sample was read once: the share is exact. What could not be indexed counts as bad."""
+        unindexed, size, limit = count_unindexed(source), len(source), self.max_bad_share
+        if len(faults) + unindexed > limit * (size + unindexed) or len(faults) == size:
             raise TooManyBad(source, faults, limit)
 
     @torch.no_grad()

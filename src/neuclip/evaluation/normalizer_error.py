@@ -39,7 +39,7 @@ def normalizer_error(
 
     Args:
         image_features, text_features: unit rows; row i of both is one pair of the training set.
-        objective: asked by `log_normalizers`; when it cannot answer, "method" is missing and "method_note" says why.
+        objective: its `log_normalizers` are measured; if it has none, "method" is missing and "method_note" says why.
         caption_of: equal for equal captions; anchors whose caption occurs again are also left out of a second mean.
         sample_ids: the data set's number of each row; default: the row.
     """

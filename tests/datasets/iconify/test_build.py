@@ -33,15 +33,15 @@ PACKAGE = Package("npm", "@iconify/json", "0.0.1", 1)  # as in conftest.py
 
 def samples(folder: Path) -> list[tuple[dict, dict[str, bytes]]]:
     """(JSON, members by extension) of every sample of a part."""
-    found = []
+    all_samples = []
     for shard in sorted(folder.glob("*.tar")):
         by_key: dict[str, dict[str, bytes]] = {}
         with tarfile.open(shard) as tar:
             for member in tar:
                 key, extension = member.name.split(".")
                 by_key.setdefault(key, {})[extension] = tar.extractfile(member).read()
-        found += [(json.loads(members["json"]), members) for members in by_key.values()]
-    return found
+        all_samples += [(json.loads(members["json"]), members) for members in by_key.values()]
+    return all_samples
 
 
 def names_of(folder: Path) -> dict[str, set[str]]:
@@ -55,7 +55,7 @@ def files_and_hashes(folder: Path) -> dict[str, str]:
 
 def test_every_drawing_is_in_one_part_or_left_out_for_a_reason(built):
     parts = names_of(built)
-    everything = sorted(name for found in parts.values() for name in found)
+    everything = sorted(name for names in parts.values() for name in names)
     assert len(everything) == len(set(everything))
     assert "alpha/house" in everything and "alpha/copy-of-the-house" not in everything, "equal: the shortest name stays"
     assert not {"alpha/brand-acme", "alpha/empty", "alpha/42", "alpha/secret"} & set(everything)
@@ -64,7 +64,7 @@ def test_every_drawing_is_in_one_part_or_left_out_for_a_reason(built):
     about = json.loads((built / "BUILD.json").read_text())
     assert about["icons"] == {"brands": 1, "unnamed": 1, "blank": 1, "drawn": 35}
     assert sum(about["pairs"].values()) + sum(about["dropped"].values()) == about["icons"]["drawn"]
-    assert about["pairs"] == {part: len(found) for part, found in parts.items()}
+    assert about["pairs"] == {part: len(names) for part, names in parts.items()}
 
 
 def test_a_held_out_drawing_is_trained_on_in_other_families_only(built):
@@ -95,13 +95,13 @@ def test_a_second_name_is_a_second_caption_without_held_out_words(package, tmp_p
     content["aliases"] |= {"villa": {"parent": "house"}, "cat-door": {"parent": "house"}, "tomcat": {"parent": "cat"}}
     file.write_text(json.dumps(content))
     build(tmp_path / "set", PACKAGE, package, processes=1)
-    found = {}
+    captions = {}
     for part in PARTS:
         source = open_source(str(tmp_path / "set" / part))
         for id, (about, _) in enumerate(samples(tmp_path / "set" / part)):
-            found[f"{about['set']}/{about['name']}"] = source[id].captions
-    assert found["alpha/house"] == ("house", "home", "villa"), "a cat door would give a held-out word away"
-    assert found["beta/house"] == ("house",) and "cat" in heldout_concepts()
+            captions[f"{about['set']}/{about['name']}"] = source[id].captions
+    assert captions["alpha/house"] == ("house", "home", "villa"), "a cat door would give a held-out word away"
+    assert captions["beta/house"] == ("house",) and "cat" in heldout_concepts()
 
 
 def test_two_builds_give_the_same_files_with_any_number_of_processes(package, built, tmp_path):

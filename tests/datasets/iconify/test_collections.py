@@ -15,18 +15,18 @@ def test_logos_brands_and_forbidding_licences_are_left_out(package):
 
 
 def test_hidden_icons_and_brand_marks_are_left_out(package):
-    found = read_icons(read_collections(package)[0])
-    names = [icon.name for icon in found.icons]
+    icons = read_icons(read_collections(package)[0])
+    names = [icon.name for icon in icons.icons]
     assert names == sorted(names) and "house" in names
-    assert not {"secret", "brand-acme"} & set(names) and found.brands == 1
+    assert not {"secret", "brand-acme"} & set(names) and icons.brands == 1
 
 
 def test_icons_that_the_collection_files_under_brands_are_left_out(package):
     file = package / "json" / "beta.json"
     content = json.loads(file.read_text()) | {"categories": {"Brand / Logo": ["sun", "key"], "Nature": ["leaf"]}}
     file.write_text(json.dumps(content))
-    found = read_icons(read_collections(package)[1])
-    assert {icon.name for icon in found.icons} == {"bell", "cat", "drop", "house", "leaf", "moon"} and found.brands == 2
+    icons = read_icons(read_collections(package)[1])
+    assert {icon.name for icon in icons.icons} == {"bell", "cat", "drop", "house", "leaf", "moon"} and icons.brands == 2
 
 
 def test_an_alias_is_a_name_of_the_same_drawing_and_a_mirrored_one_is_not(package):
