@@ -10,9 +10,10 @@ import pytest
 
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.model import cached_facts
+from neuclip.models.config import SHIPPED
 from neuclip.models.facts import model_facts, token_counter
 from neuclip.models.hub import NotHere
-from neuclip.models.towers import SHIPPED, build_model
+from neuclip.models.towers import build_model
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
 from tests.images import write_shard

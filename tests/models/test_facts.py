@@ -60,7 +60,9 @@ def test_tokens_are_counted_as_the_tokenizer_writes_them_and_beyond_its_context(
 
 
 def test_weights_are_a_file_or_a_known_tag(tmp_path):
-    assert pretrained_is_known("ViT-B-32", "openai") and pretrained_is_known("tiny", str(tmp_path))
+    (tmp_path / "weights.pt").touch()
+    assert pretrained_is_known("ViT-B-32", "openai") and pretrained_is_known("tiny", str(tmp_path / "weights.pt"))
+    assert not pretrained_is_known("tiny", str(tmp_path))
     assert not pretrained_is_known("ViT-B-32", "opnai") and not pretrained_is_known("tiny", "openai")
 
 

@@ -11,10 +11,11 @@ from PIL import Image
 from neuclip import NeuCLIP
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
+from neuclip.models.config import SHIPPED
 from neuclip.models.export import export_model
 from neuclip.models.pixels import normalize_batch
 from neuclip.models.torchvision_guard import guard_torchvision
-from neuclip.models.towers import SHIPPED, build_model
+from neuclip.models.towers import build_model
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])

@@ -12,8 +12,8 @@ from pathlib import Path
 from neuclip import __version__
 from neuclip.data.machine import cache_folder
 from neuclip.models import facts
+from neuclip.models.config import SHIPPED
 from neuclip.models.facts import ModelFacts, model_facts
-from neuclip.models.towers import SHIPPED
 from neuclip.progress import waiting
 from neuclip.records import write_json
 from neuclip.settings.sections import ModelSettings
