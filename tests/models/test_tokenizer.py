@@ -16,31 +16,9 @@ from neuclip.models.facts import token_counter
 from neuclip.models.tokenizer import LONG_WORD, load_tokenizer
 from neuclip.models.towers import build_model
 
-WORDS = [
-    "a",
-    "photo",
-    "of",
-    "the",
-    "international",
-    "Zwölf",
-    "Boxkämpfer",
-    "naïve",
-    "&eacute;&amp;amp;",
-    "3.14",
-    "----",
-]
-WORDS += [
-    "猫が好き",
-    "кошка",
-    "😂😂😂😂😂😂😂😂",
-    "it's",
-    "https://example.com/a_b?c=1",
-    "=" * 40,
-    "\t\n  ",
-    "don’t",
-    "Ã©",
-    "x" * 60,
-]
+WORDS = ["a", "photo", "of", "the", "international", "Zwölf", "Boxkämpfer", "naïve", "&eacute;&amp;amp;", "3.14"]
+WORDS += ["----", "猫が好き", "кошка", "😂😂😂😂😂😂😂😂", "it's", "https://example.com/a_b?c=1", "=" * 40, "\t\n  "]
+WORDS += ["don’t", "Ã©", "x" * 60]
 BLANKS = [" ", " ", " ", "  ", "\n", ", ", ""]
 
 

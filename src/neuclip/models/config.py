@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from neuclip.models import open_clip_module
 from neuclip.models.hub import downloading
 
 SHIPPED = Path(__file__).parent / "configs"
+OPEN_CLIP = "model_configs/*.json"  # in its package
 LOCAL, HUB = "local-dir:", "hf-hub:"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth")  # what open_clip looks for in a folder
 
@@ -54,12 +56,22 @@ def find_config(name: str) -> tuple[str, dict[str, Any]]:
     return name, config
 
 
-def config_file(name: str) -> Path | None:
-    """The file that holds a model's configuration; None for a model of the hub."""
-    if name.startswith(LOCAL):
-        return Path(name.removeprefix(LOCAL)) / "open_clip_config.json"
-    own = Path(str(open_clip_module().__file__)).parent / "model_configs" / f"{name}.json"
-    return next((file for file in (SHIPPED / f"{name}.json", Path(name), own) if file.is_file()), None)
+def longer_context(name: str, tokens: int) -> str:
+    """What to do about a context that is too short for `tokens`: another model of the family, or another config."""
+    size = -(-tokens // 8) * 8
+    if name.startswith(LOCAL) or name.endswith(".json"):
+        file = Path(name.removeprefix(LOCAL)) / "open_clip_config.json" if name.startswith(LOCAL) else Path(name)
+        return f"set text_cfg.context_length to {size} in {file}"
+    shipped = {file.stem: file for file in SHIPPED.glob("*.json")}
+    package = importlib.util.find_spec("open_clip")  # read from disk: importing it takes seconds
+    assert package is not None and package.origin is not None
+    files = shipped if name in shipped else {file.stem: file for file in Path(package.origin).parent.glob(OPEN_CLIP)}
+    contexts = {one: json.loads(file.read_text())["text_cfg"].get("context_length", 0) for one, file in files.items()}
+    enough = sorted(one for one, context in contexts.items() if context >= tokens)
+    if near := difflib.get_close_matches(name, enough, n=1, cutoff=0 if name in shipped else 0.6):
+        return f"give --model.name {near[0]}, whose context has {contexts[near[0]]} tokens"
+    source = f"a copy of {files[name]}" if name in files else "its config as a file"
+    return f"give --model.name mine.json: {source}, with text_cfg.context_length {size}"
 
 
 def _folder_config(name: str) -> dict[str, Any]:

@@ -109,11 +109,6 @@ def _usual_tokenizer_alone() -> Any:
         return None
 
 
-def pretrained_is_known(name: str, pretrained: str) -> bool:
-    """Whether `pretrained` is a file, or a tag that open_clip has for this model."""
-    return Path(pretrained).is_file() or pretrained in open_clip_module().list_pretrained_tags_by_model(name)
-
-
 def _activation_bytes(model: Any, height: int, width: int, context: int) -> int:
     """Bytes that autograd keeps of one pair's forward pass, without parameters."""
     own = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
