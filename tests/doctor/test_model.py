@@ -10,9 +10,12 @@ import pytest
 
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.model import cached_facts
+from neuclip.errors import UserError
+from neuclip.models.config import SHIPPED
+from neuclip.models.export import export_model
 from neuclip.models.facts import model_facts, token_counter
 from neuclip.models.hub import NotHere
-from neuclip.models.towers import SHIPPED, build_model
+from neuclip.models.towers import build_model
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
 from tests.images import write_shard
@@ -45,6 +48,15 @@ def test_a_changed_configuration_is_looked_at_again(cache, tmp_path):
         file.write_text(json.dumps(config | {"embed_dim": width}))
         widths.append(cached_facts(ModelSettings(name=str(file))).embed_dim)
     assert widths == [128, 64]
+
+
+def test_a_folder_that_lost_its_weights_is_refused_despite_cached_facts(cache, tmp_path):
+    export_model(build_model("tiny"), tmp_path / "model")
+    settings = ModelSettings(name=f"local-dir:{tmp_path / 'model'}")
+    assert cached_facts(settings).embed_dim == 128
+    (tmp_path / "model" / "open_clip_model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weights"):
+        cached_facts(settings)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"image_size": [1, 1], "other": 1}'])

@@ -11,9 +11,10 @@ import torch
 from neuclip.data.faults import FaultLog
 from neuclip.data.sample import Batch, Fault
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.pairs import estimate_share_with_duplicate, note_bad, share_with_duplicate
+from neuclip.doctor.pairs import estimate_share_with_duplicate, note_bad, note_caption_lengths, share_with_duplicate
 from neuclip.doctor.probe import SampleProbe
 from neuclip.errors import RunFailed
+from neuclip.models.facts import model_facts
 from neuclip.settings.reading import read_settings
 
 
@@ -53,3 +54,12 @@ def test_the_estimate_of_duplicate_captions_from_a_sample_has_no_bias():
     draw = random.Random(0)
     estimates = [estimate_share_with_duplicate(draw.sample(captions, 500), 64) for _ in range(20)]
     assert sum(estimates) / 20 == pytest.approx(exact, rel=0.1)
+
+
+def test_captions_that_are_cut_name_a_model_that_fits_them():
+    settings, findings = read_settings(None, ["--model.name", "tiny"]), Findings()
+    look = SampleProbe(read=200, captions=[("a red circle " * 9,)] * 199 + [("q" * 900_000,)])
+    note_caption_lengths(findings, look, settings, model_facts("tiny"))
+    (warning,) = findings.warnings
+    assert "--model.name small, whose context has 32 tokens" in warning.remedy
+    assert "up to 29 tokens, the longest has at least" in warning.why

@@ -9,12 +9,15 @@ import torch
 from PIL import Image
 
 from neuclip import NeuCLIP
-from neuclip.errors import UserError
+from neuclip.errors import RunFailed, UserError
 from neuclip.models import open_clip_module
+from neuclip.models.config import SHIPPED
 from neuclip.models.export import export_model
 from neuclip.models.pixels import normalize_batch
 from neuclip.models.torchvision_guard import guard_torchvision
-from neuclip.models.towers import SHIPPED, build_model
+from neuclip.models.towers import BuiltModel, build_model, encode_once
+from neuclip.runs.build import build_towers
+from neuclip.settings.reading import read_settings
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])
@@ -132,3 +135,59 @@ def test_weights_without_a_bias_get_the_one_asked_for(way, tmp_path):
     again = build_model(name, pretrained=weights, initial_bias=-8.0)
     assert again.towers.logit_bias.item() == -8
     assert torch.equal(again.towers.model.text_projection, built.towers.model.text_projection)
+
+
+@pytest.fixture
+def hub_model(tmp_path, monkeypatch) -> str:
+    """A model in huggingface_hub's cache, as a download leaves it, with a temperature and a bias of its own."""
+    from huggingface_hub import constants
+
+    snapshot = tmp_path / "hub" / "models--somebody--clip" / "snapshots" / ("0" * 40)
+    built = build_model("tiny", initial_bias=-10.0)
+    built.towers.set_temperature(0.02)
+    torch.nn.init.constant_(built.towers.logit_bias, -6.5)
+    export_model(built, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return "hf-hub:somebody/clip"
+
+
+def build_for_training(name: str, *more: str) -> BuiltModel:
+    settings = read_settings(None, ["--model.name", name, "--objective.name", "siglip", *more])
+    return build_towers(settings, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("way", ["hf-hub", "local-dir", "pretrained"])
+def test_trained_weights_keep_their_temperature_and_bias(way, hub_model, tmp_path):
+    (file,) = tmp_path.rglob("*.safetensors")
+    built = {
+        "hf-hub": lambda: build_for_training(hub_model),
+        "local-dir": lambda: build_for_training(f"local-dir:{file.parent}"),
+        "pretrained": lambda: build_for_training("tiny", "--model.pretrained", str(file)),
+    }[way]()
+    assert built.has_trained_weights
+    assert 1 / built.towers.logit_scale.item() == pytest.approx(0.02)
+    assert built.towers.logit_bias.item() == -6.5
+
+
+def test_random_weights_start_with_the_temperature_of_the_settings():
+    built = build_for_training("tiny", "--temperature.initial", "0.05")
+    assert not built.has_trained_weights and 1 / built.towers.logit_scale.item() == pytest.approx(0.05)
+
+
+def test_a_hub_model_without_weights_is_no_model(hub_model, tmp_path):
+    for file in tmp_path.rglob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(RunFailed, match="no weights"):
+        build_model(hub_model)
+
+
+def test_trying_a_model_once_draws_no_random_number_and_changes_no_statistics():
+    built = build_model("tiny")
+    model, state = built.towers.model, torch.random.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    encode_once(model, built.tokenize)
+    assert model.training and torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -100,6 +100,9 @@ def test_a_set_that_is_not_measured_says_so() -> None:
 def test_captions_that_fill_the_context_are_reported_where_there_are_many() -> None:
     assert "fill the context" not in text()
     assert "Captions that fill the context (possibly truncated): 12.3 %" in text(truncated_captions=0.123)
+    remedy = "give --model.name small"
+    named = [summary_text(SUMMARY | {"truncated_captions": x}, batch_size=8, longer_context=remedy) for x in (0, 0.1)]
+    assert remedy not in named[0] and named[1].endswith(f"(possibly truncated): 10.0 %; {remedy}")
 
 
 def test_the_headline_prefers_retrieval() -> None:

@@ -26,7 +26,8 @@ from neuclip.doctor.probe import SampleProbe, probe_samples
 from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
 from neuclip.doctor.shards import note_shards
 from neuclip.errors import RunFailed, UserError
-from neuclip.models.facts import ModelFacts, pretrained_is_known
+from neuclip.models.facts import ModelFacts
+from neuclip.models.failures import pretrained_is_known
 from neuclip.models.hub import NotHere
 from neuclip.settings.sections import Settings
 

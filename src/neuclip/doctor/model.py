@@ -11,9 +11,8 @@ from pathlib import Path
 
 from neuclip import __version__
 from neuclip.data.machine import cache_folder
-from neuclip.models import facts
+from neuclip.models import config, facts
 from neuclip.models.facts import ModelFacts, model_facts
-from neuclip.models.towers import SHIPPED
 from neuclip.progress import waiting
 from neuclip.records import write_json
 from neuclip.settings.sections import ModelSettings
@@ -41,10 +40,12 @@ def cached_facts(model: ModelSettings) -> ModelFacts:
 
 def _digest(model: ModelSettings) -> str:
     """Of everything the facts depend on; open_clip's own configurations are covered by its version."""
-    parts = [__version__, model.name, model.image_size, model.gradient_checkpointing]
+    folder = Path(model.name.removeprefix(config.LOCAL))
+    weights = [file.name for pattern in config.WEIGHTS for file in folder.glob(pattern)]  # without them it is refused
+    parts = [__version__, model.name, model.image_size, model.gradient_checkpointing, weights]
     digest = hashlib.sha256(repr([*parts, *map(_installed, PACKAGES)]).encode())
-    saved = Path(model.name.removeprefix("local-dir:")) / "open_clip_config.json"
-    for file in (Path(facts.__file__), SHIPPED / f"{model.name}.json", Path(model.name), saved):
+    ours = (Path(facts.__file__), Path(config.__file__), config.SHIPPED / f"{model.name}.json")
+    for file in (*ours, Path(model.name), folder / "open_clip_config.json"):
         with contextlib.suppress(OSError):  # most of these files do not exist
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

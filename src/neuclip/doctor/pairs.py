@@ -12,7 +12,8 @@ from neuclip.data.source import Source
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import Look
 from neuclip.formatting import percent, plural
-from neuclip.models.facts import ModelFacts, token_counter
+from neuclip.models.config import longer_context
+from neuclip.models.facts import COUNTED, ModelFacts, token_counter
 from neuclip.models.hub import NotHere
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import DataSettings, Settings
@@ -20,6 +21,7 @@ from neuclip.settings.sections import DataSettings, Settings
 CAPTIONS_COUNTED = 2_000_000  # up to here all captions are compared, a second per million; above it a sample
 CAPTION_FILES_COUNTED = 20_000  # if each is its own file
 MANY_CUT_OFF = 0.05
+FIT = 0.99  # of the captions, for which a model is named; a single one may be of any length
 MANY_EQUAL = 0.01  # of a batch
 MANY_SMALL = 0.5
 PATCH = 32
@@ -133,10 +135,12 @@ def note_caption_lengths(findings: Findings, look: Look, settings: Settings, mod
         cut_off_share=cut,
     )
     if cut > MANY_CUT_OFF:
+        fitting = sorted(lengths)[int(FIT * (len(lengths) - 1))]
+        longest = f"{'at least ' if max(map(len, captions)) > COUNTED else ''}{max(lengths)}"
         findings.warn(
             f"{percent(cut)} of the captions are longer than the model's {model.context_length} tokens",
-            f"their ends are cut off; the longest has {max(lengths)} tokens",
-            "shorten captions, or give --model.name a model with a longer context",
+            f"their ends are cut off; {percent(FIT)} have up to {fitting} tokens, the longest has {longest}",
+            f"{longer_context(settings.model.name, fitting)}, or shorten captions",
         )
 
 

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from neuclip.errors import RunFailed
 from neuclip.models.towers import BuiltModel
 from neuclip.records import write_json
 
+CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+
 
 def export_model(built: BuiltModel, folder: Path) -> None:
-    """Write open_clip_config.json and open_clip_model.safetensors."""
+    """Write the weights, then the config, each in one move: a folder that has a config is complete."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).unlink(missing_ok=True)  # of an older model, whose weights are replaced now
     model = built.towers.model
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    _write_weights(tensors, folder / WEIGHTS)
+    if hasattr(built.tokenize, "save_pretrained"):  # one of transformers, which open_clip looks for in this folder
+        built.tokenize.save_pretrained(folder)
     preprocess = getattr(model.visual, "preprocess_cfg", {})
     kept = {key: preprocess[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in preprocess}
-    write_json(folder / "open_clip_config.json", {"model_cfg": built.config, "preprocess_cfg": kept})
-    partial = folder / "open_clip_model.safetensors.partial"
+    write_json(folder / CONFIG, {"model_cfg": built.config, "preprocess_cfg": kept})
+
+
+def _write_weights(tensors: dict[str, Tensor], file: Path) -> None:
+    partial = file.with_name(file.name + ".partial")
     try:
+        partial.unlink(missing_ok=True)
+        partial.touch()
+        mode = partial.stat().st_mode  # what a new file has here; safetensors makes it 0600
         save_file(tensors, partial)
-        partial.replace(folder / "open_clip_model.safetensors")
-    except SafetensorError as error:
+        partial.chmod(mode)
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(file)
+    except (SafetensorError, OSError) as error:
         raise RunFailed(
             f"{partial}: could not be written ({error}); the last checkpoint is kept: make room, then continue with "
             "--resume"

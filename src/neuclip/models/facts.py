@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.models import open_clip_module
+from neuclip.models.config import find_config
+from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
-from neuclip.models.towers import find_config, silence_open_clip
+from neuclip.models.tokenizer import LONG_WORD
+from neuclip.models.towers import image_shape, silence_open_clip
 
+COUNTED = 20_000  # characters of a caption whose tokens are counted
 PROBE = 2  # pairs sent through the empty model; BatchNorm does not take one
 
 
@@ -41,7 +46,7 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
     16
     """
     known_name, config = find_config(name)
-    with silence_open_clip(), offline_hub(name, config):
+    with silence_open_clip(), explain_failures(name, image_size=image_size), offline_hub(name, config):
         model = open_clip_module().create_model(
             known_name,
             load_weights=False,
@@ -50,20 +55,19 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
             force_image_size=image_size or None,
             output_dict=False,
         )
-    if gradient_checkpointing:
-        model.set_grad_checkpointing()
-    size = model.visual.image_size
-    height, width = (size, size) if isinstance(size, int) else size
-    context = int(getattr(model, "context_length", config["text_cfg"].get("context_length", 77)))
+        if gradient_checkpointing:
+            model.set_grad_checkpointing()
+        height, width = image_shape(model)
+        context = int(getattr(model, "context_length", config["text_cfg"].get("context_length", 77)))
+        activation_bytes = _activation_bytes(model, height, width, context)
     return ModelFacts(
         embed_dim=config["embed_dim"],
         image_size=(height, width),
         context_length=context,
         parameters=sum(p.numel() for p in model.parameters()),
         state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()),
-        activation_bytes=_activation_bytes(model, height, width, context),
-        usual_tokenizer=not ({"hf_tokenizer_name", "tokenizer_kwargs"} & config["text_cfg"].keys())
-        and "siglip" not in known_name.lower(),
+        activation_bytes=activation_bytes,
+        usual_tokenizer=not ({"hf_tokenizer_name", "tokenizer_kwargs"} & config["text_cfg"].keys()),
         batch_norm=any(isinstance(module, _BatchNorm) for module in model.modules()),
     )
 
@@ -74,14 +78,19 @@ def token_counter(name: str, *, usual: bool = False) -> Callable[[Sequence[str]]
     tokenizer = _usual_tokenizer_alone() if usual else None
     if tokenizer is None:
         known_name, config = find_config(name)
-        with silence_open_clip(), offline_hub(name, config):
+        with silence_open_clip(), explain_failures(name), offline_hub(name, config):
             tokenizer = open_clip_module().get_tokenizer(known_name)
     if hasattr(tokenizer, "sot_token_id") and hasattr(tokenizer, "encode"):
-        return lambda captions: [len(tokenizer.encode(caption)) + 2 for caption in captions]
+        return lambda captions: [len(tokenizer.encode(countable(caption))) + 2 for caption in captions]
     inner = getattr(tokenizer, "tokenizer", None)
     if inner is None:
         return None
-    return lambda captions: [len(tokens) for tokens in inner(list(captions))["input_ids"]]
+    return lambda captions: [len(tokens) for tokens in inner([countable(one) for one in captions])["input_ids"]]
+
+
+def countable(caption: str) -> str:
+    """The caption without what would take a tokenizer minutes: its first characters, and words of usual length."""
+    return re.sub(rf"(\S{{{LONG_WORD}}})", r"\1 ", caption[:COUNTED])
 
 
 @functools.cache
@@ -98,11 +107,6 @@ def _usual_tokenizer_alone() -> Any:
         return module.SimpleTokenizer()
     except (ImportError, AttributeError, OSError):  # another version's file
         return None
-
-
-def pretrained_is_known(name: str, pretrained: str) -> bool:
-    """Whether `pretrained` is a file, or a tag that open_clip has for this model."""
-    return Path(pretrained).exists() or pretrained in open_clip_module().list_pretrained_tags_by_model(name)
 
 
 def _activation_bytes(model: Any, height: int, width: int, context: int) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -18,10 +16,11 @@ from torch import Tensor, nn
 
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
+from neuclip.models.config import HUB, LOCAL, find_config
+from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
 from neuclip.models.pixels import normalize_batch, split_transform
-
-SHIPPED = Path(__file__).parent / "configs"
+from neuclip.models.tokenizer import load_tokenizer
 
 Transform = Callable[[Image], Tensor]
 Tokenize = Callable[[list[str]], Tensor]
@@ -89,6 +88,7 @@ class BuiltModel:
     embed_dim: int
     image_size: int
     config: dict[str, Any]  # open_clip's model_cfg, complete
+    has_trained_weights: bool  # with a temperature, and perhaps a bias, that belong to them
 
 
 def build_model(
@@ -99,33 +99,41 @@ def build_model(
     crop_scale: tuple[float, float] = (0.9, 1.0),
     initial_bias: float | None = None,
 ) -> BuiltModel:
-    """Build `tiny`, `small`, any open_clip name, `local-dir:FOLDER`, or the path of a model config.
+    """Build `tiny`, `small`, any open_clip name, `local-dir:FOLDER`, `hf-hub:NAME`, or the path of a model config.
 
-    Randomly initialised unless `pretrained` names weights or the name is a local-dir. With `initial_bias` the model has
-    the logit bias of SigLIP, which starts there unless the weights bring one.
+    Randomly initialised unless `pretrained` names weights or the name is that of a folder or of the hub. With
+    `initial_bias` the model has the logit bias of SigLIP, which starts there unless the weights bring one.
 
     >>> built = build_model("tiny")
     >>> built.embed_dim
     128
     """
-    open_clip = open_clip_module()
     known_name, config = find_config(name)
+    brings_weights = name.startswith((LOCAL, HUB))
+    if brings_weights and pretrained:
+        raise UserError(f"model.pretrained {pretrained}: {name} has its own weights; remove --model.pretrained")
     if image_size:
         config["vision_cfg"]["image_size"] = image_size
     if initial_bias is not None:
         config["init_logit_bias"] = initial_bias  # the exported config needs it too, or its weights would not load
-    # A user who names weights by a tag wants them downloaded, with all that belongs to them.
-    download = pretrained and not Path(pretrained).exists()
-    with silence_open_clip(), contextlib.nullcontext() if download else offline_hub(name, config):
-        tokenize = open_clip.get_tokenizer(known_name)  # first: it may be missing, and large towers take long
-        model, train_transform, transform = open_clip.create_model_and_transforms(
+    # A user who names weights by a tag, or the hub, wants them downloaded, with all that belongs to them.
+    download = name.startswith(HUB) or bool(pretrained and not Path(pretrained).exists())
+    with (
+        silence_open_clip(),
+        explain_failures(name, pretrained=pretrained, image_size=image_size),
+        offline_hub(name, config, download=download),
+    ):
+        tokenize = load_tokenizer(known_name)  # first: it may be missing, and large towers take long
+        model, train_transform, transform = open_clip_module().create_model_and_transforms(
             known_name,
             pretrained=pretrained or None,
+            require_pretrained=bool(pretrained) or brings_weights,
             force_image_size=image_size or None,
             aug_cfg={"scale": crop_scale},
             output_dict=False,
             init_logit_bias=config.get("init_logit_bias"),
         )
+        encode_once(model, tokenize)
     if initial_bias is not None and not model.logit_bias.any():
         # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
         nn.init.constant_(model.logit_bias, initial_bias)
@@ -137,49 +145,28 @@ def build_model(
         float_transform=transform,
         tokenize=tokenize,
         embed_dim=config["embed_dim"],
-        image_size=config["vision_cfg"]["image_size"],
+        image_size=max(image_shape(model)),
         config=config,
+        has_trained_weights=bool(pretrained) or brings_weights,
     )
 
 
-def find_config(name: str) -> tuple[str, dict[str, Any]]:
-    """The name under which open_clip knows the model, and its configuration."""
-    open_clip = open_clip_module()
-    if name.startswith("local-dir:"):
-        file = Path(name.removeprefix("local-dir:")) / "open_clip_config.json"
-        if not file.is_file():
-            raise UserError(f"model.name {name}: there is no {file}; give the folder of a saved open_clip model")
-        return name, _read_config(file)["model_cfg"]
-    shipped = SHIPPED / f"{name}.json"
-    file = shipped if shipped.is_file() else Path(name)
-    if file.suffix == ".json":
-        if not file.is_file():
-            raise UserError(f"model.name {name}: no such file; give the path of an open_clip model config")
-        config = _read_config(file)
-        open_clip.add_model_config(file)
-        return file.stem, config
-    config = open_clip.get_model_config(name)
-    if config is None:
-        raise UserError(f"model.name {name} is not known; {_nearest_model(name, open_clip.list_models())}")
-    return name, config
+def image_shape(model: Any) -> tuple[int, int]:
+    """Height and width of a model's images."""
+    size = model.visual.image_size
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not JSON ({error}); give an open_clip model config") from error
-    inner = config.get("model_cfg", config)
-    missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in inner]
-    if missing:
-        raise UserError(f"{file} has no {', '.join(missing)}; give an open_clip model config")
-    return config
-
-
-def _nearest_model(name: str, known: list[str]) -> str:
-    choices = sorted(path.stem for path in SHIPPED.glob("*.json")) + list(known)
-    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else "open_clip.list_models() lists them, beside tiny and small"
+@torch.no_grad()
+def encode_once(model: Any, tokenize: Tokenize) -> None:
+    """One image and one text, so that an image size or a vocabulary that does not fit is found now, not in training.
+    In eval mode it changes no statistics and draws no random number."""
+    model.eval()
+    image = model.encode_image(torch.zeros(1, 3, *image_shape(model)))
+    text = model.encode_text(tokenize(["a"]))
+    model.train()
+    if image.shape != text.shape:
+        raise ValueError(f"images have {image.shape[-1]} features and texts {text.shape[-1]}")
 
 
 @contextlib.contextmanager

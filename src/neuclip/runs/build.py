@@ -58,7 +58,7 @@ def build_towers(settings: Settings, device: torch.device) -> BuiltModel:
     if built.towers.logit_bias is not None:
         # A model may bring a bias that the objective does not use: it would be a parameter without a gradient.
         built.towers.logit_bias.requires_grad_(objective.uses_bias)
-    if not (model.pretrained or model.name.startswith("local-dir:")):
+    if not built.has_trained_weights:
         built.towers.set_temperature(settings.temperature.initial)
     if model.gradient_checkpointing:
         built.towers.model.set_grad_checkpointing()

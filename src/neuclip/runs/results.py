@@ -19,6 +19,7 @@ from neuclip.distributed.error_sync import on_main_rank
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
+from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
 from neuclip.objectives.objective import Objective
 from neuclip.records import HELD_OUT, append_line, read_lines, write_json
@@ -79,7 +80,9 @@ def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seco
     export_model(run.built, run.folder.model)
     write_json(run.folder.summary, summary)
     page = write_report(run.folder)
-    print(summary_text(summary, batch_size=run.plan.batch_size))
+    tokens = 2 * run.built.config["text_cfg"].get("context_length", 77)  # how long the captions are was not counted
+    longer = longer_context(run.settings.model.name, tokens)
+    print(summary_text(summary, batch_size=run.plan.batch_size, longer_context=longer))
     print(f"Report: {page}")
 
 

@@ -10,8 +10,9 @@ from neuclip.report.evaluations import CANDIDATES, DIRECTIONS, Evaluation, parse
 from neuclip.report.verdict import MANY_TRUNCATED, judge_calibration, judge_error
 
 
-def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
-    """What a run reached and cost, one heading per topic that there is something to say about."""
+def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: str = "") -> str:
+    """What a run reached and cost, one heading per topic that there is something to say about. `longer_context`: what
+    to do where captions are truncated."""
     evaluation = parse_evaluation(summary["evaluation"])
     lines = [
         f"Trained on {plural(summary['samples_seen'], 'sample')} in {format_duration(summary['seconds'])} "
@@ -25,7 +26,8 @@ def summary_text(summary: dict[str, Any], *, batch_size: int) -> str:
     ]
     truncated = summary["truncated_captions"] or 0
     if truncated > MANY_TRUNCATED:
-        lines.append(f"Captions that fill the context (possibly truncated): {percent(truncated)}")
+        remedy = f"; {longer_context}" if longer_context else ""
+        lines.append(f"Captions that fill the context (possibly truncated): {percent(truncated)}{remedy}")
     return "\n".join(lines)
 
 
