@@ -22,7 +22,7 @@ from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.models.export import export_model
 from neuclip.objectives.objective import Objective
-from neuclip.records import HELD_OUT, append_line, read_lines, write_json
+from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.page import write_report
 from neuclip.runs.build import build_objective
 from neuclip.runs.environment import peak_memory_bytes
@@ -70,13 +70,13 @@ def finish(run: Run, sets: HeldOutSets) -> None:
 
 
 def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seconds: float) -> None:
+    export_model(run.built, run.folder.model)  # first: whatever fails below, there is a model
     evaluation = record_evaluation(run, sets)
     summary = summarise(run, evaluation, seconds)
     if objective:
         summary["normalizer_error"] = _measure_error(run, objective)
     if evaluation.embedded and run.settings.evaluation.gallery:
         write_gallery(run, sets, evaluation)
-    export_model(run.built, run.folder.model)
     write_json(run.folder.summary, summary)
     page = write_report(run.folder)
     print(summary_text(summary, batch_size=run.plan.batch_size))
@@ -92,6 +92,8 @@ def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | No
     evaluation = evaluate_held_out(embedder, sets)
     figures = evaluation.figures | (errors or {})
     if figures:
+        # A finished run that is resumed is measured again at the same place.
+        keep_lines(run.folder.evaluation, lambda record: record["samples"] < run.samples)
         append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
     list_faults(run.folder.skipped, evaluation.faults)
     return evaluation
@@ -152,7 +154,7 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
     skipped, lost = open_fault_log(run).counts, count_unindexed(run.source)
     return {
         "samples_seen": run.samples,
-        "loss": records[-1]["loss"] if records else None,
+        "loss": records[-1].get("loss") if records else None,
         "temperature": run.temperature,
         # Of the last quarter; the median, because an equal caption in a batch sends a single record far up.
         "calibration": median(calibration) if calibration else None,
