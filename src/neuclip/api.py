@@ -6,12 +6,11 @@ from pathlib import Path
 
 from torch import nn
 
-from neuclip.distributed.error_sync import process_group
+from neuclip.distributed.error_sync import process_group, sync_errors
 from neuclip.models.towers import Tokenize, Transform
 from neuclip.plan import choose_device
-from neuclip.records import RunFolder
 from neuclip.runs import lifecycle, results
-from neuclip.runs.build import resolve_held_out
+from neuclip.runs.build import absolute_paths, resolve_held_out
 from neuclip.runs.evaluate import measure, normalizer_error, open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
@@ -27,12 +26,14 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
 
     >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
     """
-    settings = resolve_held_out(settings or read_settings())
+    settings = settings or read_settings()
     with process_group(choose_device(settings.run.device)):
+        with sync_errors():
+            settings = absolute_paths(resolve_held_out(settings))
         sets = results.open_held_out(settings)
-        run = lifecycle.start_run(settings) if resume is None else lifecycle.resume_run(settings, RunFolder(resume))
-        loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)
-        results.finish(run, sets)
+        with lifecycle.open_run(settings, resume) as run:
+            loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)
+            results.finish(run, sets)
     return run.folder.path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
         self.report = self.path / "report.html"
+        self.lock = self.path / "run.lock"
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -41,21 +42,26 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All records of a file, oldest first; a last line cut off by a kill is left out. No file: no records."""
-    return list(_lines(path)) if path.exists() else []
+    return [json.loads(line) for line in _whole_lines(path)]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def _whole_lines(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
-def keep_lines(path: Path, samples: int) -> None:
-    """Cut off records past `samples`: what a resumed run will write again."""
+def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Cut off the records that are not to be kept, and lines that are no records: not JSON, or without the fields that
+    `keep` looks at. How many of the latter there were."""
+    kept, broken = [], 0
+    for line in _whole_lines(path):
+        try:
+            record = json.loads(line)
+            kept += [record] if keep(record) else []
+        except (ValueError, RecursionError, KeyError, TypeError):
+            broken += 1
     if path.exists():
-        kept = [record for record in _lines(path) if record["samples"] <= samples]
         write_text_safely(path, "".join(json.dumps(record) + "\n" for record in kept))
+    return broken
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,7 +17,7 @@ from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
-from neuclip.runs.lifecycle import build_run, check_resumable
+from neuclip.runs.lifecycle import build_run, check_resumable, open_data
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from tests.data.small_shards import pair, write_tar
@@ -127,7 +127,7 @@ def test_what_counts_epochs_counts_the_samples_that_weights_make_of_them(
         flags = ["--data.train", f"{shards}{weight}", "--objective.name", name]
         settings = read_settings(None, ["--model.image_size", "32", "--data.workers", "0", "--train.batch_size", "8",
                                         "--train.samples", "96", "--run.folder", str(tmp_path), *flags])  # fmt: skip
-        run = build_run(settings, RunFolder(tmp_path / "x"))
+        run = build_run(settings, RunFolder(tmp_path / "x"), open_data(settings))
         assert run.epoch_samples == run.objective.epoch_samples == epoch
         assert name == "amorlip" or run.objective.dataset_size == 40
 

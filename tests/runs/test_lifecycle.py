@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ import pytest
 import torch
 
 from neuclip import api
+from neuclip.cli.main import main
 from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import lifecycle, results
 from neuclip.runs.build import resolve_held_out
 from neuclip.runs.checkpoint import checkpoint_name, checkpoints_in, load_checkpoint
+from neuclip.runs.folder import check_new
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training import loop
@@ -61,26 +64,31 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "between":      # in the middle of a run, some steps after the last checkpoint
     results.evaluate_on_the_way = die
-else:                             # while the checkpoint is being written
-    writes = iter([os.fsync, os.fsync, os.fsync, die, die, die, die])
+else:                             # while a checkpoint is being written, after the three files of a new run
+    good = {"while saving": 4, "while saving the first": 3}[sys.argv[2]]
+    writes = iter([os.fsync] * good + [die])
     checkpoint.os.fsync = lambda file: next(writes)(file)
 api.train(read_settings(Path(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("moment", ["between", "while saving"])
-def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_settings, tmp_path, moment):
+@pytest.mark.parametrize("moment", ["between", "while saving", "while saving the first"])
+def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_settings, tmp_path, capsys, moment):
     settings = small_settings(tmp_path, "--run.name", "killed", "--evaluation.every", str(5 * BATCH))
     (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
     child = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "settings.yaml"), moment], capture_output=True)
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     folder = RunFolder(tmp_path / "killed")
-    reached = checkpoints_in(folder.checkpoints)[-1]
-    assert 0 <= load_checkpoint(reached)["step"] < STEPS
+    reached = [load_checkpoint(path)["step"] for path in checkpoints_in(folder.checkpoints)]
+    assert reached == {"between": [0, 3], "while saving": [0], "while saving the first": []}[moment]
+    assert len(list(folder.path.rglob("*.partial"))) == (moment != "between")
+    assert main(["train", str(folder.settings)]) == 2
+    assert f"or continue it: neuclip train --resume {folder.path}\n" in capsys.readouterr().err
     resumed = read_settings(folder.settings, ["--evaluation.every", "0"])
     api.train(resumed, resume=folder.path)
     assert losses(folder.path) == losses(finished.path)
     assert json.loads(folder.summary.read_text())["samples_seen"] == STEPS * BATCH
+    assert not list(folder.path.rglob("*.partial"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -101,11 +109,11 @@ def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path
 
 def test_a_run_never_overwrites_another(finished, small_settings, tmp_path):
     with pytest.raises(UserError, match=r"exists; give another --run\.name"):
-        lifecycle.new_folder(read_settings(finished.settings))
+        check_new(read_settings(finished.settings))
     unnamed = small_settings(tmp_path)
-    first = lifecycle.new_folder(unnamed)
-    first.mkdir(parents=True)
-    assert lifecycle.new_folder(unnamed).name == f"{first.name}-2"
+    first = check_new(unnamed)
+    (first / "checkpoints").mkdir(parents=True)
+    assert check_new(unnamed).name == f"{first.name}-2"
     assert first.name.endswith("-neuclip-tiny")
 
 
@@ -186,7 +194,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_it_can_go_on(finished, small_set
     run = lifecycle.start_run(resolve_held_out(settings))
     blocked = (run.folder.checkpoints / checkpoint_name(6 * BATCH)).with_suffix(".partial")
     blocked.symlink_to("/dev/full")
-    with pytest.raises(RunFailed, match="No space left"):
+    with pytest.raises(RunFailed, match="the disk is full"):
         loop.train(run, evaluate=lambda run: None, save=lifecycle.save)
     assert [path.name for path in checkpoints_in(run.folder.checkpoints)][-1] == checkpoint_name(3 * BATCH)
     api.train(settings, resume=run.folder.path)
@@ -223,3 +231,59 @@ def test_a_resumed_run_records_the_share_of_truncated_captions_of_an_uninterrupt
     last.unlink()
     api.train(read_settings(folder.settings, []), resume=folder.path)
     assert [record["truncated_captions"] for record in read_lines(folder.records)] == uninterrupted
+
+
+BROKEN = b'{"samples": 8, "lo\n\xff\xfe\x00\n[1, 2]\n{"loss": 3}\n'
+
+
+def test_a_run_with_damaged_files_goes_on_from_the_last_good_checkpoint(finished, tmp_path, capsys):
+    folder = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+    newest = checkpoints_in(folder.checkpoints)[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 4
+    newest.write_bytes(content)
+    for path in (folder.records, folder.evaluation, folder.skipped):
+        path.write_bytes(BROKEN + path.read_bytes())
+    assert main(["train", "--resume", str(folder.path)]) == 0
+    told = capsys.readouterr().err
+    assert f"{newest} is damaged (the checksum of" in told and f"from {9 * BATCH} to {STEPS * BATCH} samples" in told
+    assert all(f"{path}: removed 4 lines that could not be read" in told for path in (folder.records, folder.skipped))
+    assert losses(folder.path) == losses(finished.path)
+    assert read_lines(folder.evaluation) == read_lines(finished.evaluation) and read_lines(folder.skipped) == []
+    assert newest.with_suffix(".damaged").exists() and load_checkpoint(newest)["step"] == STEPS
+
+
+def test_resuming_a_finished_run_repeats_no_line(finished, tmp_path):
+    folder = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+    api.train(read_settings(folder.settings), resume=folder.path)
+    for path, before in ((folder.records, finished.records), (folder.evaluation, finished.evaluation)):
+        assert read_lines(path) == read_lines(before)
+
+
+def test_only_a_message_about_the_data_says_that_they_may_have_moved(finished, tmp_path):
+    folder = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+    moved = "; if the data were moved, add --data.train and where they are now"
+    with pytest.raises(UserError) as refusal:
+        api.train(read_settings(folder.settings, ["--train.micro_batch_size", "1"]), resume=folder.path)
+    assert str(refusal.value).endswith("give --train.micro_batch_size 2 or more")
+    with pytest.raises(UserError) as refusal:
+        api.train(read_settings(folder.settings, ["--data.train", str(tmp_path / "gone")]), resume=folder.path)
+    assert str(refusal.value).endswith(moved)
+
+
+def test_a_disk_without_room_for_all_checkpoints_is_found_before_training(finished, small_settings, tmp_path):
+    full = r"the disk is too full: 1,000,001 checkpoints and the model need [\d,.]+ \w+, and \S+ has .*; free"
+    many = ["--checkpoint.keep", "1000000"]
+    with pytest.raises(RunFailed, match=full):
+        api.train(small_settings(tmp_path / "runs", *many))
+    assert not (tmp_path / "runs").exists()
+    folder = shutil.copytree(finished.path, tmp_path / "run")
+    with pytest.raises(RunFailed, match=full):
+        api.train(read_settings(folder / "settings.yaml", many), resume=folder)
+
+
+def test_room_is_asked_for_checkpoints_as_large_as_they_become(finished, small_settings, tmp_path):
+    run = lifecycle.start_run(resolve_held_out(small_settings(tmp_path)))
+    first, full = (checkpoints_in(folder.checkpoints)[-1].stat().st_size for folder in (run.folder, finished))
+    assert full > 2 * first  # which has no moments of AdamW
+    assert lifecycle.needed_bytes(run) == pytest.approx(3 * full + first, rel=0.02)

@@ -88,3 +88,19 @@ def test_clip_trains_in_the_same_loop_and_has_no_calibration(small_settings, tmp
     records = read_lines(folder.records)
     assert all(record["calibration"] is None for record in records)
     assert any((folder.path / "tensorboard").iterdir())
+
+
+def test_one_sample_is_refused_before_training(small_settings, tmp_path):
+    data = write_shards(tmp_path / "data", 1, shards=1)
+    with pytest.raises(UserError, match="holds one sample, and a contrastive loss compares samples"):
+        api.train(small_settings(tmp_path / "runs", "--data.train", str(data), "--train.batch_size", "1"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_whose_last_measurement_fails_leaves_its_model(small_settings, tmp_path):
+    data = write_shards(tmp_path / "data", 2, shards=1, spoilt=[1])
+    flags = f"--data.train {data} --train.batch_size 2 --train.samples 4 --run.name r --evaluation.error_anchors 5"
+    with pytest.raises(UserError, match="two or more pairs"):
+        api.train(small_settings(tmp_path, *flags.split()))
+    model, *_ = load(f"local-dir:{tmp_path / 'r' / 'model'}")
+    assert model.logit_scale.isfinite()

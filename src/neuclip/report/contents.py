@@ -17,6 +17,7 @@ import yaml
 from neuclip.errors import UserError
 from neuclip.records import HELD_OUT, RunFolder, read_lines
 from neuclip.settings.objectives import OBJECTIVES
+from neuclip.settings.recipe import PlainLoader
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:
 
 
 def read_yaml(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=PlainLoader)
 
 
 def read_json(path: Path) -> Any:

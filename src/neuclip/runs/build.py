@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
+import tempfile
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from glob import iglob
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
+from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.faults import too_many_unindexed
 from neuclip.data.held_out import held_out_addresses
 from neuclip.data.loader import Batches
+from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.machine import available_cores
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
@@ -21,14 +32,67 @@ from neuclip.models.towers import BuiltModel, build_model
 from neuclip.objectives import registry
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
+from neuclip.records import write_json
 from neuclip.settings.secrets import without_queries
-from neuclip.settings.sections import Settings
+from neuclip.settings.sections import ModelSettings, Settings
+
+OWN_CONFIG = "open_clip_config"  # in the state of a checkpoint
+PATTERN = re.compile(r"[,{}*?\[]")
 
 
 def resolve_held_out(settings: Settings) -> Settings:
     """With the held-out sets that `auto` stands for, as a run stores them."""
     retrieval, zero_shot = held_out_addresses(settings)
     return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
+
+
+def absolute_paths(settings: Settings) -> Settings:
+    """With paths that mean the same from any working folder, as a run stores them; names and URLs stay."""
+    model, evaluation = settings.model, settings.evaluation
+    scheme, name = ("local-dir:", model.name[10:]) if model.name.startswith("local-dir:") else ("", model.name)
+    if scheme or name.endswith(".json"):
+        name = absolute_path(name)
+    return replace(
+        settings,
+        data=replace(settings.data, train=absolute_address(settings.data.train)),
+        model=replace(model, name=scheme + name, pretrained=absolute_path(model.pretrained)),
+        evaluation=replace(
+            evaluation,
+            retrieval=tuple(map(absolute_address, evaluation.retrieval)),
+            zero_shot=tuple(task if is_name(task) else absolute_path(task) for task in evaluation.zero_shot),
+        ),
+    )
+
+
+def absolute_path(path: str) -> str:
+    """What is not there stays as it is, and is complained about in the user's own words."""
+    return str(Path(path).absolute()) if path and is_there(Path(path)) else path
+
+
+def absolute_address(address: str) -> str:
+    """Each part between commas, with its weight.
+
+    >>> absolute_address("icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:0.5")
+    'icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:0.5'
+    """
+    parts = parts_of(address) if address else []
+    return ",".join(_absolute_part(name) + _weight_text(weight) for name, weight in parts)
+
+
+def _absolute_part(name: str) -> str:
+    if is_name(name) or is_remote(name):
+        return name
+    if is_there(Path(name)):
+        return absolute_path(name)
+    folder, first = Path.cwd(), expand_braces(name)[0]
+    found = next(iglob(first, recursive=True), None)  # noqa: PTH207
+    # The folder's name must not become a part of the pattern.
+    return name if found is None or Path(first).is_absolute() or PATTERN.search(str(folder)) else str(folder / name)
+
+
+def _weight_text(weight: Fraction) -> str:
+    exact = Decimal(weight.numerator) / Decimal(weight.denominator)  # which was given as a decimal number
+    return "" if weight == 1 else f":{exact:f}"
 
 
 def open_training_source(settings: Settings) -> Source:
@@ -38,6 +102,10 @@ def open_training_source(settings: Settings) -> Source:
     source = open_training_data(data)
     if message := too_many_unindexed(source, data.max_bad_share):
         raise RunFailed(message)
+    if len(source) == 1:
+        raise UserError(
+            f"{without_queries(data.train)} holds one sample, and a contrastive loss compares samples; give two or more"
+        )
     if len(source) < batch_size:
         raise UserError(
             f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "
@@ -46,15 +114,22 @@ def open_training_source(settings: Settings) -> Source:
     return source
 
 
-def build_towers(settings: Settings, device: torch.device) -> BuiltModel:
+def build_towers(settings: Settings, device: torch.device, state: dict[str, Any] | None = None) -> BuiltModel:
+    """`state`: of a checkpoint whose model will be loaded. The files that the model was made from may be gone then."""
     model, objective = settings.model, settings.objective
-    built = build_model(
-        model.name,
-        pretrained=model.pretrained,
-        image_size=model.image_size,
-        crop_scale=settings.data.crop_scale,
-        initial_bias=objective.initial_bias(settings.train.batch_size),
-    )
+    with contextlib.ExitStack() as stack:
+        # The tokenizer of another library is looked for beside the model's files.
+        if state and is_from_files(model) and "hf_tokenizer_name" not in state[OWN_CONFIG]["model_cfg"]["text_cfg"]:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            write_own_model(Path(folder), state)
+            model = replace(model, name=f"local-dir:{folder}", pretrained="")
+        built = build_model(
+            model.name,
+            pretrained=model.pretrained,
+            image_size=model.image_size,
+            crop_scale=settings.data.crop_scale,
+            initial_bias=objective.initial_bias(settings.train.batch_size),
+        )
     if built.towers.logit_bias is not None:
         # A model may bring a bias that the objective does not use: it would be a parameter without a gradient.
         built.towers.logit_bias.requires_grad_(objective.uses_bias)
@@ -64,6 +139,22 @@ def build_towers(settings: Settings, device: torch.device) -> BuiltModel:
         built.towers.model.set_grad_checkpointing()
     built.towers.to(device)
     return built
+
+
+def is_from_files(model: ModelSettings) -> bool:
+    return model.name.startswith("local-dir:") or model.name.endswith(".json") or Path(model.pretrained).is_absolute()
+
+
+def open_clip_config(built: BuiltModel) -> dict[str, Any]:
+    """What a checkpoint needs beside its weights to become a model without the files that the model was made from."""
+    return {"model_cfg": built.config, "preprocess_cfg": dict(getattr(built.towers.model.visual, "preprocess_cfg", {}))}
+
+
+def write_own_model(folder: Path, state: dict[str, Any]) -> None:
+    """The model of a checkpoint as a folder for open_clip."""
+    weights = {name: tensor.contiguous().clone() for name, tensor in state["model"].items()}
+    save_file(weights, folder / "open_clip_model.safetensors")
+    write_json(folder / "open_clip_config.json", state[OWN_CONFIG])
 
 
 def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:

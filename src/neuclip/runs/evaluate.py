@@ -36,8 +36,8 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
 def load_run(folder: RunFolder, checkpoint: Path) -> tuple[BuiltModel, Settings, dict[str, Any]]:
     """The model as it was at a checkpoint, the run's settings, and the checkpoint's state."""
     settings = read_settings(folder.settings, [])
-    built = build_towers(settings, choose_device(settings.run.device))
     state = load_checkpoint(checkpoint)
+    built = build_towers(settings, choose_device(settings.run.device), state)
     built.towers.model.load_state_dict(state["model"])
     return built, settings, state
 

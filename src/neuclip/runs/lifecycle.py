@@ -5,10 +5,12 @@ Functions marked collective are called by every rank.
 
 from __future__ import annotations
 
+import shutil
 import sys
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,12 +20,28 @@ from neuclip.data.source import Source
 from neuclip.distributed.collectives import all_gather_object, is_main, rank, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main, sync_errors
 from neuclip.errors import RunFailed, UserError
+from neuclip.formatting import byte_size, plural
 from neuclip.models.towers import BuiltModel
-from neuclip.plan import Plan, choose_device, choose_precision
-from neuclip.records import RunFolder, keep_lines, write_json, write_text_safely
-from neuclip.runs.build import build_batches, build_objective, build_towers, open_training_source
-from neuclip.runs.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision
+from neuclip.records import RunFolder, keep_lines, write_text_safely
+from neuclip.runs.build import (
+    OWN_CONFIG,
+    absolute_paths,
+    build_batches,
+    build_objective,
+    build_towers,
+    open_clip_config,
+    open_training_source,
+)
+from neuclip.runs.checkpoint import (
+    checkpoints_in,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside_damaged,
+    tensor_bytes,
+)
 from neuclip.runs.environment import environment, set_threads
+from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run
 from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
 from neuclip.settings.secrets import without_queries
@@ -32,6 +50,8 @@ from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.captions import TruncatedCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
+
+T = TypeVar("T")
 
 # What may differ when a run is resumed: where and how it runs, never what it computes. The data may have moved: that
 # they are the same, in the same order, is checked when they are open.
@@ -50,19 +70,39 @@ MAY_CHANGE_AT_RESUME = (
 )
 
 
+def from_main_rank(action: Callable[[], T]) -> T:
+    """Collective. What `action` returns on the main rank, on all ranks."""
+    return cast("T", all_gather_object(on_main_rank(action))[0])
+
+
+@contextmanager
+def open_run(settings: Settings, resume: Path | None) -> Iterator[Run]:
+    """Collective. A new run, or one that continues, also after torchrun's restart. Inside, no other process can
+    train it."""
+    resume = resume or from_main_rank(lambda: restarted_run(settings))
+    with ExitStack() as stack:
+        if resume:
+            folder = RunFolder(resume)
+            on_main_rank(lambda: stack.enter_context(lock(folder)))
+            run = resume_run(settings, folder)
+        else:
+            run = start_run(settings)
+            on_main_rank(lambda: stack.enter_context(lock(run.folder)))
+        yield run
+
+
 def start_run(settings: Settings) -> Run:
     """Collective. A new run in a new folder."""
-    folder = RunFolder(all_gather_object(on_main_rank(lambda: str(new_folder(settings))) or "")[0])
-    run = build_run(settings, folder)
+    path = from_main_rank(lambda: str(check_new(settings)))
+    run = build_run(settings, RunFolder(path), open_data(settings))
     described = environment(run.device, run.precision, run.fingerprint)
 
-    def make_folder() -> None:
-        folder.path.mkdir(parents=True)
-        write_text_safely(folder.settings, settings_as_yaml(settings))
-        write_json(folder.environment, described)
+    def make() -> str:
+        check_disk(run)
+        return str(make_folder(settings, described).path)
 
-    on_main_rank(make_folder)
-    save(run)  # a disk that cannot hold a checkpoint says so now, not after an hour
+    run.folder = RunFolder(from_main_rank(make))
+    save(run)
     print_start(run)
     return run
 
@@ -72,35 +112,81 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
     with sync_errors():
         check_resumable(settings, folder)
     try:
-        run = build_run(settings, folder)
+        source = open_data(settings)
     except UserError as error:
         raise UserError(f"{error}; if the data were moved, add --data.train and where they are now") from error
+    on_main_rank(lambda: set_aside_damaged(folder))
     with sync_errors():
-        state = load_checkpoint(find_checkpoint(folder))
-        check_state(run, state)
-        run.load_state(state)
-
-    def update_folder() -> None:
-        for path in (folder.records, folder.evaluation):
-            keep_lines(path, run.samples)
-        write_text_safely(folder.settings, settings_as_yaml(settings))  # the new place of the data, among others
-
-    on_main_rank(update_folder)
+        # A run that was killed before its first checkpoint starts from the beginning.
+        state = load_checkpoint(checkpoints[-1]) if (checkpoints := checkpoints_in(folder.checkpoints)) else None
+    run = build_run(settings, folder, source, state)
+    with sync_errors():
+        if state:
+            check_state(run, state)
+            run.load_state(state)
+    on_main_rank(lambda: update_folder(run))
+    if not state:
+        save(run)
     print_start(run)
     return run
 
 
+def update_folder(run: Run) -> None:
+    """Of a run that continues: nothing stays that it will write again, or that a kill or a bad disk left behind."""
+    folder = run.folder
+    remove_partial(folder)
+    check_disk(run)
+    kept: dict[Path, Callable[[dict[str, Any]], bool]] = {
+        folder.records: lambda record: record["samples"] <= run.samples,
+        folder.evaluation: lambda record: record["samples"] <= run.samples,
+        folder.skipped: lambda fault: len(fault["reason"] + fault["where"]) > 0 and fault["id"] >= -1,
+    }
+    for path, keep in kept.items():
+        if broken := keep_lines(path, keep):
+            print(f"{path}: removed {plural(broken, 'line')} that could not be read", file=sys.stderr)
+    write_text_safely(folder.settings, settings_as_yaml(run.settings))  # the new place of the data, among others
+
+
+def check_disk(run: Run) -> None:
+    """A disk that cannot hold what the run will write is found now, not after hours."""
+    folder, keep = run.folder, run.settings.checkpoint.keep
+    written = sum(path.stat().st_size for path in [*checkpoints_in(folder.checkpoints), *folder.model.glob("*")])
+    needed = needed_bytes(run) - written
+    place = next(place for place in (folder.path.absolute(), *folder.path.absolute().parents) if place.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        fewer = ", or give --checkpoint.keep 1" if keep > 1 else ""
+        raise RunFailed(
+            f"the disk is too full: {plural(keep + 1, 'checkpoint')} and the model need {byte_size(needed)}, and "
+            f"{place} has {byte_size(free)}; free some space, use a larger disk{fewer}"
+        )
+
+
+def needed_bytes(run: Run) -> int:
+    """On disk, at most: a checkpoint is written before the oldest is removed; the exported model comes last."""
+    model = run.built.towers.model
+    parameters, model_bytes = sum(p.numel() for p in model.parameters()), tensor_bytes(model.state_dict())
+    objective_bytes = run.settings.objective.state_bytes(run.built.embed_dim, len(run.source))
+    checkpoint = checkpoint_bytes(parameters, model_bytes, objective_bytes)
+    return (run.settings.checkpoint.keep + 1) * checkpoint + model_bytes
+
+
 def save(run: Run) -> None:
     """Collective. A checkpoint of the run, written by the main rank."""
-    state, keep = run.state(), run.settings.checkpoint.keep
+    state, keep = run.state() | {OWN_CONFIG: open_clip_config(run.built)}, run.settings.checkpoint.keep
     on_main_rank(lambda: save_checkpoint(run.folder.checkpoints, state, samples=run.samples, keep=keep))
 
 
-def build_run(settings: Settings, folder: RunFolder) -> Run:
-    """Collective. Fails here, in the first seconds, for whatever in the settings cannot work."""
-    source = main_rank_first(lambda: open_training_source(settings))
+def open_data(settings: Settings) -> Source:
+    """Collective."""
+    return main_rank_first(lambda: open_training_source(settings))
+
+
+def build_run(settings: Settings, folder: RunFolder, source: Source, state: dict[str, Any] | None = None) -> Run:
+    """Collective. Fails here, in the first seconds, for whatever in the settings cannot work. `state`: of the
+    checkpoint from which the run will continue."""
     with sync_errors():
-        run = _build_run(settings, folder, source)
+        run = _build_run(settings, folder, source, state)
     # Ranks on several machines must see the same data: an id means one sample on all of them.
     seen = all_gather_object(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})")
     if len(set(seen)) > 1:
@@ -108,13 +194,13 @@ def build_run(settings: Settings, folder: RunFolder) -> Run:
     return run
 
 
-def _build_run(settings: Settings, folder: RunFolder, source: Source) -> Run:
+def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dict[str, Any] | None) -> Run:
     plan = Plan.of(settings, world_size())
     device = choose_device(settings.run.device)
     precision = choose_precision(settings.run.precision, device)
     set_threads(settings.run.threads, device)
     torch.manual_seed(settings.run.seed)
-    built = build_towers(settings, device)
+    built = build_towers(settings, device, state)
     refuse_single_images(settings, plan, built)
     batches = build_batches(settings, source, built, plan)
     objective = build_objective(settings, built, len(source), batches.windows.order.size).to(device)
@@ -147,24 +233,8 @@ def refuse_single_images(settings: Settings, plan: Plan, built: BuiltModel) -> N
         )
 
 
-def new_folder(settings: Settings) -> Path:
-    """A run never overwrites another: an existing name is an error, a default name gets a number."""
-    parent = Path(settings.run.folder)
-    if settings.run.name:
-        folder = parent / settings.run.name
-        if folder.exists():
-            raise UserError(
-                f"{folder} exists; give another --run.name, or continue it: neuclip train --resume {folder}"
-            )
-        return folder
-    model = settings.model.name.removeprefix("local-dir:").rstrip("/").rpartition("/")[2].removesuffix(".json")
-    stem = f"{datetime.now(tz=UTC).date().isoformat()}-{settings.objective_name}-{model}"
-    names = [stem] + [f"{stem}-{number}" for number in range(2, 10_000)]
-    return next(parent / name for name in names if not (parent / name).exists())
-
-
 def check_resumable(settings: Settings, folder: RunFolder) -> None:
-    stored = read_settings(folder.settings, [])
+    stored = absolute_paths(read_settings(folder.settings, []))
     changed = [key for key in changed_fields(stored, settings) if not key.startswith(MAY_CHANGE_AT_RESUME)]
     if changed:
         raise UserError(

@@ -22,7 +22,7 @@ from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
 from neuclip.objectives.objective import Objective
-from neuclip.records import HELD_OUT, append_line, read_lines, write_json
+from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.contents import late_median
 from neuclip.report.page import write_report
 from neuclip.runs.build import build_objective
@@ -71,13 +71,13 @@ def finish(run: Run, sets: HeldOutSets) -> None:
 
 
 def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seconds: float) -> None:
+    export_model(run.built, run.folder.model)  # first: whatever fails below, there is a model
     evaluation = record_evaluation(run, sets)
     summary = summarise(run, evaluation, seconds)
     if objective:
         summary["normalizer_error"] = _measure_error(run, objective)
     if evaluation.embedded and run.settings.evaluation.gallery:
         write_gallery(run, sets, evaluation)
-    export_model(run.built, run.folder.model)
     write_json(run.folder.summary, summary)
     page = write_report(run.folder)
     tokens = 2 * run.built.config["text_cfg"].get("context_length", 77)  # how long the captions are was not counted
@@ -95,6 +95,8 @@ def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | No
     evaluation = evaluate_held_out(embedder, sets)
     figures = evaluation.figures | (errors or {})
     if figures:
+        # A finished run that is resumed is measured again at the same place.
+        keep_lines(run.folder.evaluation, lambda record: record["samples"] < run.samples)
         append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
     list_faults(run.folder.skipped, evaluation.faults)
     return evaluation
@@ -153,7 +155,7 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
     skipped, lost = open_fault_log(run).counts, count_unindexed(run.source)
     return {
         "samples_seen": run.samples,
-        "loss": records[-1]["loss"] if records else None,
+        "loss": records[-1].get("loss") if records else None,
         "temperature": run.temperature,
         "calibration": late_median(records, "calibration"),
         "seconds": seconds,  # of training, with the evaluations on the way and without the last one

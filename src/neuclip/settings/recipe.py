@@ -18,6 +18,15 @@ DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".gz", ".tgz")
 YAML_TAG = "tag:yaml.org,2002:"
 
 
+class PlainLoader(yaml.SafeLoader):
+    """Refuses aliases: with aliases of aliases ten lines mean a billion values. `read_recipe` does not expand them."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not read")
+        return super().compose_node(parent, index)
+
+
 def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
@@ -55,6 +64,8 @@ def read_recipe(path: Path) -> list[RawValue]:
 def parse_yaml(path: Path, name: str) -> yaml.Node | None:
     try:
         return yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise UserError(f"{name}: its values are nested too deeply; give one mapping per section") from None
     except UnicodeDecodeError:
         raise UserError(f"{name} is not a text file in UTF-8") from None
     except OSError as error:

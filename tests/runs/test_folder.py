@@ -1,0 +1,149 @@
+"""Folders of runs, with real processes that want the same one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from neuclip.cli.main import main
+from neuclip.errors import RunFailed, UserError
+from neuclip.records import RunFolder, read_lines
+from neuclip.runs.folder import check_new, lock, make_folder, restarted_run
+from neuclip.settings.reading import read_settings
+from neuclip.settings.writing import settings_as_yaml
+from tests.runs.conftest import BATCH, STEPS, losses
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", ".", "/tmp/x"])
+def test_a_name_that_would_leave_the_folder_of_runs_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match=r"is a path; give --run\.name \w+ and its folder as --run\.folder"):
+        check_new(read_settings(None, ["--run.folder", str(tmp_path / "runs"), "--run.name", name]))
+
+
+def test_an_empty_folder_is_free_and_any_other_is_not(tmp_path):
+    settings = read_settings(None, ["--run.folder", str(tmp_path), "--run.name", "x"])
+    (tmp_path / "x").mkdir()
+    assert make_folder(settings, {}).settings.exists()
+    for again in (check_new, lambda settings: make_folder(settings, {})):
+        with pytest.raises(UserError, match=r"x exists; give another --run\.name, or continue it"):
+            again(settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+MAKES = """
+import sys
+from pathlib import Path
+from neuclip.runs.folder import make_folder
+from neuclip.settings.reading import read_settings
+settings = read_settings(None, ["--run.folder", sys.argv[1]])
+print("ready", flush=True)
+sys.stdin.readline()
+print(*[make_folder(settings, {}).path for _ in range(30)])
+"""
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Waits until it says that it is ready."""
+    command = [sys.executable, "-c", script, *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_runs_that_start_at_once_without_a_name_get_folders_of_their_own(tmp_path):
+    processes = [start(MAKES, str(tmp_path)) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    made = [folder for process in processes for folder in process.communicate()[0].split()]
+    assert len(made) == len(set(made)) == 90
+    assert {str(path) for path in tmp_path.iterdir()} == set(made)
+
+
+HOLDS = """
+import os, sys
+from neuclip.records import RunFolder
+from neuclip.runs.folder import lock
+with lock(RunFolder(sys.argv[1])):
+    if os.fork() == 0:  # as a data worker, which outlives its parent
+        sys.stdin.readline()
+        os._exit(0)
+    print("ready", flush=True)
+    os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_run_in_training_is_locked_until_its_process_ends_even_if_a_worker_lives_on(tmp_path):
+    holder = start(HOLDS, str(tmp_path))
+    try:
+        message = rf"is being trained by process {holder.pid} on \S+; wait"
+        with pytest.raises(RunFailed, match=message), lock(RunFolder(tmp_path)):
+            pytest.fail("two at once")
+        holder.kill()
+        holder.wait()
+        with lock(RunFolder(tmp_path)):
+            assert json.loads(RunFolder(tmp_path).lock.read_text())["process"] == os.getpid()
+    finally:
+        holder.kill()
+        holder.stdin.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.slow
+def test_a_second_resume_of_a_run_is_refused_and_writes_nothing(finished, tmp_path, capsys):
+    folder = shutil.copytree(finished.path, tmp_path / "run")
+    holder = start(HOLDS, str(folder))
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert main(["train", "--resume", str(folder)]) == 1
+    assert f"is being trained by process {holder.pid}" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    holder.communicate("\n")
+
+
+def test_only_a_restart_of_the_same_torchrun_finds_its_run_again(tmp_path, monkeypatch):
+    settings = read_settings(None, ["--run.folder", str(tmp_path)])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    first = make_folder(settings, {})
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert restarted_run(settings) is None
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert restarted_run(settings) == first.path
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    assert restarted_run(settings) is None
+
+
+DIES_ONCE = """
+import os, signal, sys
+from neuclip.cli.main import main
+from neuclip.runs import results
+def die_at_first(*_):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+results.evaluate_on_the_way = die_at_first
+sys.exit(main(["train", sys.argv[1]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rendezvous"), [("named", ["--standalone"]), ("", ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"])]
+)
+def test_a_run_that_torchrun_restarts_goes_on_from_its_last_checkpoint(
+    finished, small_settings, tmp_path, name, rendezvous
+):
+    settings = small_settings(tmp_path / "runs", "--run.name", name, "--evaluation.every", str(5 * BATCH))
+    (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
+    (tmp_path / "dies_once.py").write_text(DIES_ONCE)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--max-restarts=1", *rendezvous]
+    command = [*torchrun, str(tmp_path / "dies_once.py"), str(tmp_path / "settings.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"from {3 * BATCH:,} to {STEPS * BATCH:,} samples" in ended.stderr
+    assert losses(folder) == losses(finished.path) and len(read_lines(RunFolder(folder).records)) == STEPS
