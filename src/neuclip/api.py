@@ -7,6 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from neuclip.distributed.error_sync import process_group, sync_errors
+from neuclip.distributed.same_settings import require_same_settings
+from neuclip.distributed.stopping import stop_requests
 from neuclip.models.towers import Tokenize, Transform
 from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
@@ -27,9 +29,10 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
     >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
     """
     settings = settings or read_settings()
-    with process_group(choose_device(settings.run.device)):
+    with stop_requests(), process_group(choose_device(settings.run.device)):
         with sync_errors():
             settings = absolute_paths(resolve_held_out(settings))
+        require_same_settings(settings, resuming=resume is not None)
         sets = results.open_held_out(settings)
         with lifecycle.open_run(settings, resume) as run:
             loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)

@@ -12,7 +12,7 @@ class RunFailed(RuntimeError):
 
 
 class RunInterrupted(RuntimeError):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and saved itself. The command exits with `exit_code`."""
+    """The run was asked to stop (Ctrl-C, SIGTERM and the like) and saved itself. The command exits with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)

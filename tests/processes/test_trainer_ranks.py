@@ -123,6 +123,19 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_is_made(folder,
     assert not (folder / "odd").exists()
 
 
+def test_ranks_with_different_settings_are_refused_by_the_name_of_the_setting(folder, endings):
+    assert endings[0]["seeds"].startswith("UserError: run.seed is 0 on rank 0 and 1 on rank 1")
+    assert endings[1]["seeds"] == "left with 2"
+    assert not (folder / "seeds").exists()
+
+
+def test_a_signal_during_an_evaluation_ends_all_ranks_with_what_was_saved_before_it(folder, endings):
+    assert endings[0]["interrupted"].startswith("RunInterrupted: stopped and saved at 32 of 96")
+    assert endings[1]["interrupted"] == "left with 143"
+    assert last_checkpoint(folder / "interrupted")["step"] == 4
+    assert not read_lines(RunFolder(folder / "interrupted").evaluation)
+
+
 def test_a_signal_to_one_rank_stops_and_saves_all_after_the_same_step(folder, endings):
     assert endings[0]["stopped"].startswith("RunInterrupted: stopped and saved at 32 of 96")
     assert endings[1]["stopped"] == "left with 143"
@@ -132,7 +145,7 @@ def test_a_signal_to_one_rank_stops_and_saves_all_after_the_same_step(folder, en
 def test_a_killed_rank_ends_the_other_in_one_line(folder):
     lines = (folder / "killed.log").read_text().splitlines()
     ours = [line for line in lines if line.startswith("neuclip:")]
-    assert len(ours) == 1 and "another process of this run has ended" in ours[0]
+    assert len(ours) == 1 and "rank 1 of 2 has ended" in ours[0]
     assert not any("src/neuclip" in line for line in lines)  # torchrun has a traceback of its own; we have none
 
 

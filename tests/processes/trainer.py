@@ -7,18 +7,22 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from neuclip import api
+from neuclip.data.held_out import HeldOutSets
 from neuclip.distributed.collectives import rank
 from neuclip.distributed.error_sync import process_group
+from neuclip.evaluation import embedding
 from neuclip.runs import results
+from neuclip.runs.results import evaluate_on_the_way
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
+from neuclip.training.run import Run
 
 BATCH, STEPS = 8, 12
 
@@ -38,6 +42,7 @@ def scenarios(folder: Path) -> dict[str, Any]:
     ask_second_to_stop = {"evaluate": lambda *_: signal.raise_signal(signal.SIGTERM) if rank() else None}
     spoilt = ["--data.train", str(folder / "spoilt")]
     bad = ["--data.train", str(folder / "bad"), "--train.samples", "240"]
+    interrupted = ["--evaluation.retrieval", str(folder / "shards")]
     resumed = settings_for(folder, "killed", "--evaluation.every", "0")
     return {
         "two": ended(lambda: api.train(settings_for(folder, "two", "--evaluation.error_anchors", "20"))),
@@ -46,6 +51,8 @@ def scenarios(folder: Path) -> dict[str, Any]:
         "bad": ended(lambda: api.train(settings_for(folder, "bad-run", *bad))),
         "odd": ended(lambda: api.train(settings_for(folder, "odd", "--train.batch_size", "9"))),
         "stopped": ended(lambda: api.train(settings_for(folder, "stopped")), **ask_second_to_stop),
+        "seeds": ended(lambda: api.train(settings_for(folder, "seeds", "--run.seed", str(rank())))),
+        "interrupted": ended(lambda: api.train(settings_for(folder, "interrupted", *interrupted)), evaluate=stopped),
         "resumed": ended(lambda: api.train(resumed, resume=folder / "killed")),
     }
 
@@ -61,6 +68,22 @@ def ended(action: Callable[[], object], evaluate: Callable[..., None] | None = N
         return f"{type(error).__name__}: {error}"
     finally:
         results.evaluate_on_the_way = real
+
+
+def stopped(run: Run, sets: HeldOutSets) -> None:
+    """The evaluation of the main rank gets SIGTERM at its first batch."""
+    real = embedding.track
+
+    def track(items: Iterable[Any], *_: object) -> Iterator[Any]:
+        for item in items:
+            signal.raise_signal(signal.SIGTERM)
+            yield item
+
+    embedding.track = track
+    try:
+        evaluate_on_the_way(run, sets)
+    finally:
+        embedding.track = real
 
 
 def killed(*_: object) -> None:

@@ -11,6 +11,7 @@ import torch
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import SourceOrder
+from neuclip.distributed.stopping import StopRequest
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.training.batches import read_batches
@@ -39,7 +40,7 @@ def run_of(source, folder, *, workers: int = 0):
 
 
 def read(run) -> int:
-    return sum(1 for _ in read_batches(run, SimpleNamespace(on_any_rank=lambda: False)))
+    return sum(1 for _ in read_batches(run, StopRequest()))
 
 
 def without_caption(number: int) -> list[Member]:

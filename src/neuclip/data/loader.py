@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +179,7 @@ class Windows(Dataset):
 
 
 def _load(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch]:
+    others, finished = multiprocessing.active_children(), False
     try:
         # No name for the iterator: a failure's traceback would hold it, and workers that the garbage collector ends
         # take ten seconds.
@@ -184,13 +187,27 @@ def _load(windows: Windows, starts: range, workers: int, start_method: str | Non
             if isinstance(batch, RunFailed):
                 raise batch
             yield batch
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error) or "Original Traceback" in str(error):
+        finished = True
+    except (RuntimeError, EOFError, OSError) as error:
+        if not workers or not _is_lost_worker(error):
             raise  # a bug of ours keeps its traceback
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunFailed(
-            f"a data worker was ended from outside ({str(error).splitlines()[0]}), most often because memory ran out; "
+            f"a data worker was ended from outside ({reason}), most often because memory ran out; "
             f"give fewer than --data.workers {workers}, or more memory (/dev/shm in a container)"
         ) from error
+    finally:
+        if workers and not finished:  # torch and Python would wait for a worker that hangs, at the latest on exit
+            for process in multiprocessing.active_children():
+                if process not in others:
+                    process.kill()
+
+
+def _is_lost_worker(error: Exception) -> bool:
+    """Whether torch could not go on without a worker, rather than passes on an error from inside it."""
+    if "Original Traceback" in str(error) or isinstance(error, RunFailed):
+        return False
+    return not isinstance(error, RuntimeError) or "DataLoader worker" in str(error)
 
 
 def _start(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch | RunFailed]:
@@ -209,7 +226,22 @@ def _start(windows: Windows, starts: range, workers: int, start_method: str | No
             worker_init_fn=_start_worker,
             multiprocessing_context=(start_method or _start_method_for(windows)) if workers else None,
         )
-        return iter(loader)
+        with _own_child_signals():
+            return iter(loader)
+
+
+@contextmanager
+def _own_child_signals() -> Iterator[None]:
+    """torch listens for the death of a worker and raises its error wherever the main process is then. Without that, the
+    loader finds out within five seconds, where its error is expected."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
 def _start_method_for(windows: Windows) -> str | None:
@@ -231,6 +263,8 @@ def _identity(batch: Any) -> Any:
 
 def _start_worker(number: int) -> None:
     """Ctrl-C reaches every process of the terminal; only the main one decides what it means and ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would have inherited the trainer's handler
     torch.set_num_threads(1)

@@ -6,7 +6,6 @@ the identity: no caller asks whether training is distributed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,8 +17,8 @@ from torch import distributed as dist
 
 T = TypeVar("T")
 
-# The other ranks wait while the main rank evaluates or writes, which may take long.
-TIMEOUT = timedelta(hours=4)
+# How long a rank waits for the others within a step. While one works alone, connection.py waits as long as it lives.
+STEP_TIMEOUT = timedelta(minutes=10)
 
 _single_process = False
 _meters: list[Traffic] = []
@@ -31,15 +30,6 @@ class Traffic:
 
     def __init__(self) -> None:
         self.bytes = 0
-
-
-def init_process_group(device: torch.device) -> None:
-    """Under torchrun: join the other ranks, with NCCL on a GPU and gloo elsewhere."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
-        return
-    if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
 
 
 def destroy_process_group() -> None:
@@ -189,7 +179,7 @@ def _gloo_group() -> dist.ProcessGroup | None:
     if dist.get_backend() == "gloo":
         return None
     if _host_group is None:
-        _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        _host_group = dist.new_group(backend="gloo", timeout=STEP_TIMEOUT)
     return _host_group
 
 

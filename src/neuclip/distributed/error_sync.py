@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import torch
-from torch import distributed as dist
 
-from neuclip.distributed.collectives import (
-    all_gather_int,
+from neuclip.distributed.collectives import all_gather_int, is_main, rank, single_process, world_size
+from neuclip.distributed.connection import (
     destroy_process_group,
+    find_lost_ranks,
     init_process_group,
-    is_main,
-    rank,
-    single_process,
-    world_size,
+    is_lost_connection,
+    meet,
+    signs_of_life,
 )
+from neuclip.distributed.stopping import interrupt_exit_code, interruptible, raise_interrupt
 from neuclip.errors import RunFailed, RunInterrupted, UserError
 
 T = TypeVar("T")
@@ -30,38 +30,42 @@ T = TypeVar("T")
 def process_group(device: torch.device) -> Iterator[None]:
     """Inside, the ranks that torchrun started are connected; a rank that loses the others fails in one line."""
     connected_before = world_size() > 1
-    init_process_group(device)
     try:
+        init_process_group(device)
         yield
     except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))):
+        if not is_lost_connection(error):
             raise
-        raise_on_main(
-            RunFailed(
-                "another process of this run has ended, and training cannot go on without it; its own message, or "
-                "torchrun's, says why; what was saved is kept: continue with --resume"
-            ),
-            cause=error,
-        )
+        lost = find_lost_ranks(error)
+        if not lost.first:
+            raise SystemExit(1) from error
+        raise RunFailed(
+            f"{lost}, and the run cannot go on without it; its own message, or torchrun's, may say why; "
+            "what was saved is kept: continue with --resume"
+        ) from error
     if not connected_before:
         destroy_process_group()
 
 
-def exit_code(error: Exception) -> int:
+def exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return interrupt_exit_code()
     if isinstance(error, RunInterrupted):
         return error.exit_code
     return 2 if isinstance(error, UserError) else 1
 
 
-def raise_first(error: Exception | None) -> None:
+def raise_first(error: BaseException | None) -> None:
     """Collective. If any rank has an error, all end: the first rank that has one raises it, the others exit silently
-    with the same exit code."""
+    with the same exit code. An interruption is raised on all."""
     codes = all_gather_int(0 if error is None else exit_code(error))
     failed = next((number for number, code in enumerate(codes) if code), None)
     if failed is None:
         return
     if error is not None and rank() == failed:
         raise error
+    if codes[failed] > 128:
+        raise_interrupt(codes[failed])
     raise SystemExit(codes[failed])
 
 
@@ -75,12 +79,15 @@ def raise_on_main(error: Exception, *, cause: Exception | None = None) -> NoRetu
 @contextmanager
 def sync_errors() -> Iterator[None]:
     """Collective. If one rank fails in the block, all end here instead of waiting later for a rank that is gone.
-    Nothing inside may be collective itself."""
-    failure = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
+    Nothing inside may be collective itself. A request to stop interrupts the block."""
+    failure: BaseException | None = None
+    with signs_of_life():
+        try:
+            with interruptible():
+                yield
+        except (Exception, KeyboardInterrupt) as error:
+            failure = error
+        meet()
     raise_first(failure)
 
 
