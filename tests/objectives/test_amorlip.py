@@ -14,7 +14,7 @@ from neuclip import CLIP, AmorLIP
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.objectives.amorlip import blend_at, rho_at
-from neuclip.objectives.formulas.divergence import DIVERGENCES
+from neuclip.objectives.formulas import DIVERGENCES
 from neuclip.objectives.normalizers.residual_mlp import ResidualMLP
 from neuclip.objectives.objective import NoEstimate
 from neuclip.objectives.registry import build_objective

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 
 from neuclip.distributed.collectives import gather_values, world_size
 from neuclip.objectives.contrast import candidate_sum
-from neuclip.objectives.formulas.conjugate import calibration_ratio
-from neuclip.objectives.formulas.divergence import DIVERGENCES, squared_difference
-from neuclip.objectives.formulas.gradient import gradient_only
-from neuclip.objectives.formulas.normalizer import add_eps
+from neuclip.objectives.formulas import DIVERGENCES, add_eps, calibration_ratio, gradient_only, squared_difference
 from neuclip.objectives.normalizers.residual_mlp import Loss, ResidualMLP, step_together
 from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from neuclip.objectives.objective import NoEstimate, Objective

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from neuclip.distributed.collectives import gather_values
 from neuclip.objectives.contrast import mean_normalizer_ratio
-from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import LARGEST_EXPONENT, calibration_ratio, gradient_only
 from neuclip.objectives.normalizers.table import SampleTable
 from neuclip.objectives.objective import NoEstimate, Objective
 from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from neuclip.objectives.contrast import mean_normalizer_ratio
-from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio, capped_exponent
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import LARGEST_EXPONENT, calibration_ratio, capped_exponent, gradient_only
 from neuclip.objectives.normalizers.mlp_network import MLPNetwork
 from neuclip.objectives.normalizers.prototype_network import PrototypeNetwork
 from neuclip.objectives.objective import NoEstimate, Objective

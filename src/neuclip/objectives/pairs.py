@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from neuclip.distributed.collectives import all_gather_int, gather_values, rank
-from neuclip.objectives.formulas.normalizer import log_normalizer
+from neuclip.objectives.formulas import log_normalizer
 
 Both = tuple[Tensor, Tensor]  # image side, text side
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from neuclip.objectives.formulas.conjugate import calibration_ratio
-from neuclip.objectives.formulas.normalizer import add_eps
+from neuclip.objectives.formulas import add_eps, calibration_ratio
 from neuclip.objectives.normalizers.residual_mlp import Loss, ResidualMLP, step_together
 from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from neuclip.objectives.pairs import Both, Pairs
