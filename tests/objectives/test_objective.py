@@ -58,6 +58,8 @@ def test_what_is_recorded_is_among_the_names_of_the_metrics(method):
         (lambda: NeuCLIP(D, num_prototypes=0), "^num_prototypes is 0; give 1 or more"),
         (lambda: NeuCLIP(D, restart_every=-1), "restart_every is -1; give 0 or more"),
         (lambda: NeuCLIP(D, network_lr=0.0), "network_lr is 0.0; give a number above 0"),
+        (lambda: NeuCLIP(D, network_eps=0.0), "network_eps is 0.0; give a number above 0"),
+        (lambda: NeuCLIP(D, network_betas=(0.9, 1.0)), r"network_betas is \(0.9, 1.0\); give two numbers from 0"),
         (lambda: FastCLIP(0), "dataset_size is 0; give 1 or more"),
         (lambda: FastCLIP(9, epoch_samples=-1), "epoch_samples is -1"),
         (lambda: FastCLIP(9, gamma=0.0), "gamma is 0.0; give a number above 0"),

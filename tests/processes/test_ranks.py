@@ -63,6 +63,7 @@ METHODS: dict[str, Build] = {
     "neuclip, separate": lambda _: NeuCLIP(D, num_prototypes=5, inner_steps=2, fit="separate", network_lr=0.1),
     "neuclip, mlp": lambda _: NeuCLIP(D, network="mlp", inner_steps=2),
     "neuclip, simultaneous": lambda _: NeuCLIP(D, num_prototypes=11, update="simultaneous"),
+    "neuclip, simultaneous mlp": lambda _: NeuCLIP(D, network="mlp", update="simultaneous"),
 }
 
 

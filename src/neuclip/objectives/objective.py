@@ -38,6 +38,9 @@ class Objective(nn.Module, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     # Every name that `record` may be called with. They become columns of records.jsonl.
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "calibration", "masked_duplicates", "weight_deviation")
+    # The encoders' present learning rate over their peak. A trainer sets it before each call; what a method updates
+    # beside the encoders, as NeuCLIP's simultaneous update does, follows it.
+    learning_rate_factor: float = 1.0
 
     def __init__(self, embed_dim: int | None = None, *, mask_duplicates: bool = False) -> None:
         super().__init__()

@@ -38,6 +38,7 @@ def train(run: Run, *, evaluate: Callable[[Run], object], save: Callable[[Run], 
             images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
             with observer.phase("towers"):
                 image, text, scale, bias = accumulation.features(images, tokens)
+            objective.learning_rate_factor = run.optimizer.rate_factor(run.step)
             with observer.phase("normalizer"):
                 loss = objective(image, text, scale, bias, sample_ids=ids, caption_ids=caption_ids(tokens))
             with observer.phase("towers"):

@@ -27,9 +27,7 @@ class PrototypeNetwork(nn.Module):
         self.reset_at_restart = settings.reset_optimizer_at_restart or settings.restart == "rolling"
         restart_every = settings.restart_every if settings.update == "alternating" else 0
         self.schedule = RestartSchedule(settings.num_prototypes, settings.restart, restart_every)
-        optimizer = RowOptimizer(
-            settings.optimizer, settings.learning_rate, settings.network_weight_decay, settings.initial_accumulator
-        )
+        optimizer = RowOptimizer.of(settings)
         self.for_image = Prototypes(settings.num_prototypes, embed_dim, optimizer)
         self.for_text = Prototypes(settings.num_prototypes, embed_dim, optimizer)
         masks = settings.mask_own_positive or settings.mask_duplicates
@@ -62,14 +60,20 @@ class PrototypeNetwork(nn.Module):
             self.owners.write(slots, rows, pairs, step)
 
     @torch.no_grad()
-    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> None:
+    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor, rate_factor: float = 1.0) -> None:
         """Algorithm 1, lines 6-8: `inner_steps` updates on the log-normalizers (b,), (b,) of the batch."""
         targets = gather_values(torch.stack(log_normalizer, dim=1)).unbind(dim=1)
         for prototypes, anchors, target in zip(
             self._sides(), self._anchors(pairs, tau, written=True), targets, strict=True
         ):
             prototypes.learn(
-                anchors, target, steps=self.inner_steps, active=self.schedule.active, eps=self.eps, fit=self.fit
+                anchors,
+                target,
+                steps=self.inner_steps,
+                active=self.schedule.active,
+                eps=self.eps,
+                fit=self.fit,
+                rate_factor=rate_factor,
             )
 
     def alpha(self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool) -> Both:  # (b,), (b,)

@@ -58,6 +58,7 @@ class Prototypes(ShardedRows):
         active: int,
         eps: float,
         fit: Literal["unified", "separate"],
+        rate_factor: float = 1.0,
     ) -> None:
         """Algorithm 1, lines 6-8, for one side: features and log-normalizers (B,) held constant."""
         rows = self.active_rows(active)
@@ -65,7 +66,7 @@ class Prototypes(ShardedRows):
         workspace = Workspace(len(log_normalizer), rows)
         for _ in range(steps):
             gradient = prototype_gradient(rows, anchors, log_normalizer, eps=eps, fit=fit, workspace=workspace)
-            self.optimizer.step(rows, gradient, state, scratch=workspace.scratch)
+            self.optimizer.step(rows, gradient, state, rate_factor=rate_factor, scratch=workspace.scratch)
 
     @torch.no_grad()
     def alpha(self, anchors: Anchors, *, active: int, eps: float) -> Tensor:  # (B,)
