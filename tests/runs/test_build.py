@@ -58,17 +58,8 @@ def test_the_bias_starts_where_the_settings_say(siglip_settings, tmp_path, bias_
 @pytest.mark.parametrize("network", ["prototypes", "mlp"])
 def test_algorithm_3_moves_the_network_with_the_encoders_adamw_and_schedule(small_settings, tmp_path, network):
     flags = f"--objective.update simultaneous --objective.network_lr default --objective.network {network}".split()
-    flags += [
-        "--optimizer.learning_rate",
-        "0.02",
-        "--optimizer.beta2",
-        "0.9",
-        "--optimizer.eps",
-        "1e-5",
-        "--optimizer.warmup",
-        "5",
-    ]
-    run = start_run(small_settings(tmp_path, "--run.name", "run", *flags))
+    flags += ["--optimizer.learning_rate", "0.02", "--optimizer.beta2", "0.9", "--optimizer.eps", "1e-5"]
+    run = start_run(small_settings(tmp_path, "--run.name", "run", "--optimizer.warmup", "5", *flags))
     side = run.objective.network.for_image
     assert (side.optimizer.learning_rate, side.optimizer.betas, side.optimizer.eps) == (0.02, (0.9, 0.9), 1e-5)
     train(run, evaluate=lambda run: None, save=lambda run: None)

@@ -134,6 +134,10 @@ class FastCLIPSettings(ObjectiveSettings):
     temperature_range: tuple[float, float] = described(
         (0.0, 0.0), "v2, isogclr: limits of these temperatures; 0,0: 0.01,1 and 0.005,0.05"
     )
+    temperature_correction: Literal["visits", "epochs"] = described(
+        "visits",
+        "v2: what Adam's bias correction counts; epochs: as FastCLIP's code, smaller steps from the second epoch",
+    )
     table_path: str = described("", "memory-mapped file for the moving averages; '': they stay in memory")
 
     def __post_init__(self) -> None:
@@ -216,10 +220,11 @@ class AmorLIPSettings(ObjectiveSettings):
     )
     width_factor: float = described(1.0, "hidden width of the networks over the width of the features")
     network_lr: float = described(1e-3, "Adam's learning rate for the networks")
+    network_lr_times_ranks: bool = described(False, "multiply that rate by the number of ranks, as AmorLIP's code does")
     network_steps: int = described(3, "updates of the networks per batch")
     clip_network_gradient: float = described(1.0, "largest gradient norm of the networks; 0: no clipping")
     average_decay: float = described(0.92, "decay of the moving average of the networks' weights")
-    average_every: int = described(2, "steps between updates of that average")
+    average_every: int = described(2, "steps between updates of that average, from the first of each epoch")
     reinitialise_every: int = described(1, "epochs after which the networks start anew; 0: never")
     eps: float = described(1e-6, "only where normalizers are reported: added to each")
     seed: int = described(0, "seed of the networks' initial weights")
