@@ -77,7 +77,7 @@ def test_a_constructor_refuses_what_it_cannot_use_and_names_the_nearest(build, m
 @pytest.mark.parametrize("method", METHODS)
 def test_a_logarithm_in_place_of_the_scale_is_warned_of_once(method):
     def call(objective, scale):
-        given = torch.tensor(scale, dtype=torch.float64), torch.tensor(-10.0, dtype=torch.float64)
+        given = torch.tensor(scale, dtype=torch.float64, requires_grad=True), torch.tensor(-10.0, dtype=torch.float64)
         objective(unit(B, D, seed=0), unit(B, D, seed=1), *given, sample_ids=torch.arange(B))
 
     objective = METHODS[method]()

@@ -158,12 +158,12 @@ def check_unit_rows(image: Tensor, text: Tensor) -> None:
 def warn_of_logarithm(logit_scale: Tensor) -> None:
     """At the first call only, for the same reason. open_clip's parameter is ln(1/tau), 2.7 at first and 4.6 at most;
     its forward returns 1/tau, 14 at first."""
-    value = float(logit_scale)
+    value = torch.as_tensor(logit_scale).detach().item()
     if value < LIKELY_LOGARITHM:
         warnings.warn(
             f"logit_scale is {value:.3g}, a temperature of {1 / value if value else math.inf:.3g}; "
             "if it is the logarithm, pass logit_scale.exp()",
-            stacklevel=2,
+            stacklevel=6,  # the line that called the objective
         )
 
 
