@@ -15,10 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip.objectives.formulas.conjugate import calibration_ratio
-from neuclip.objectives.formulas.normalizer import add_eps
-from neuclip.objectives.normalizers.inner_loop import anchors_at
-from neuclip.objectives.normalizers.prototypes import Prototypes
+from neuclip.objectives.formulas import add_eps, calibration_ratio
+from neuclip.objectives.normalizers.prototypes import Prototypes, anchors_at
 from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 
 SHAPES = [(128, 512, 128), (512, 2048, 256), (1024, 4096, 512)]  # batch, prototypes, width

@@ -13,7 +13,7 @@ from neuclip import api
 from neuclip.doctor.diagnosis import examine
 from neuclip.objectives import registry
 from neuclip.objectives.contrast import mean_normalizer_ratio
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import gradient_only
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
 from neuclip.records import RunFolder, read_lines

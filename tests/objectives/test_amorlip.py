@@ -14,7 +14,7 @@ from neuclip import CLIP, AmorLIP
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.objectives.amorlip import blend_at, rho_at
-from neuclip.objectives.formulas.divergence import DIVERGENCES
+from neuclip.objectives.formulas import DIVERGENCES
 from neuclip.objectives.normalizers.residual_mlp import ResidualMLP
 from neuclip.objectives.objective import NoEstimate
 from neuclip.objectives.registry import build_objective
@@ -92,6 +92,7 @@ class Twin:
 
     def new_epoch(self, epoch: int, anew: bool) -> None:
         self.previous = copy.deepcopy(self.average)
+        self.step_count = 0
         if anew:
             self.start(epoch)
             self.average = copy.deepcopy(self.networks)
@@ -108,11 +109,11 @@ class Twin:
             sum((o - s.log()).square().mean() for o, s in zip(outputs, lam, strict=True)).backward()
             nn.utils.clip_grad_norm_([p for n in self.networks for p in n.parameters()], 1.0)
             self.adam.step()
-        self.step_count += 1
-        if self.step_count % self.every == 0:
+        if self.step_count % self.every == 0:  # steps 0, 2, 4 of each epoch
             for slow, fast in zip(self.average, self.networks, strict=True):
                 for a, w in zip(slow.parameters(), fast.parameters(), strict=True):
                     a.data = 0.92 * a.data + 0.08 * w.data
+        self.step_count += 1
         positive = (image * text).sum(1).mean()
         j = -2 * scale * positive + (pair / lam[0][:, None]).sum(1).mean() + (pair / lam[1][None, :]).sum(0).mean()
         loss = j / scale.detach() + rho / scale

@@ -204,6 +204,17 @@ def test_each_step_counts_its_samples_and_uses_the_gamma_of_the_moment():
     assert objective.samples_seen == 3 * B
 
 
+@pytest.mark.parametrize(("correction", "want"), [("visits", 0.03 + 8 * 0.0133), ("epochs", 0.0603)])
+def test_bias_correction_by_epochs_slows_individual_temperatures_after_the_first_epoch(correction, want):
+    """A constant gradient, by a rho that pushes it to its cap. By epochs, the step of epoch e > 0 is the rate times
+    sqrt(1 - 0.999^(e+1)) / (1 - 0.9^(e+1)), as in the authors' code."""
+    objective = FastCLIP(B, variant="v2", rho=-100.0, temperature_correction=correction)
+    for step in range(8):
+        objective(*batch(step), scale_of(0.1), sample_ids=torch.arange(B))
+    assert objective.metrics["mean_temperature_image"] == pytest.approx(want, abs=1e-4)
+    assert objective.metrics["mean_temperature_text"] == pytest.approx(want, abs=1e-4)
+
+
 def test_the_trainer_lets_gamma_fall_over_half_the_run_unless_told():
     known = {"embed_dim": D, "dataset_size": 7, "total_samples": 100}
     built = build_objective("fastclip", FastCLIPSettings(), **known)

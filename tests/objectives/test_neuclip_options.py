@@ -12,6 +12,7 @@ from torch import Tensor
 
 from neuclip import CLIP, FastCLIP, NeuCLIP
 from neuclip.settings.objectives import NeuCLIPSettings
+from neuclip.settings.sections import OptimizerSettings
 from tests.objectives.features import unit
 from tests.references import contrastive
 
@@ -134,12 +135,16 @@ def test_the_fastclip_temperature_gradient_counts_the_inner_part_twice():
     assert torch.allclose(difference, part * -(TAU**2), rtol=1e-9)  # d tau / d scale
 
 
-def test_the_simultaneous_update_is_one_adamw_step_that_the_loss_has_not_seen():
-    objective = NeuCLIP(D, num_prototypes=4, update="simultaneous", network_weight_decay=0.1)
+@pytest.mark.parametrize("given", [{}, {"network_lr": 0.05, "network_betas": (0.8, 0.98), "network_eps": 1e-2}])
+def test_the_simultaneous_update_is_one_adamw_step_that_the_loss_has_not_seen(given):
+    objective = NeuCLIP(D, num_prototypes=4, update="simultaneous", network_weight_decay=0.1, **given)
     image, text = batch(0)
     rows = [torch.nn.Parameter(side[[0, 1, 3, 4]].clone()) for side in (text, image)]  # what the first step stores
-    optimizer = torch.optim.AdamW(rows, 1e-3, weight_decay=0.1)
-    for step in range(4):
+    betas, eps = given.get("network_betas", (0.9, 0.999)), given.get("network_eps", 1e-8)
+    optimizer = torch.optim.AdamW(rows, 1e-3, betas=betas, eps=eps, weight_decay=0.1)
+    for step, factor in enumerate([0.5, 1.0, 0.7, 0.1]):
+        objective.learning_rate_factor = factor  # a warm-up and a decay
+        optimizer.param_groups[0]["lr"] = factor * given.get("network_lr", 1e-3)
         got = objective(*batch(step), SCALE)
         want = contrastive.unified_objective(*batch(step), *rows, 1 / SCALE, rho=RHO, eps=EPS)
         assert torch.allclose(got, want)
@@ -148,6 +153,45 @@ def test_the_simultaneous_update_is_one_adamw_step_that_the_loss_has_not_seen():
         optimizer.step()
     assert torch.allclose(objective.network.for_image.rows, rows[0], rtol=1e-9, atol=1e-12)
     assert torch.allclose(objective.network.for_text.rows, rows[1], rtol=1e-9, atol=1e-12)
+
+
+def test_the_alternating_update_does_not_follow_the_encoders_rate():
+    rows = []
+    for factor in (1.0, 0.1):
+        objective = NeuCLIP(D, num_prototypes=4, inner_steps=2)
+        objective.learning_rate_factor = factor
+        objective(*batch(0), SCALE)
+        rows.append(objective.network.for_image.rows)
+    assert torch.equal(*rows)
+
+
+def test_a_run_gives_algorithm_3_the_encoders_adamw_unless_told_otherwise():
+    adamw = OptimizerSettings(learning_rate=3e-4, beta1=0.8, beta2=0.97, eps=1e-5)
+
+    def values(**given):
+        settings = NeuCLIPSettings(**given).with_defaults_of(adamw)
+        return settings.learning_rate, settings.network_betas, settings.network_eps
+
+    assert values(update="simultaneous") == values(update="simultaneous", network="mlp") == (3e-4, (0.8, 0.97), 1e-5)
+    told = {"network_lr": 0.1, "network_betas": (0.5, 0.6), "network_eps": 0.2}
+    assert values(update="simultaneous", **told) == (0.1, (0.5, 0.6), 0.2)
+    assert values() == (1.0, None, None) and values(network="mlp") == (1e-3, None, None)
+    assert values(update="simultaneous", network_optimizer="adagrad") == (1.0, None, None)
+
+
+def test_the_mlp_is_updated_after_the_gradient_was_prepared_and_does_not_disturb_it():
+    """Its weights move in place: the loss needs those it was computed with, in Algorithm 3 and over two batches."""
+    objective = NeuCLIP(D, network="mlp", update="simultaneous").double()
+    twin = NeuCLIP(D, network="mlp").double().eval()
+    for step in range(2):
+        twin.load_state_dict(objective.state_dict())
+        features = [x.requires_grad_() for x in batch(step)]
+        got, want = objective(*features, SCALE), twin(*features, SCALE)
+        assert not torch.equal(objective.network.for_image.weights, twin.network.for_image.weights)
+        for a, b in zip(torch.autograd.grad(got, features), torch.autograd.grad(want, features), strict=True):
+            assert torch.equal(a, b)
+    alternating = NeuCLIP(D, network="mlp", inner_steps=1)
+    (alternating(*features, SCALE) + alternating(*batch(2), SCALE)).backward()
 
 
 @pytest.mark.parametrize("fit", ["unified", "separate"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import warnings
 from dataclasses import fields
 
 import pytest
@@ -58,6 +60,8 @@ def test_what_is_recorded_is_among_the_names_of_the_metrics(method):
         (lambda: NeuCLIP(D, num_prototypes=0), "^num_prototypes is 0; give 1 or more"),
         (lambda: NeuCLIP(D, restart_every=-1), "restart_every is -1; give 0 or more"),
         (lambda: NeuCLIP(D, network_lr=0.0), "network_lr is 0.0; give a number above 0"),
+        (lambda: NeuCLIP(D, network_eps=0.0), "network_eps is 0.0; give a number above 0"),
+        (lambda: NeuCLIP(D, network_betas=(0.9, 1.0)), r"network_betas is \(0.9, 1.0\); give two numbers from 0"),
         (lambda: FastCLIP(0), "dataset_size is 0; give 1 or more"),
         (lambda: FastCLIP(9, epoch_samples=-1), "epoch_samples is -1"),
         (lambda: FastCLIP(9, gamma=0.0), "gamma is 0.0; give a number above 0"),
@@ -68,6 +72,29 @@ def test_what_is_recorded_is_among_the_names_of_the_metrics(method):
 def test_a_constructor_refuses_what_it_cannot_use_and_names_the_nearest(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_logarithm_in_place_of_the_scale_is_warned_of_once(method):
+    def call(objective, scale):
+        given = torch.tensor(scale, dtype=torch.float64, requires_grad=True), torch.tensor(-10.0, dtype=torch.float64)
+        objective(unit(B, D, seed=0), unit(B, D, seed=1), *given, sample_ids=torch.arange(B))
+
+    objective = METHODS[method]()
+    with pytest.warns(UserWarning, match=r"logit_scale is 2.66, .* pass logit_scale.exp\(\)") as warned:
+        call(objective, math.log(1 / 0.07))
+        call(objective, math.log(1 / 0.07))
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(METHODS[method](), 1 / 0.07)
+
+
+def test_a_state_that_lacks_a_number_is_refused_in_one_line():
+    state = AmorLIP(D).state_dict()
+    del state["_extra_state"]["epoch_start"]
+    with pytest.raises(ValueError, match=r"not the state of AmorLIP.*'epoch_start'"):
+        AmorLIP(D).load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

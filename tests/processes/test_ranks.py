@@ -13,7 +13,7 @@ from torch import Tensor, multiprocessing
 from torch import distributed as dist
 
 from neuclip import CLIP, AmorLIP, FastCLIP, NeuCLIP, SigLIP
-from neuclip.distributed.collectives import counted_traffic, single_process
+from neuclip.distributed.collectives import counted_traffic, single_process, world_size
 from neuclip.objectives.objective import NoEstimate, Objective
 
 pytestmark = pytest.mark.slow
@@ -41,6 +41,9 @@ METHODS: dict[str, Build] = {
     "fastclip isogclr, three samples": lambda _: FastCLIP(3, variant="isogclr", **GAMMA),
     "fastclip sogclr, in files": lambda folder: FastCLIP(N, variant="sogclr", table_path=folder / "table", **GAMMA),
     "amorlip": lambda _: AmorLIP(D, epoch_samples=2 * B, total_samples=6 * B),
+    "amorlip, rate times ranks": lambda _: AmorLIP(
+        D, network_lr_times_ranks=True, **EPOCHS | {"network_lr": 0.01 / world_size()}
+    ),
     "amorlip, adaptive": lambda _: AmorLIP(D, adaptive_temperature=True, mask_duplicates=True, **EPOCHS),
     "amorlip, kl_asymmetric": lambda _: AmorLIP(D, divergence="kl_asymmetric", **EPOCHS),
     "amorlip, kl_symmetric": lambda _: AmorLIP(D, divergence="kl_symmetric", **EPOCHS),
@@ -63,6 +66,7 @@ METHODS: dict[str, Build] = {
     "neuclip, separate": lambda _: NeuCLIP(D, num_prototypes=5, inner_steps=2, fit="separate", network_lr=0.1),
     "neuclip, mlp": lambda _: NeuCLIP(D, network="mlp", inner_steps=2),
     "neuclip, simultaneous": lambda _: NeuCLIP(D, num_prototypes=11, update="simultaneous"),
+    "neuclip, simultaneous mlp": lambda _: NeuCLIP(D, network="mlp", update="simultaneous"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Paths that a run stores; its own model; the bias of SigLIP, which other objectives do not have."""
+"""Paths that a run stores; its own model; SigLIP's bias, which other objectives do not have; Algorithm 3's AdamW."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from neuclip.models.towers import build_model
 from neuclip.records import RunFolder
 from neuclip.runs.build import absolute_address, build_towers
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.lifecycle import start_run
 from neuclip.settings.objectives import SigLIPSettings
+from neuclip.training.loop import train
 from tests.images import write_shards
 from tests.runs.conftest import BATCH, losses
 
@@ -55,6 +57,18 @@ def test_a_siglip_run_resumes_to_the_bit_and_exports_its_bias(siglip_settings, t
 def test_the_bias_starts_where_the_settings_say(siglip_settings, tmp_path, bias_initial, bias):
     towers = build_towers(siglip_settings(tmp_path, bias_initial=bias_initial), torch.device("cpu")).towers
     assert towers.logit_bias.item() == pytest.approx(bias) and towers.logit_bias.requires_grad
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["prototypes", "mlp"])
+def test_algorithm_3_moves_the_network_with_the_encoders_adamw_and_schedule(small_settings, tmp_path, network):
+    flags = f"--objective.update simultaneous --objective.network_lr default --objective.network {network}".split()
+    flags += ["--optimizer.learning_rate", "0.02", "--optimizer.beta2", "0.9", "--optimizer.eps", "1e-5"]
+    run = start_run(small_settings(tmp_path, "--run.name", "run", "--optimizer.warmup", "5", *flags))
+    side = run.objective.network.for_image
+    assert (side.optimizer.learning_rate, side.optimizer.betas, side.optimizer.eps) == (0.02, (0.9, 0.9), 1e-5)
+    train(run, evaluate=lambda run: None, save=lambda run: None)
+    assert run.objective.learning_rate_factor == run.optimizer.rate_factor(run.step - 1) < 0.1
 
 
 def test_a_softmax_objective_has_no_bias_and_leaves_one_that_a_model_brings_alone(small_settings, tmp_path):

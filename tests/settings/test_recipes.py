@@ -72,16 +72,27 @@ def test_neuclip_has_the_numbers_of_table_4(setting):
 
 
 @pytest.mark.parametrize("setting", TABLES)
-def test_fastclip_is_what_its_code_computes_with_the_eps_of_its_scripts(setting):
+def test_fastclip_is_what_its_code_computes_with_the_eps_and_gamma_of_its_scripts(setting):
     objective = paper_recipe(setting, "fastclip").settings().objective
-    assert (objective.variant, objective.temperature_gradient, objective.gamma) == ("v3", "fastclip", 0.2)
-    assert objective.eps == (1e-14 if setting.startswith("cc") else 1e-6)
+    assert (objective.variant, objective.temperature_gradient) == ("v3", "fastclip")
+    assert objective.temperature_correction == "epochs"
+    assert (objective.eps, objective.gamma) == ((1e-14, 0.2) if setting.startswith("cc") else (1e-6, 0.8))
+
+
+@pytest.mark.parametrize("setting", TABLES)
+def test_clip_and_siglip_say_why_their_temperature_does_not_have_the_rate_of_table_3(setting):
+    for objective in ("clip", "siglip"):
+        value, origin = paper_recipe(setting, objective).lines["temperature.learning_rate"]
+        assert float(value) == TABLES[setting][3]
+        rate = float(re.search(r"open_clip has one rate for all; Table 3 has (\S+) for tau", origin)[1])
+        assert rate == TABLES[setting][4]
 
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_amorlip_clips_its_gradient_and_is_called_extrapolated_where_its_authors_gave_nothing(setting):
     recipe = paper_recipe(setting, "amorlip")
     assert recipe.settings().optimizer.clip_gradient_norm == 1.0
+    assert recipe.settings().objective.network_lr_times_ranks
     origins = [origin for key, (_, origin) in recipe.lines.items() if key.startswith(("objective.", "optimizer."))]
     assert any("extrapolated" in origin for origin in origins) == (setting != "cc12m")
 

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 
 from neuclip.distributed.collectives import gather_values, world_size
 from neuclip.objectives.contrast import candidate_sum
-from neuclip.objectives.formulas.conjugate import calibration_ratio
-from neuclip.objectives.formulas.divergence import DIVERGENCES, squared_difference
-from neuclip.objectives.formulas.gradient import gradient_only
-from neuclip.objectives.formulas.normalizer import add_eps
+from neuclip.objectives.formulas import DIVERGENCES, add_eps, calibration_ratio, gradient_only, squared_difference
 from neuclip.objectives.normalizers.residual_mlp import Loss, ResidualMLP, step_together
 from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from neuclip.objectives.objective import NoEstimate, Objective
@@ -45,10 +42,13 @@ class AmorLIP(Objective):
         epoch_samples: pairs per epoch; 0: `dataset_size`. Until the first epoch is over nothing is blended.
         width_factor: hidden width of the networks over `embed_dim`.
         network_lr, network_steps, clip_network_gradient: Adam on the networks, several updates per batch.
+        network_lr_times_ranks: multiply the rate by the number of ranks, as the authors' code does whenever it
+            initialises the networks anew; results then depend on that number.
         divergence: what the networks minimise: "log_l2", the squared difference of logarithms; or the divergence of
             the predicted distribution over the batch (each anchor's share of the batch's total) from the true one, as
             we read the paper, plus 0.1 times "log_l2".
-        average_decay, average_every: the moving average of the weights, which the next epoch will use.
+        average_decay, average_every: the moving average of the weights, which the next epoch will use; updated at the
+            first step of each epoch and every `average_every` steps from there.
         blend_maximum, blend_samples: largest share of the last epoch's prediction, and the samples over which it rises
             to that by a cosine, epoch by epoch; 0: half of the run.
         positive_coefficient: weight of the positive pair in the denominator.
@@ -76,6 +76,7 @@ class AmorLIP(Objective):
         epoch_samples: int = AmorLIPSettings.epoch_samples,
         width_factor: float = AmorLIPSettings.width_factor,
         network_lr: float = AmorLIPSettings.network_lr,
+        network_lr_times_ranks: bool = AmorLIPSettings.network_lr_times_ranks,
         network_steps: int = AmorLIPSettings.network_steps,
         clip_network_gradient: float = AmorLIPSettings.clip_network_gradient,
         divergence: Literal["log_l2", "kl_asymmetric", "kl_symmetric", "js"] = AmorLIPSettings.divergence,
@@ -101,7 +102,7 @@ class AmorLIP(Objective):
         self.image_sums, self.text_sums = (
             LearnedSums(embed_dim, width_factor, network_lr, seed=seed) for seed in self._seeds(epoch=0)
         )
-        self.steps = self.samples_seen = self.epoch = self.batch_size = 0
+        self.steps = self.samples_seen = self.epoch = self.epoch_start = self.batch_size = 0
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
         self.record_accuracy(pairs)
@@ -133,7 +134,7 @@ class AmorLIP(Objective):
     def _enter_epoch(self, epoch: int) -> None:
         if epoch == self.epoch:
             return
-        self.epoch = epoch
+        self.epoch, self.epoch_start = epoch, self.steps
         every = self.settings.reinitialise_every
         for sums, seed in zip((self.image_sums, self.text_sums), self._seeds(epoch), strict=True):
             sums.previous.copy_(sums.average)
@@ -167,14 +168,18 @@ class AmorLIP(Objective):
             for (sums, features), side_target in zip(self._sides(pairs), target, strict=True)
         ]
         clip = self.settings.clip_network_gradient or None
-        losses = [step_together(learners, largest_gradient=clip) for _ in range(self.settings.network_steps)]
+        factor = world_size() if self.settings.network_lr_times_ranks else 1
+        losses = [
+            step_together(learners, largest_gradient=clip, rate_factor=factor)
+            for _ in range(self.settings.network_steps)
+        ]
         self.record(network_loss=losses[0])  # of networks to which the batch was new
+        if (self.steps - self.epoch_start) % self.settings.average_every == 0:
+            self.image_sums.update_ema(self.settings.average_decay)
+            self.text_sums.update_ema(self.settings.average_decay)
         self.steps += 1
         self.batch_size = len(pairs.all_image)
         self.samples_seen += self.batch_size
-        if self.steps % self.settings.average_every == 0:
-            self.image_sums.update_ema(self.settings.average_decay)
-            self.text_sums.update_ema(self.settings.average_decay)
 
     def _network_loss(self, target: Tensor, pairs: Pairs) -> Loss:
         if self.settings.divergence == "log_l2":
@@ -224,11 +229,11 @@ class AmorLIP(Objective):
         )
 
     def get_extra_state(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("steps", "samples_seen", "epoch", "batch_size")}
+        return {name: getattr(self, name) for name in ("steps", "samples_seen", "epoch", "epoch_start", "batch_size")}
 
     def set_extra_state(self, state: Any) -> None:
         self.steps, self.samples_seen = state["steps"], state["samples_seen"]
-        self.epoch, self.batch_size = state["epoch"], state["batch_size"]
+        self.epoch, self.epoch_start, self.batch_size = state["epoch"], state["epoch_start"], state["batch_size"]
 
 
 class LearnedSums(nn.Module):

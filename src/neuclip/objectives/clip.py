@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from neuclip.objectives.contrast import mean_normalizer_ratio
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import gradient_only
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.pairs import Pairs, batch_log_normalizers
 from neuclip.settings.objectives import CLIPSettings

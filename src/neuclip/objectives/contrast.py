@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from neuclip.distributed.collectives import gather_values
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import gradient_only
 from neuclip.objectives.pairs import Both, Pairs
 
 

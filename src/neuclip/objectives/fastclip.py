@@ -12,8 +12,7 @@ from torch import Tensor
 
 from neuclip.distributed.collectives import gather_values
 from neuclip.objectives.contrast import mean_normalizer_ratio
-from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import LARGEST_EXPONENT, calibration_ratio, gradient_only
 from neuclip.objectives.normalizers.table import SampleTable
 from neuclip.objectives.objective import NoEstimate, Objective
 from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
@@ -36,8 +35,8 @@ class FastCLIP(Objective):
 
     sogclr and isogclr are v1 and v2 with a constant gamma; isogclr moves its temperatures by plain momentum as LibAUC
     does, v2 by Adam with moments per sample. Where the authors' codes differ from what they mean, the meaning holds:
-    the factor tau_i of v2's gradient is there, Adam's bias correction counts visits instead of epochs, eps is inside
-    u, and everything is kept as logarithms. A sample twice in one batch is one visit with the mean of both values.
+    the factor tau_i of v2's gradient is there, Adam divides by the root of its second moment, eps is inside u, and
+    everything is kept as logarithms. A sample twice in one batch is one visit with the mean of both values.
 
     Args:
         dataset_size: number of samples; `sample_ids` are 0..dataset_size-1.
@@ -51,6 +50,9 @@ class FastCLIP(Objective):
         temperature_gradient: "paper", or "fastclip": the part through g counted twice, as the authors' code does (v0,
             v3); it settles at a lower temperature for the same rho.
         temperature_initial, temperature_lr, temperature_range: individual temperatures; default the variant's own.
+        temperature_correction: what Adam's bias correction counts (v2): "visits" of the sample, or "epochs" as the
+            authors' code does: no memory in the first, then the epoch's number, so that later steps are 4 to 6 times
+            smaller.
         table_path: memory-mapped file for the table, one per rank; None keeps it in memory.
         mask_duplicates: pairs with an equal caption are no negatives of each other (`caption_ids`).
     """
@@ -79,6 +81,7 @@ class FastCLIP(Objective):
         temperature_initial: float | None = None,
         temperature_lr: float | None = None,
         temperature_range: tuple[float, float] | None = None,
+        temperature_correction: Literal["visits", "epochs"] = FastCLIPSettings.temperature_correction,
         table_path: str | Path | None = None,
         mask_duplicates: bool = FastCLIPSettings.mask_duplicates,
     ) -> None:
@@ -174,7 +177,7 @@ class FastCLIP(Objective):
         gradient = mean_by_id(
             ids, gather_values(individual_gradient(pairs, temperature, log_u, self.settings.rho)).cpu()
         )
-        after = self.individual.step(stored[:, 2:], gradient)
+        after = self.individual.step(stored[:, 2:], gradient, epoch=self.samples_seen // self.epoch_samples)
         moved, lowest, highest = after[:, :2], self.individual.lowest, self.individual.highest
         self.record(
             mean_temperature_image=moved[:, 0].mean(),
@@ -281,7 +284,7 @@ class MomentumTemperatures:
     def current(self, stored: Tensor) -> Tensor:  # (B, columns) -> (B, 2)
         return stored[:, :2].nan_to_num(nan=self.initial)
 
-    def step(self, stored: Tensor, gradient: Tensor) -> Tensor:  # (B, columns), (B, 2) -> (B, columns)
+    def step(self, stored: Tensor, gradient: Tensor, *, epoch: int) -> Tensor:  # (B, columns), (B, 2) -> (B, columns)
         momentum = 0.1 * stored[:, 2:4].nan_to_num(nan=0.0) + 0.9 * gradient
         moved = self.current(stored) - self.learning_rate * momentum
         return torch.cat([moved.clamp(self.lowest, self.highest), momentum], dim=1)
@@ -289,20 +292,29 @@ class MomentumTemperatures:
 
 @dataclass(frozen=True)
 class AdamTemperatures(MomentumTemperatures):
-    """v2: Adam with one pair of moments per sample and side, corrected for bias by the sample's own visits."""
+    """v2: Adam with one pair of moments per sample and side, corrected for bias by the sample's own visits.
+
+    With `count_epochs` as the authors do it: in the first epoch moments have no memory, later the exponent of the
+    correction is the number of the epoch.
+    """
 
     learning_rate: float = 0.0133
     lowest: float = 0.01
     highest: float = 1.0
+    count_epochs: bool = False
 
     columns: ClassVar[tuple[str, ...]] = (*MomentumTemperatures.columns, "square_image", "square_text", "visits")
     largest_gradient: ClassVar[float] = 5.0  # as its authors cap it
 
-    def step(self, stored: Tensor, gradient: Tensor) -> Tensor:
+    def step(self, stored: Tensor, gradient: Tensor, *, epoch: int) -> Tensor:
+        beta1, beta2 = (0.0, 0.0) if self.count_epochs and epoch == 0 else (0.9, 0.999)
         gradient = gradient.clamp(-self.largest_gradient, self.largest_gradient)
         first, second, visits = stored[:, 2:].nan_to_num(nan=0.0).split([2, 2, 1], dim=1)
-        first, second, visits = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient.square(), visits + 1
-        step = first / (1 - 0.9**visits) / ((second / (1 - 0.999**visits)).sqrt() + 1e-8)
+        visits = visits + 1
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient.square()
+        count = torch.full_like(visits, epoch + 1) if self.count_epochs else visits
+        step = first / (1 - beta1**count) / ((second / (1 - beta2**count)).sqrt() + 1e-8)
         moved = (self.current(stored) - self.learning_rate * step).clamp(self.lowest, self.highest)
         return torch.cat([moved, first, second, visits], dim=1)
 
@@ -318,4 +330,7 @@ def individual_temperatures(settings: FastCLIPSettings) -> MomentumTemperatures 
         raise ValueError(
             f"temperature_initial {initial} is not within temperature_range {lowest}, {highest} above 0; give both"
         )
-    return kind(initial, settings.temperature_lr or kind.learning_rate, lowest, highest)
+    rate = settings.temperature_lr or kind.learning_rate
+    if kind is MomentumTemperatures:
+        return MomentumTemperatures(initial, rate, lowest, highest)
+    return AdamTemperatures(initial, rate, lowest, highest, settings.temperature_correction == "epochs")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from neuclip.objectives.contrast import mean_normalizer_ratio
-from neuclip.objectives.formulas.conjugate import LARGEST_EXPONENT, calibration_ratio, capped_exponent
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import LARGEST_EXPONENT, calibration_ratio, capped_exponent, gradient_only
 from neuclip.objectives.normalizers.mlp_network import MLPNetwork
 from neuclip.objectives.normalizers.prototype_network import PrototypeNetwork
 from neuclip.objectives.objective import NoEstimate, Objective
@@ -40,6 +39,9 @@ class NeuCLIP(Objective):
         update: "alternating" (Algorithm 1), or "simultaneous" (Algorithm 3): one AdamW step beside the encoders'.
         network_optimizer, network_lr: None is adagrad, 1.0 for prototypes as in the paper, and adam, 1e-3 for the MLP
             and the simultaneous update.
+        network_betas, network_eps: of adam; None is torch's, (0.9, 0.999) and 1e-8. Algorithm 3 is one AdamW for all:
+            give the simultaneous update the encoders' rate, betas and eps, and set `learning_rate_factor`, their
+            present rate over its peak, before each call. `neuclip train` does both.
         network_weight_decay: of that optimizer; decoupled under adam, as AdamW has it.
         initial_accumulator: initial value of AdaGrad's sums of squared gradients.
         alpha_gradient: "full" is the gradient of Eq. 12 as it stands; "detached" leaves out the part through alpha.
@@ -72,6 +74,8 @@ class NeuCLIP(Objective):
         update: Literal["alternating", "simultaneous"] = NeuCLIPSettings.update,
         network_optimizer: Literal["adagrad", "adam", "sgd"] | None = NeuCLIPSettings.network_optimizer,
         network_lr: float | None = NeuCLIPSettings.network_lr,
+        network_betas: tuple[float, float] | None = NeuCLIPSettings.network_betas,
+        network_eps: float | None = NeuCLIPSettings.network_eps,
         network_weight_decay: float = NeuCLIPSettings.network_weight_decay,
         initial_accumulator: float = NeuCLIPSettings.initial_accumulator,
         alpha_gradient: Literal["full", "detached"] = NeuCLIPSettings.alpha_gradient,
@@ -97,7 +101,7 @@ class NeuCLIP(Objective):
             self.network.learn(pairs, log_normalizer, tau)
         loss = self._robust_loss(pairs, log_normalizer, tau)
         if self.training and simultaneous:  # after the encoders' gradient was taken with the same network
-            self.network.learn(pairs, log_normalizer, tau)
+            self.network.learn(pairs, log_normalizer, tau, self.learning_rate_factor)
         return loss
 
     def _robust_loss(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from neuclip.objectives.pairs import (
     check_unit_rows,
     full_precision,
     gather_pairs,
+    warn_of_logarithm,
 )
 from neuclip.settings.fields import check_at_least
 
@@ -38,6 +39,9 @@ class Objective(nn.Module, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     # Every name that `record` may be called with. They become columns of records.jsonl.
     metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "calibration", "masked_duplicates", "weight_deviation")
+    # The encoders' present learning rate over their peak. A trainer sets it before each call; what a method updates
+    # beside the encoders, as NeuCLIP's simultaneous update does, follows it.
+    learning_rate_factor: float = 1.0
 
     def __init__(self, embed_dim: int | None = None, *, mask_duplicates: bool = False) -> None:
         super().__init__()
@@ -46,7 +50,7 @@ class Objective(nn.Module, ABC):
         self.embed_dim = embed_dim
         self.mask_duplicates = mask_duplicates
         self._recorded: dict[str, Tensor | None] = {}
-        self._rows_checked = False
+        self._first_call = True
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -81,7 +85,7 @@ class Objective(nn.Module, ABC):
         """
         self._recorded = {}
         with full_precision(image_features.device):
-            pairs = self._gather(image_features, text_features, sample_ids, caption_ids, logit_bias)
+            pairs = self._gather(image_features, text_features, logit_scale, sample_ids, caption_ids, logit_bias)
             loss = self.loss(pairs, self._tau(logit_scale, pairs))
         return {"contrastive_loss": loss} if output_dict else loss
 
@@ -95,7 +99,7 @@ class Objective(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor]:  # (b, d), (b, d) -> (b,), (b,)
         """The method's current estimates of log(eps + g) for these anchors, image side and text side. Read only."""
         with full_precision(image_features.device):
-            pairs = self._gather(image_features, text_features, sample_ids)
+            pairs = self._gather(image_features, text_features, logit_scale, sample_ids)
             return self.estimates(pairs, self._tau(logit_scale, pairs))
 
     def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,8 +110,8 @@ class Objective(nn.Module, ABC):
         """Continue from `state_dict()` of the same objective with the same sizes, from any number of ranks."""
         try:
             return super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError as error:
-            reasons = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+        except (RuntimeError, KeyError) as error:  # a KeyError comes from set_extra_state
+            reasons = [line.strip() for line in str(error).splitlines()[1:]] or [f"Missing key {error}"]
             raise ValueError(
                 f"this is not the state of {type(self).__name__} as it was built here ({reasons[0]}); "
                 "load it into the objective that saved it, with the same arguments"
@@ -117,6 +121,7 @@ class Objective(nn.Module, ABC):
         self,
         image: Tensor,
         text: Tensor,
+        logit_scale: Tensor,
         sample_ids: Tensor | None,
         caption_ids: Tensor | None = None,
         logit_bias: Tensor | None = None,
@@ -124,9 +129,10 @@ class Objective(nn.Module, ABC):
         check_features(image, text, self.embed_dim)
         check_keys(sample_ids, image, "sample_ids")
         check_keys(caption_ids, image, "caption_ids")
-        if not self._rows_checked:
+        if self._first_call:
             check_unit_rows(image, text)
-            self._rows_checked = True
+            warn_of_logarithm(logit_scale)
+            self._first_call = False
         pairs = gather_pairs(
             image,
             text,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +13,10 @@ import torch
 from torch import Tensor
 
 from neuclip.distributed.collectives import all_gather_int, gather_values, rank
-from neuclip.objectives.formulas.normalizer import log_normalizer
+from neuclip.objectives.formulas import log_normalizer
 
 Both = tuple[Tensor, Tensor]  # image side, text side
+LIKELY_LOGARITHM = 5.0  # a logit_scale below this: temperatures above 0.2 are rare, logarithms above 5 too
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,18 @@ def check_unit_rows(image: Tensor, text: Tensor) -> None:
                 f"{name} features are not unit rows (length off by {off:.3g}); "
                 "pass them through torch.nn.functional.normalize(features, dim=1) first"
             )
+
+
+def warn_of_logarithm(logit_scale: Tensor) -> None:
+    """At the first call only, for the same reason. open_clip's parameter is ln(1/tau), 2.7 at first and 4.6 at most;
+    its forward returns 1/tau, 14 at first."""
+    value = torch.as_tensor(logit_scale).detach().item()
+    if value < LIKELY_LOGARITHM:
+        warnings.warn(
+            f"logit_scale is {value:.3g}, a temperature of {1 / value if value else math.inf:.3g}; "
+            "if it is the logarithm, pass logit_scale.exp()",
+            stacklevel=6,  # the line that called the objective
+        )
 
 
 @contextmanager

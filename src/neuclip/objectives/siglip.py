@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip.objectives.formulas.gradient import gradient_only
+from neuclip.objectives.formulas import gradient_only
 from neuclip.objectives.objective import Objective
 from neuclip.objectives.pairs import Pairs
 from neuclip.settings.objectives import SigLIPSettings

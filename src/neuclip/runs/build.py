@@ -161,7 +161,7 @@ def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, ep
     """`epoch_samples`: samples per epoch of weighted data; 0: the data set's size."""
     return registry.build_objective(
         settings.objective_name,
-        settings.objective,
+        settings.objective.with_defaults_of(settings.optimizer),
         embed_dim=built.embed_dim,
         dataset_size=dataset_size,
         epoch_samples=epoch_samples,

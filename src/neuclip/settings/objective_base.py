@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from neuclip.errors import UserError
 from neuclip.settings.fields import check_choices, described
+
+if TYPE_CHECKING:
+    from neuclip.settings.sections import OptimizerSettings
 
 FLOAT = 4  # bytes
 BLOCKS = 6  # (b, B) matrices that a loss has in memory at a time, about
@@ -60,6 +63,10 @@ class ObjectiveSettings:
             return cls(**{name: x for name, x in arguments.items() if name in names and x is not None})
         except UserError as error:
             raise UserError(str(error).removeprefix("objective.")) from None
+
+    def with_defaults_of(self, optimizer: OptimizerSettings) -> Self:
+        """With the values of the encoders' AdamW wherever the method's own optimizer is meant to have the same."""
+        return self
 
     @property
     def normalizer_eps(self) -> float:

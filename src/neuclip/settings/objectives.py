@@ -7,8 +7,8 @@ Every field's metadata `help` is what `neuclip train --help` prints.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
 
 from neuclip.errors import UserError
 from neuclip.settings.fields import check_at_least, check_positive, described
@@ -25,6 +25,9 @@ from neuclip.settings.objective_base import (
     robust_loss_at_chance,
     softplus,
 )
+
+if TYPE_CHECKING:
+    from neuclip.settings.sections import OptimizerSettings
 
 __all__ = [
     "OBJECTIVES",
@@ -131,6 +134,10 @@ class FastCLIPSettings(ObjectiveSettings):
     temperature_range: tuple[float, float] = described(
         (0.0, 0.0), "v2, isogclr: limits of these temperatures; 0,0: 0.01,1 and 0.005,0.05"
     )
+    temperature_correction: Literal["visits", "epochs"] = described(
+        "visits",
+        "v2: what Adam's bias correction counts; epochs: as FastCLIP's code, smaller steps from the second epoch",
+    )
     table_path: str = described("", "memory-mapped file for the moving averages; '': they stay in memory")
 
     def __post_init__(self) -> None:
@@ -213,10 +220,11 @@ class AmorLIPSettings(ObjectiveSettings):
     )
     width_factor: float = described(1.0, "hidden width of the networks over the width of the features")
     network_lr: float = described(1e-3, "Adam's learning rate for the networks")
+    network_lr_times_ranks: bool = described(False, "multiply that rate by the number of ranks, as AmorLIP's code does")
     network_steps: int = described(3, "updates of the networks per batch")
     clip_network_gradient: float = described(1.0, "largest gradient norm of the networks; 0: no clipping")
     average_decay: float = described(0.92, "decay of the moving average of the networks' weights")
-    average_every: int = described(2, "steps between updates of that average")
+    average_every: int = described(2, "steps between updates of that average, from the first of each epoch")
     reinitialise_every: int = described(1, "epochs after which the networks start anew; 0: never")
     eps: float = described(1e-6, "only where normalizers are reported: added to each")
     seed: int = described(0, "seed of the networks' initial weights")
@@ -293,7 +301,15 @@ class NeuCLIPSettings(ObjectiveSettings):
     network_optimizer: Literal["adagrad", "adam", "sgd"] | None = described(
         None, "optimizer of the network; default: adagrad for prototypes, adam for mlp and simultaneous"
     )
-    network_lr: float | None = described(None, "its learning rate; default: 1.0 for adagrad and sgd, 1e-3 for adam")
+    network_lr: float | None = described(
+        None,
+        "its learning rate; default: 1.0 for adagrad and sgd, 1e-3 for adam, for simultaneous that of optimizer, whose "
+        "warm-up and decay it then follows",
+    )
+    network_betas: tuple[float, float] | None = described(
+        None, "adam's betas; default: 0.9,0.999, for simultaneous those of optimizer"
+    )
+    network_eps: float | None = described(None, "adam's epsilon; default: 1e-8, for simultaneous that of optimizer")
     network_weight_decay: float = described(0.0, "weight decay of the network; decoupled under adam")
     initial_accumulator: float = described(0.0, "initial value of AdaGrad's sums of squared gradients")
     alpha_gradient: Literal["full", "detached"] = described(
@@ -312,6 +328,10 @@ class NeuCLIPSettings(ObjectiveSettings):
         check_at_least("objective.inner_steps", self.inner_steps, 0, "the paper uses 10")
         if self.network_lr is not None:
             check_positive("objective.network_lr", self.network_lr, "the paper uses 1.0")
+        if self.network_eps is not None:
+            check_positive("objective.network_eps", self.network_eps, "1e-8 as torch.optim.AdamW")
+        if self.network_betas is not None and not all(0 <= beta < 1 for beta in self.network_betas):
+            raise UserError(f"objective.network_betas is {self.network_betas}; give two numbers from 0 to below 1")
         check_at_least("objective.network_weight_decay", self.network_weight_decay, 0, "0 for none")
         check_at_least("objective.initial_accumulator", self.initial_accumulator, 0, "0 as torch.optim.Adagrad")
         check_at_least("objective.eps", self.eps, 0, "the default is 1e-6")
@@ -325,6 +345,17 @@ class NeuCLIPSettings(ObjectiveSettings):
     @property
     def learning_rate(self) -> float:
         return self.network_lr or (1e-3 if self.optimizer == "adam" else 1.0)
+
+    def with_defaults_of(self, optimizer: OptimizerSettings) -> Self:
+        """Algorithm 3 is one AdamW for encoders and prototypes."""
+        if self.update == "alternating" or self.optimizer != "adam":
+            return self
+        return replace(
+            self,
+            network_lr=self.network_lr or optimizer.learning_rate,
+            network_betas=self.network_betas or (optimizer.beta1, optimizer.beta2),
+            network_eps=self.network_eps or optimizer.eps,
+        )
 
     @property
     def network_updates(self) -> int:

@@ -39,6 +39,10 @@ class TowerOptimizer:
         peak = self.settings.learning_rate
         return warmup_then_cosine(step, peak=peak, warmup=self.plan.warmup_steps, total=self.plan.steps)
 
+    def rate_factor(self, step: int) -> float:
+        """The present learning rate over its peak."""
+        return self.learning_rate(step) / self.settings.learning_rate
+
     def update(self, loss: Tensor, step: int, backward: Callable[[Tensor], None] = Tensor.backward) -> Tensor:
         """The norm of the gradient before clipping. Collective: not a number on one rank stops all."""
         backward(self.scaler.scale(loss))
@@ -62,7 +66,7 @@ class TowerOptimizer:
         rate_of_temperature = temperature_rate(
             self.temperature.schedule,
             rate=self.temperature.learning_rate,
-            towers_share=rate / self.settings.learning_rate,
+            towers_share=self.rate_factor(step),
             tau=1 / self.towers.logit_scale.item(),
         )
         for group in self.adamw.param_groups:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from neuclip.objectives.formulas.conjugate import calibration_ratio
-from neuclip.objectives.formulas.normalizer import add_eps
+from neuclip.objectives.formulas import add_eps, calibration_ratio
 from neuclip.objectives.normalizers.residual_mlp import Loss, ResidualMLP, step_together
 from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from neuclip.objectives.pairs import Both, Pairs
@@ -26,9 +25,7 @@ class MLPNetwork(nn.Module):
     def __init__(self, embed_dim: int, settings: NeuCLIPSettings):
         super().__init__()
         self.eps, self.fit, self.inner_steps = settings.eps, settings.fit, settings.network_updates
-        optimizer = RowOptimizer(
-            settings.optimizer, settings.learning_rate, settings.network_weight_decay, settings.initial_accumulator
-        )
+        optimizer = RowOptimizer.of(settings)
         self.for_image, self.for_text = (ResidualMLP(embed_dim, optimizer=optimizer, seed=seed) for seed in (0, 1))
 
     def reshard(self) -> None:
@@ -37,11 +34,14 @@ class MLPNetwork(nn.Module):
     def restart(self, pairs: Pairs) -> None:
         """Features cannot become weights of an MLP."""
 
-    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> None:
+    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor, rate_factor: float = 1.0) -> None:
         """Algorithm 1, lines 6-8; the gradient is averaged over ranks."""
         losses = [self._loss(pairs.positive.detach(), target, tau.detach()) for target in log_normalizer]
         for _ in range(self.inner_steps):
-            step_together([(self.for_image, pairs.image, losses[0]), (self.for_text, pairs.text, losses[1])])
+            step_together(
+                [(self.for_image, pairs.image, losses[0]), (self.for_text, pairs.text, losses[1])],
+                rate_factor=rate_factor,
+            )
 
     def _loss(self, positive: Tensor, log_normalizer: Tensor, tau: Tensor) -> Loss:
         def loss(output: Tensor) -> Tensor:  # (b,) -> scalar

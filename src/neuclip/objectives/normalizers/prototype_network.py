@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from neuclip.distributed.collectives import gather_values, sum_over_ranks
-from neuclip.objectives.normalizers.inner_loop import Anchors, anchors_at
-from neuclip.objectives.normalizers.prototypes import Prototypes
-from neuclip.objectives.normalizers.restart_schedule import RestartSchedule
+from neuclip.objectives.normalizers.prototypes import Anchors, Prototypes, anchors_at
 from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from neuclip.objectives.normalizers.sharded import ShardedRows
 from neuclip.objectives.pairs import Both, Pairs
@@ -29,9 +27,7 @@ class PrototypeNetwork(nn.Module):
         self.reset_at_restart = settings.reset_optimizer_at_restart or settings.restart == "rolling"
         restart_every = settings.restart_every if settings.update == "alternating" else 0
         self.schedule = RestartSchedule(settings.num_prototypes, settings.restart, restart_every)
-        optimizer = RowOptimizer(
-            settings.optimizer, settings.learning_rate, settings.network_weight_decay, settings.initial_accumulator
-        )
+        optimizer = RowOptimizer.of(settings)
         self.for_image = Prototypes(settings.num_prototypes, embed_dim, optimizer)
         self.for_text = Prototypes(settings.num_prototypes, embed_dim, optimizer)
         masks = settings.mask_own_positive or settings.mask_duplicates
@@ -64,14 +60,20 @@ class PrototypeNetwork(nn.Module):
             self.owners.write(slots, rows, pairs, step)
 
     @torch.no_grad()
-    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor) -> None:
+    def learn(self, pairs: Pairs, log_normalizer: Both, tau: Tensor, rate_factor: float = 1.0) -> None:
         """Algorithm 1, lines 6-8: `inner_steps` updates on the log-normalizers (b,), (b,) of the batch."""
         targets = gather_values(torch.stack(log_normalizer, dim=1)).unbind(dim=1)
         for prototypes, anchors, target in zip(
             self._sides(), self._anchors(pairs, tau, written=True), targets, strict=True
         ):
             prototypes.learn(
-                anchors, target, steps=self.inner_steps, active=self.schedule.active, eps=self.eps, fit=self.fit
+                anchors,
+                target,
+                steps=self.inner_steps,
+                active=self.schedule.active,
+                eps=self.eps,
+                fit=self.fit,
+                rate_factor=rate_factor,
             )
 
     def alpha(self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool) -> Both:  # (b,), (b,)
@@ -113,6 +115,54 @@ class PrototypeNetwork(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         self.schedule.load_state(state)
+
+
+class RestartSchedule:
+    """Which prototypes a step renews, and from which rows of the batch (Algorithm 1, lines 3-4): a ring over the slots.
+
+    *periodic*: one batch cannot fill more slots than it has rows, so a restart with m > B goes on over the following
+    steps; slots that are not yet overwritten keep their trained value, and a restart that falls due meanwhile waits.
+    *rolling*: each step replaces the oldest slots with its batch, so the prototypes are a queue.
+    """
+
+    def __init__(self, num_prototypes: int, restart: Literal["periodic", "rolling"], restart_every: int):
+        self.num_prototypes, self.restart, self.restart_every = num_prototypes, restart, restart_every
+        self.step = 0
+        self.pending = False
+        self.remaining = 0
+        self.next_slot = 0
+        self.active = 0  # slots that were written; they fill from the front
+
+    def advance(self, batch: int) -> tuple[Tensor, Tensor] | None:
+        """Take one step: the slots to write and the batch rows to write there, or nothing."""
+        self._start_if_due()
+        count = min(batch, self.remaining)
+        if count == 0:
+            return None
+        slots = (self.next_slot + torch.arange(count)) % self.num_prototypes
+        rows = torch.arange(count) * batch // count  # evenly spaced, so that every rank has its share
+        self.remaining -= count
+        self.next_slot = (self.next_slot + count) % self.num_prototypes
+        self.active = min(self.active + count, self.num_prototypes)
+        return slots, rows
+
+    def _start_if_due(self) -> None:
+        if self.restart == "rolling":
+            due, self.remaining = True, 0
+        else:
+            due = self.step % self.restart_every == 0 if self.restart_every else self.step == 0
+        self.step += 1
+        self.pending |= due
+        if self.pending and self.remaining == 0:
+            self.pending, self.remaining = False, self.num_prototypes
+
+    def state(self) -> dict[str, int]:
+        return {name: int(getattr(self, name)) for name in ("step", "pending", "remaining", "next_slot", "active")}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        self.step, self.remaining = state["step"], state["remaining"]
+        self.next_slot, self.active = state["next_slot"], state["active"]
+        self.pending = bool(state["pending"])
 
 
 class Owners(ShardedRows):

@@ -61,8 +61,9 @@ class ResidualMLP(nn.Module):
 
     def forward(self, features: Tensor, weights: Tensor | None = None) -> Tensor:  # (b, d), (w,) -> (b,)
         """The network's output, differentiable in `features`; with `weights` another network of the same shape."""
-        flat = self.weights if weights is None else weights
-        parts = [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes, strict=True)]
+        if weights is None:  # steps move the weights in place: a graph that waits for its backward needs its own copy
+            weights = self.weights.clone() if torch.is_grad_enabled() else self.weights
+        parts = [part.view(shape) for part, shape in zip(weights.split(self.sizes), self.shapes, strict=True)]
         widen, widen_bias, wide_scale, wide_shift, narrow, narrow_bias, scale, shift, out, out_bias = parts
         wide = F.layer_norm(F.relu(F.linear(features, widen, widen_bias)), wide_scale.shape, wide_scale, wide_shift)
         change = F.layer_norm(F.relu(F.linear(wide, narrow, narrow_bias)), scale.shape, scale, shift)
@@ -81,11 +82,15 @@ class ResidualMLP(nn.Module):
 
 
 def step_together(
-    networks: Sequence[tuple[ResidualMLP, Tensor, Loss]], *, largest_gradient: float | None = None
+    networks: Sequence[tuple[ResidualMLP, Tensor, Loss]],
+    *,
+    largest_gradient: float | None = None,
+    rate_factor: float = 1.0,
 ) -> Tensor:
     """One update of several networks with one exchange between ranks; returns the sum of this rank's losses.
 
-    `largest_gradient` is the length to which the gradient of all of them together is cut.
+    `largest_gradient` is the length to which the gradient of all of them together is cut; `rate_factor` multiplies the
+    optimizers' learning rates.
     """
     results = [network.loss_and_gradient(features, loss) for network, features, loss in networks]
     gradient = sum_over_ranks(torch.cat([gradient for _, gradient in results])) / world_size()
@@ -93,7 +98,7 @@ def step_together(
         gradient = gradient * (largest_gradient / (gradient.norm() + 1e-6)).clamp(max=1)
     parts = gradient.split([len(part) for _, part in results])
     for (network, _, _), part in zip(networks, parts, strict=True):
-        network.optimizer.step(network.weights, part, dict(network.named_buffers()))
+        network.optimizer.step(network.weights, part, dict(network.named_buffers()), rate_factor=rate_factor)
     return torch.stack([value for value, _ in results]).sum()
 
 

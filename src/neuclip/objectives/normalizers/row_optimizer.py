@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
 
+from neuclip.settings.objectives import NeuCLIPSettings
+
 ADAGRAD_EPS = 1e-10  # torch.optim.Adagrad's
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8  # torch.optim.AdamW's
 
@@ -30,6 +32,19 @@ class RowOptimizer:
     learning_rate: float
     weight_decay: float = 0.0
     initial_accumulator: float = 0.0  # of AdaGrad's sums of squared gradients
+    betas: tuple[float, float] = ADAM_BETAS
+    eps: float = ADAM_EPS  # of Adam
+
+    @classmethod
+    def of(cls, settings: NeuCLIPSettings) -> RowOptimizer:
+        return cls(
+            settings.optimizer,
+            settings.learning_rate,
+            settings.network_weight_decay,
+            settings.initial_accumulator,
+            settings.network_betas or ADAM_BETAS,
+            settings.network_eps or ADAM_EPS,
+        )
 
     def state_rows(self, width: int) -> dict[str, tuple[int, float]]:
         """What one row of `width` numbers needs: by name, how many numbers, and their initial value."""
@@ -46,22 +61,30 @@ class RowOptimizer:
 
     @torch.no_grad()
     def step(
-        self, rows: Tensor, gradient: Tensor, state: dict[str, Tensor], scratch: Tensor | None = None
+        self,
+        rows: Tensor,
+        gradient: Tensor,
+        state: dict[str, Tensor],
+        *,
+        rate_factor: float = 1.0,
+        scratch: Tensor | None = None,
     ) -> None:  # (m, d) or (w,), like it, (m, ...) or (...) each
         """Move `rows` along `gradient`, which may be overwritten, as may `scratch` of the same shape."""
+        rate = self.learning_rate * rate_factor
         if self.weight_decay and self.name == "adam":
-            rows.mul_(1 - self.learning_rate * self.weight_decay)
+            rows.mul_(1 - rate * self.weight_decay)
         elif self.weight_decay:
             gradient.add_(rows, alpha=self.weight_decay)
         if self.name == "adagrad":
-            self._adagrad(rows, gradient, state["sums"])
+            self._adagrad(rows, gradient, rate, state["sums"])
         elif self.name == "adam":
             scratch = torch.empty_like(rows) if scratch is None else scratch
-            self._adam(rows, gradient, state["first"], state["second"], state["steps"], scratch)
+            self._adam(rows, gradient, rate, state["first"], state["second"], state["steps"], scratch)
         else:
-            rows.add_(gradient, alpha=-self.learning_rate)
+            rows.add_(gradient, alpha=-rate)
 
-    def _adagrad(self, rows: Tensor, gradient: Tensor, sums: Tensor) -> None:
+    @staticmethod
+    def _adagrad(rows: Tensor, gradient: Tensor, rate: float, sums: Tensor) -> None:
         """On a CPU in one pass over the rows instead of four."""
         if not len(rows):
             return
@@ -71,7 +94,7 @@ class RowOptimizer:
             [sums],
             [torch.zeros(())],  # steps; without a decay of the rate nobody looks at them
             fused=rows.device.type == "cpu",
-            lr=self.learning_rate,
+            lr=rate,
             weight_decay=0.0,
             lr_decay=0.0,
             eps=ADAGRAD_EPS,
@@ -79,12 +102,19 @@ class RowOptimizer:
         )
 
     def _adam(
-        self, rows: Tensor, gradient: Tensor, first: Tensor, second: Tensor, steps: Tensor, scratch: Tensor
+        self,
+        rows: Tensor,
+        gradient: Tensor,
+        rate: float,
+        first: Tensor,
+        second: Tensor,
+        steps: Tensor,
+        scratch: Tensor,
     ) -> None:
-        beta1, beta2 = ADAM_BETAS
+        beta1, beta2 = self.betas
         steps += 1
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         torch.div(second, 1 - beta2**steps, out=scratch)
-        scratch.sqrt_().add_(ADAM_EPS).mul_(1 - beta1**steps)
-        rows.addcdiv_(first, scratch, value=-self.learning_rate)
+        scratch.sqrt_().add_(self.eps).mul_(1 - beta1**steps)
+        rows.addcdiv_(first, scratch, value=-rate)
