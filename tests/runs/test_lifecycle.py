@@ -244,12 +244,15 @@ def test_a_run_with_damaged_files_goes_on_from_the_last_good_checkpoint(finished
     newest.write_bytes(content)
     for path in (folder.records, folder.evaluation, folder.skipped):
         path.write_bytes(BROKEN + path.read_bytes())
+    for stale in (folder.checkpoints / "samples-000000000007.partial", folder.path / "report.html.partial"):
+        stale.write_bytes(b"half")
     assert main(["train", "--resume", str(folder.path)]) == 0
     told = capsys.readouterr().err
     assert f"{newest} is damaged (the checksum of" in told and f"from {9 * BATCH} to {STEPS * BATCH} samples" in told
     assert all(f"{path}: removed 4 lines that could not be read" in told for path in (folder.records, folder.skipped))
     assert losses(folder.path) == losses(finished.path)
     assert read_lines(folder.evaluation) == read_lines(finished.evaluation) and read_lines(folder.skipped) == []
+    assert not list(folder.path.rglob("*.partial"))
     assert newest.with_suffix(".damaged").exists() and load_checkpoint(newest)["step"] == STEPS
 
 

@@ -117,11 +117,13 @@ def open_training_source(settings: Settings) -> Source:
 def build_towers(settings: Settings, device: torch.device, state: dict[str, Any] | None = None) -> BuiltModel:
     """`state`: of a checkpoint whose model will be loaded. The files that the model was made from may be gone then."""
     model, objective = settings.model, settings.objective
+    state = state or {}
+    own_config = state.get(OWN_CONFIG)
     with contextlib.ExitStack() as stack:
         # The tokenizer of another library is looked for beside the model's files.
-        if state and is_from_files(model) and "hf_tokenizer_name" not in state[OWN_CONFIG]["model_cfg"]["text_cfg"]:
+        if own_config and is_from_files(model) and "hf_tokenizer_name" not in own_config["model_cfg"]["text_cfg"]:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            write_own_model(Path(folder), state)
+            write_own_model(Path(folder), state["model"], own_config)
             model = replace(model, name=f"local-dir:{folder}", pretrained="")
         built = build_model(
             model.name,
@@ -150,11 +152,11 @@ def open_clip_config(built: BuiltModel) -> dict[str, Any]:
     return {"model_cfg": built.config, "preprocess_cfg": dict(getattr(built.towers.model.visual, "preprocess_cfg", {}))}
 
 
-def write_own_model(folder: Path, state: dict[str, Any]) -> None:
+def write_own_model(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
     """The model of a checkpoint as a folder for open_clip."""
-    weights = {name: tensor.contiguous().clone() for name, tensor in state["model"].items()}
-    save_file(weights, folder / "open_clip_model.safetensors")
-    write_json(folder / "open_clip_config.json", state[OWN_CONFIG])
+    contiguous = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+    save_file(contiguous, folder / "open_clip_model.safetensors")
+    write_json(folder / "open_clip_config.json", config)
 
 
 def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:
