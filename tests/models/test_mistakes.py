@@ -134,8 +134,8 @@ WEIGHTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "a folder without a prefix": (lambda folder: {"name": str(both(folder) and folder)}, "local-dir:"),
     "an empty folder name": (lambda folder: {"name": "local-dir:"}, "give the folder"),
-    "images smaller than a patch": (lambda folder: {"name": "ViT-B-32", "image_size": 8}, "image_size 8"),
-    "images that do not fit the grid": (lambda folder: {"name": "tiny", "image_size": 16}, "image_size 16"),
+    "images smaller than a patch": (lambda folder: {"name": "ViT-B-32", "image_size": 8}, "image_size than 8"),
+    "images that do not fit the grid": (lambda folder: {"name": "tiny", "image_size": 16}, "image_size than 16"),
 }
 
 
