@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from tiny_data import SIDE, SIZE, caption, image
+from tiny_data import SIDE, SIZE, caption, draw
 
 from neuclip import NeuCLIP
 from neuclip.models import open_clip_module
@@ -64,7 +64,7 @@ def write_data() -> None:
     (FOLDER / "images").mkdir(parents=True, exist_ok=True)
     files = [FOLDER / "images" / f"{number}.png" for number in range(SIZE)]
     for number, file in enumerate(files):
-        Image.fromarray((image(number) * 255).byte().permute(1, 2, 0).numpy()).save(file)
+        Image.fromarray((draw(number) * 255).byte().permute(1, 2, 0).numpy()).save(file)
     with (FOLDER / "shapes.csv").open("w", newline="") as table:
         rows = ((file, caption(number)) for number, file in enumerate(files))
         csv.writer(table, delimiter="\t").writerows([("filepath", "title"), *rows])

@@ -192,7 +192,7 @@ def index(address: str, flags: dict[str, Any]) -> int:
             print(*index_report(source, facts), sep="\n", flush=True)
         reports.append(facts | {"corrected": dict(verify(source)) if verifies else None})
     if not reports:
-        raise UserError(f"{address}: holds no tar shards; other data needs no index")
+        raise UserError(f"{address}: holds no tar shards, and other data need no index; nothing to do")
     corrected = [pair for facts in reports for pair in (facts["corrected"] or {}).items()]
     unfit = len(corrected) + sum(len(facts["changed"]) for facts in reports)  # these were indexed again when opened
     if as_json:
