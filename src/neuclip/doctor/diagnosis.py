@@ -18,7 +18,7 @@ from neuclip.doctor.pairs import (
     note_caption_lengths,
     note_equal_captions,
     note_images,
-    note_look,
+    note_probe,
     note_source,
 )
 from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_temperature, note_warmup
@@ -76,7 +76,7 @@ def open_data(findings: Findings, settings: Settings) -> Source | None:
 def examine_data(findings: Findings, settings: Settings, source: Source, probe: SampleProbe, model: ModelFacts) -> None:
     note_source(findings, source, settings.data)
     note_shards(findings, source)
-    note_look(findings, probe, source)
+    note_probe(findings, probe, source)
     note_bad(findings, probe, settings, len(source))
     note_images(findings, probe, model)
     note_caption_lengths(findings, probe, settings, model)

@@ -10,7 +10,7 @@ from statistics import median
 from neuclip.data.faults import count_unindexed, describe_unindexed, too_many, too_many_unindexed
 from neuclip.data.source import Source
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.probe import Look
+from neuclip.doctor.probe import SampleProbe
 from neuclip.formatting import percent, plural
 from neuclip.models.config import longer_context
 from neuclip.models.facts import COUNTED, ModelFacts, token_counter
@@ -50,49 +50,49 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
         )
 
 
-def note_look(findings: Findings, look: Look, source: Source) -> None:
-    shown = [{"id": one.id, "width": one.size[0], "height": one.size[1], "caption": one.caption} for one in look.shown]
-    several = sum(len(captions) > 1 for captions in look.captions)
+def note_probe(findings: Findings, probe: SampleProbe, source: Source) -> None:
+    shown = [{"id": one.id, "width": one.size[0], "height": one.size[1], "caption": one.caption} for one in probe.shown]
+    several = sum(len(captions) > 1 for captions in probe.captions)
     chosen = "from one shard" if source.cheap_ids() is not None else "the first of the run"
-    findings.note("sample", pairs=look.read, share=look.read / len(source), chosen=chosen, shown=shown[:3])
-    findings.note("captions", several_share=several / max(1, len(look.captions)))
+    findings.note("sample", pairs=probe.read, share=probe.read / len(source), chosen=chosen, shown=shown[:3])
+    findings.note("captions", several_share=several / max(1, len(probe.captions)))
 
 
-def note_bad(findings: Findings, look: Look, settings: Settings, pairs: int) -> None:
+def note_bad(findings: Findings, probe: SampleProbe, settings: Settings, pairs: int) -> None:
     """Judged as in a run (data/faults.py): the share may exceed the limit by what chance explains."""
-    limit, share = settings.data.max_bad_share, look.bad / look.read
+    limit, share = settings.data.max_bad_share, probe.bad / probe.read
     # Data that was probed completely is read again in every epoch, and chance explains less and less.
-    reads = settings.train.samples if look.read == pairs else look.read
-    alone = look.bad == look.read or bool(look.without_stand_in)
+    reads = settings.train.samples if probe.read == pairs else probe.read
+    alone = probe.bad == probe.read or bool(probe.without_replacement)
     stops = alone or too_many(share * reads, reads, limit)
     findings.note(
-        "bad", pairs=look.bad, share=share, limit=limit, reasons=dict(look.faults.most_common()), stops_run=stops
+        "bad", pairs=probe.bad, share=share, limit=limit, reasons=dict(probe.faults.most_common()), stops_run=stops
     )
     what = f"{percent(share)} of the probed pairs are bad"
     above = f"{what}, data.max_bad_share is {percent(limit)}"
-    remedy = f"repair the data (first: {look.first_fault})"
+    remedy = f"repair the data (first: {probe.first_fault})"
     allowed = f"{remedy}, or give --data.max_bad_share {min(1, share * 1.5):.2g}"
     if alone:
-        where = f" for {look.without_stand_in}" if look.without_stand_in else ""
+        where = f" for {probe.without_replacement}" if probe.without_replacement else ""
         findings.fail(what, f"no replacement found{where}, the run would stop", f"{remedy} or remove that part")
     elif stops:
         findings.fail(above, "the run would stop", allowed)
     elif share > limit:
         findings.warn(above, "the run may stop", allowed)
-    elif look.bad:
+    elif probe.bad:
         findings.warn(
             what,
             "each is replaced by a neighbour, which is then seen more often",
-            f"the run continues below data.max_bad_share {limit:g}; repair or remove them, first: {look.first_fault}",
+            f"the run continues below data.max_bad_share {limit:g}; repair or remove them, first: {probe.first_fault}",
         )
 
 
-def note_images(findings: Findings, look: Look, model: ModelFacts) -> None:
-    if not look.sizes:
+def note_images(findings: Findings, probe: SampleProbe, model: ModelFacts) -> None:
+    if not probe.sizes:
         return
-    widths, heights = ([size[side] for size in look.sizes] for side in (0, 1))
+    widths, heights = ([size[side] for size in probe.sizes] for side in (0, 1))
     needed = min(model.image_size)
-    small = sum(min(size) < needed for size in look.sizes) / len(look.sizes)
+    small = sum(min(size) < needed for size in probe.sizes) / len(probe.sizes)
     findings.note(
         "images",
         **{
@@ -101,11 +101,11 @@ def note_images(findings: Findings, look: Look, model: ModelFacts) -> None:
             for name, statistic in (("smallest", min), ("median", median), ("largest", max))
         },
         small_share=small,
-        modes=dict(look.modes.most_common()),
-        mean_bytes=look.image_bytes / len(look.sizes),
+        modes=dict(probe.modes.most_common()),
+        mean_bytes=probe.image_bytes / len(probe.sizes),
     )
     # Rounded up to whole patches of most vision transformers.
-    fitting = -(-round(median(min(size) for size in look.sizes)) // PATCH) * PATCH
+    fitting = -(-round(median(min(size) for size in probe.sizes)) // PATCH) * PATCH
     if small > MANY_SMALL and fitting < needed:
         findings.warn(
             f"{percent(small)} of the images are smaller than the model's {needed} pixels",
@@ -114,9 +114,9 @@ def note_images(findings: Findings, look: Look, model: ModelFacts) -> None:
         )
 
 
-def note_caption_lengths(findings: Findings, look: Look, settings: Settings, model: ModelFacts) -> None:
+def note_caption_lengths(findings: Findings, probe: SampleProbe, settings: Settings, model: ModelFacts) -> None:
     """In tokens, with start and end; of all captions of the probed pairs."""
-    captions = list(chain.from_iterable(look.captions))
+    captions = list(chain.from_iterable(probe.captions))
     try:
         count = token_counter(settings.model.name, usual=model.usual_tokenizer)
     except NotHere as error:
@@ -144,7 +144,7 @@ def note_caption_lengths(findings: Findings, look: Look, settings: Settings, mod
         )
 
 
-def note_equal_captions(findings: Findings, source: Source, look: Look, settings: Settings) -> None:
+def note_equal_captions(findings: Findings, source: Source, probe: SampleProbe, settings: Settings) -> None:
     """How many pairs share their caption, in the data and in a batch, where they are false negatives of each other."""
     batch = min(settings.train.batch_size, len(source))
     if len(source) <= (CAPTION_FILES_COUNTED if source.captions_are_files else CAPTIONS_COUNTED):
@@ -154,8 +154,8 @@ def note_equal_captions(findings: Findings, source: Source, look: Look, settings
         commonest, times = counts.most_common(1)[0] if counts else ("", 0)
         findings.note("captions", equal_share=equal, commonest=commonest, commonest_count=times, counted=len(source))
     else:
-        in_batch = estimate_share_with_duplicate([captions[0] for captions in look.captions], batch)
-        findings.note("captions", equal_share=None, commonest=None, commonest_count=None, counted=len(look.captions))
+        in_batch = estimate_share_with_duplicate([captions[0] for captions in probe.captions], batch)
+        findings.note("captions", equal_share=None, commonest=None, commonest_count=None, counted=len(probe.captions))
     findings.note("captions", equal_in_batch_share=in_batch)
     if in_batch > MANY_EQUAL and not settings.objective.mask_duplicates:
         findings.warn(

@@ -54,13 +54,6 @@ class SampleProbe:
     def bad(self) -> int:
         return sum(self.faults.values())
 
-    @property
-    def without_stand_in(self) -> str:  # its former name, as long as doctor/pairs.py has it
-        return self.without_replacement
-
-
-Look = SampleProbe  # its former name, as long as doctor/pairs.py has it
-
 
 def probe_samples(source: Source, *, seed: int, count: int | None = None) -> SampleProbe:
     """Read `count` pairs in the order of a run with this seed; None: 500, or what five seconds allow."""

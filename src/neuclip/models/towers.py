@@ -88,7 +88,7 @@ class BuiltModel:
     embed_dim: int
     image_size: int
     config: dict[str, Any]  # open_clip's model_cfg, complete
-    has_trained_weights: bool  # with a temperature, and perhaps a bias, that belong to them
+    has_trained_weights: bool = False  # with a temperature, and perhaps a bias, that belong to them
 
 
 def build_model(
