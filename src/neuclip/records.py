@@ -29,6 +29,12 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.lock = self.path / "run.lock"
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether a new run cannot have this folder; an empty one it can."""
+        path = self.path
+        return path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir())))
+
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one strict JSON object and hand it to the system, so that a killed run keeps every finished line."""

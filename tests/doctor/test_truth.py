@@ -54,7 +54,7 @@ def place(tmp_path_factory):
     write_tar(place / "halves" / "0.tar", [member for number in range(60) for member in pair(number)] + alone)
     (place / "empty").mkdir()
     (place / "file").touch()
-    (place / "runs" / "taken").mkdir(parents=True)
+    (place / "runs" / "taken" / "checkpoints").mkdir(parents=True)
     return place
 
 

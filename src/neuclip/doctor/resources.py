@@ -18,6 +18,7 @@ from neuclip.errors import UserError
 from neuclip.formatting import byte_size
 from neuclip.models.facts import ModelFacts
 from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, trained_bytes
+from neuclip.records import RunFolder
 from neuclip.settings.sections import Settings
 
 # Python, torch and open_clip in a process that trains on the CPU: its peak memory minus the other parts of the estimate
@@ -137,9 +138,9 @@ def available_memory(device: str) -> Memory | None:
 
 def note_folder(findings: Findings, settings: Settings) -> None:
     """Whether the run's folder can be created."""
-    folder = Path(settings.run.folder) / settings.run.name
-    if settings.run.name and folder.exists():
-        findings.fail(f"{folder} exists", "a run never overwrites another", "give another --run.name")
+    folder = RunFolder(Path(settings.run.folder) / settings.run.name)
+    if settings.run.name and folder.is_taken:
+        findings.fail(f"{folder.path} exists", "a run never overwrites another", "give another --run.name")
         return
     parent = existing_folder(Path(settings.run.folder))
     try:
@@ -161,10 +162,8 @@ def note_disk(findings: Findings, settings: Settings, model: ModelFacts) -> None
     what = f"checkpoints and model take {byte_size(needed)}, {byte_size(free)} are free in {settings.run.folder}"
     fewer = ", or --checkpoint.keep 1" if settings.checkpoint.keep > 1 else ""
     remedy = f"free some space, or give --run.folder on a larger disk{fewer}"
-    if free < checkpoint:
-        findings.fail(what, "not even the first checkpoint fits", remedy)
-    elif free < needed:
-        findings.warn(what, "the run would stop when the disk is full", remedy)
+    if free < needed:
+        findings.fail(what, "training does not start without room for all of them", remedy)
 
 
 def existing_folder(folder: Path) -> Path:

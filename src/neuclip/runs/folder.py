@@ -54,14 +54,9 @@ def check_name(run: RunSettings) -> None:
 def check_new(settings: Settings) -> Path:
     """The folder that a new run would get. A run never overwrites another: an existing name is an error."""
     for path in folder_names(settings):
-        if not is_taken(path):
+        if not RunFolder(path).is_taken:
             return path
     raise _exists(path)
-
-
-def is_taken(path: Path) -> bool:
-    """An empty folder is not."""
-    return path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir())))
 
 
 def _exists(path: Path) -> UserError:
