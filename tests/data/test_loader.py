@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import tempfile
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,7 @@ def test_a_killed_worker_is_one_line_where_the_batch_is_read_and_nowhere_else(so
     next(batches)
     (worker,) = multiprocessing.active_children()
     worker.kill()
-    worker.join()  # torch would raise here, or wherever else the main process is
+    wait([worker.sentinel])  # torch would raise here, or wherever else the main process is
     with pytest.raises(RunFailed, match="ended from outside") as failure:
         list(batches)
     assert "\n" not in str(failure.value)
