@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import tempfile
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,14 @@ def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(source):
 def test_a_single_sample_fills_a_batch_of_many_epochs(tmp_path):
     source = open_source(str(write_tar(tmp_path / "0.tar", pair(0))))
     assert ids_of(batches_of(source, batch_size=5).steps(2, 2)) == [0] * 10
+
+
+def test_a_killed_worker_is_one_line_where_the_batch_is_read_and_nowhere_else(source):
+    batches = batches_of(source, workers=1).steps(0, 50)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    wait([worker.sentinel])  # torch would raise here, or wherever else the main process is
+    with pytest.raises(RunFailed, match="ended from outside") as failure:
+        list(batches)
+    assert "\n" not in str(failure.value)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,7 +14,7 @@ import torch
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import SourceOrder
-from neuclip.distributed.stopping import StopRequest
+from neuclip.distributed.stopping import StopRequest, stop_requests
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.training.batches import read_batches
@@ -24,10 +27,10 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
 
 
-def run_of(source, folder, *, workers: int = 0):
+def run_of(source, folder, *, workers: int = 0, transform=plain):
     """What `read_batches` asks of a run, in batches of four and in order of ids."""
     batches = Batches(
-        source, SourceOrder(len(source)), batch_size=4, transform=plain, tokenize=tokenize, seed=0, workers=workers
+        source, SourceOrder(len(source)), batch_size=4, transform=transform, tokenize=tokenize, seed=0, workers=workers
     )
     folder.mkdir()
     return SimpleNamespace(
@@ -82,3 +85,19 @@ def test_bad_samples_of_a_batch_that_another_failure_ends_are_listed(tmp_path):
     with pytest.raises(RunFailed, match=r"1\.tar: cannot be read .*--resume"):
         read(run)
     assert [line["id"] for line in read_lines(run.folder.skipped)] == [0]
+
+
+def hang(image: object) -> torch.Tensor:
+    """In a data worker: the run is asked to stop while it waits for a batch that never comes."""
+    os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    raise AssertionError
+
+
+def test_a_request_to_stop_does_not_wait_for_a_data_worker_that_hangs(tmp_path):
+    run = run_of(open_source(str(write_shards(tmp_path / "shards", [8]))), tmp_path / "run", workers=1, transform=hang)
+    with stop_requests() as stop:
+        assert not list(read_batches(run, stop))
+    for worker in multiprocessing.active_children():
+        worker.join()  # it was killed: nothing else ends a stopped process
+    assert stop.signal == signal.SIGTERM

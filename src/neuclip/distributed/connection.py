@@ -7,12 +7,14 @@ obeyed, and a line says whom the others wait for.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import distributed as dist
@@ -25,6 +27,8 @@ START_SECONDS = 600.0  # for all ranks to start
 SILENT_SECONDS = 30.0  # then a line says which rank the others wait for
 BEAT_SECONDS = 5.0  # between signs of life
 ANSWER_SECONDS = 5.0  # for the other ranks to say that they have lost one, too
+
+T = TypeVar("T")
 
 _store: dist.Store | None = None
 _meetings = 0  # of all ranks, so far
@@ -66,20 +70,26 @@ def destroy_process_group() -> None:
 
 def _open_store(address: str, port: int, rank: int, ranks: int) -> dist.Store:
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    clock = Clock(START_SECONDS)
-    while True:
-        try:
-            return dist.TCPStore(
-                address, port, ranks, hosts, timedelta(seconds=5), wait_for_workers=False, multi_tenant=True
-            )
-        except dist.DistError as error:
-            if hosts:
-                raise RunFailed(f"rank 0 cannot listen on port {port}; give torchrun another --master-port") from error
-            where = f"rank 0 at {address}:{port}"
-            if clock.is_over():
-                raise LostRanks(f"{where} did not start within {clock}", first=rank == 1) from error
-            if clock.speaks() and rank == 1:
-                print(f"waiting for {where} to start", file=sys.stderr)
+    where, clock = f"rank 0 at {address}:{port}", Clock(START_SECONDS)
+    while not hosts and not _is_open(address, port):  # torch would print pages about it
+        if clock.is_over():
+            raise LostRanks(f"{where} did not start within {clock}", first=rank == 1)
+        if clock.speaks() and rank == 1:
+            print(f"waiting for {where} to start", file=sys.stderr)
+        time.sleep(0.2)
+    try:
+        limit = timedelta(seconds=START_SECONDS)
+        return dist.TCPStore(address, port, ranks, hosts, limit, wait_for_workers=False, multi_tenant=True)
+    except dist.DistError as error:
+        raise RunFailed(f"{where} cannot listen; give torchrun another --master-port") from error
+
+
+def _is_open(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=5.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _wait_for_start(store: dist.Store, rank: int, ranks: int) -> None:
@@ -101,12 +111,27 @@ def meet() -> None:
     if store is None or ranks == 1:
         return
     _meetings += 1
-    store.add("neuclip/met", 1)
+    _ask(lambda: store.add("neuclip/met", 1))
     watch, pause = Watch(store, ranks), 0.001
-    while store.add("neuclip/met", 0) < _meetings * ranks:
+    while (_ask(lambda: store.add("neuclip/met", 0)) or 0) < _meetings * ranks:
         watch.look()
         time.sleep(pause)
         pause = min(0.2, 1.5 * pause)
+
+
+def _ask(question: Callable[[], T], seconds: float | None = None) -> T | None:
+    """The store's answer; None if there is none in time. In a thread: torch waits without end for a store whose host,
+    the main rank if torchrun is not used, is stopped."""
+    answers: list[T] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # the store is gone, and its host with it
+            answers.append(question())
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(BEAT_SECONDS if seconds is None else seconds)
+    return answers[0] if answers else None
 
 
 @contextmanager
@@ -129,7 +154,7 @@ def signs_of_life() -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join()
+        thread.join(BEAT_SECONDS)
 
 
 class Watch:
@@ -145,10 +170,12 @@ class Watch:
         if time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + BEAT_SECONDS
+        before = self.beats
+        beats = _ask(lambda: [self.store.add(f"neuclip/beats/{rank}", 0) for rank in range(self.ranks)])
+        self.beats = [-1, *before[1:]] if beats is None else beats  # without an answer the host is silent
         for rank in range(self.ranks):
-            beats = self.store.add(f"neuclip/beats/{rank}", 0)
-            if beats != self.beats[rank]:
-                self.beats[rank], self.clocks[rank] = beats, Clock(self.clocks[rank].limit)
+            if self.beats[rank] != before[rank] or (beats is None and rank > 0):
+                self.clocks[rank] = Clock(self.clocks[rank].limit)
         silent = [rank for rank, clock in enumerate(self.clocks) if clock.seconds() > 2 * BEAT_SECONDS]
         lost = [rank for rank in silent if self.clocks[rank].is_over() or is_requested()]
         first = collectives.rank() == min(set(range(self.ranks)) - set(silent), default=0)
@@ -198,17 +225,18 @@ def find_lost_ranks(error: Exception) -> LostRanks:
 
 def _roll_call(rank: int, ranks: int) -> list[int]:
     """The ranks that did not get here too."""
-    if _store is None:
+    store, clock = _store, Clock(ANSWER_SECONDS)
+    if store is None:
         return []
-    try:
-        _store.set_timeout(timedelta(seconds=ANSWER_SECONDS))
-        _store.set(f"neuclip/lost/{rank}", "")
-        clock = Clock(ANSWER_SECONDS)
-        while (missing := _absent(_store, "lost", ranks)) and not clock.is_over():
+
+    def call() -> list[int]:
+        store.set(f"neuclip/lost/{rank}", "")
+        while (missing := _absent(store, "lost", ranks)) and not clock.is_over():
             time.sleep(0.05)
         return missing
-    except RuntimeError:  # the store is gone, and its host with it
-        return [0]
+
+    missing = _ask(call, 2 * ANSWER_SECONDS)
+    return [0] if missing is None else missing
 
 
 def _absent(store: dist.Store, key: str, ranks: int) -> list[int]:
