@@ -15,6 +15,7 @@ from neuclip.data.decoding import IMAGE_SUFFIXES
 from neuclip.data.locations import (
     SHARD_SUFFIXES,
     STARS,
+    check_protocol,
     expand_braces,
     files_in,
     files_of,
@@ -166,6 +167,7 @@ def _open_one(address: str, options: OpenOptions) -> Source:
 
 def _remote_shards(addresses: list[str], limits: Limits) -> list[RemoteShard]:
     for url in (url for address in addresses for url in expand_braces(address)):
+        check_protocol(url)
         name = without_query(url)
         kind = kind_of(name)
         if (kind and not kind.remote) or name.lower().endswith(PACKED_SUFFIXES):
