@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.settings.secrets import holds_secret, without_queries, without_query
+from neuclip.settings.secrets import holds_secret, without_queries, without_query, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,10 @@ def test_a_message_around_an_address_stays():
 def test_settings_hold_a_secret_if_an_address_has_a_query_or_a_user():
     assert holds_secret("data:\n  train: https://me:SECRET@h/x.tar\n") and holds_secret("train: 'https://h/x?sig=1'")
     assert not holds_secret("data:\n  train: https://h:80/x.tar\n  other: photos/?.tar, a@b\n")
+
+
+def test_what_stands_behind_an_address_in_a_message_stays():
+    message = "http:/me:SECRET@h/a.tar?sig=SEC:RET: no recipe; 'https://h/b?x=SECRET', (s3://b/c?SECRET) is x? no"
+    shown = "http:/***@h/a.tar: no recipe; 'https://h/b', (s3://b/c) is x? no"
+    assert without_secrets(message) == shown
+    assert without_secrets("C:/a@b/c?.tar and photos/?.tar: gone?") == "C:/a@b/c?.tar and photos/?.tar: gone?"

@@ -26,7 +26,7 @@ from neuclip.runs.checkpoint import find_checkpoint, load_checkpoint, save_check
 from neuclip.runs.environment import environment, set_threads
 from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
-from neuclip.settings.secrets import without_queries
+from neuclip.settings.secrets import holds_secret, without_queries
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.captions import TruncatedCaptions
@@ -58,7 +58,7 @@ def start_run(settings: Settings) -> Run:
 
     def make_folder() -> None:
         folder.path.mkdir(parents=True)
-        write_text_safely(folder.settings, settings_as_yaml(settings))
+        write_settings(folder, settings)
         write_json(folder.environment, described)
 
     on_main_rank(make_folder)
@@ -83,11 +83,17 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
     def update_folder() -> None:
         for path in (folder.records, folder.evaluation):
             keep_lines(path, run.samples)
-        write_text_safely(folder.settings, settings_as_yaml(settings))  # the new place of the data, among others
+        write_settings(folder, settings)  # the new place of the data, among others
 
     on_main_rank(update_folder)
     print_start(run)
     return run
+
+
+def write_settings(folder: RunFolder, settings: Settings) -> None:
+    """They are complete, or nobody could resume: only the owner may read the password or signature of an address."""
+    text = settings_as_yaml(settings)
+    write_text_safely(folder.settings, text, private=holds_secret(text))
 
 
 def save(run: Run) -> None:
