@@ -54,12 +54,14 @@ def test_held_out_shards_are_read_with_the_caption_key_of_the_run_and_sets_by_na
     flags = ["--data.train", "icons-30k", "--evaluation.retrieval", f"{tmp_path}/0.tar", "--data.caption_key", "alt"]
     (source,) = HeldOutSets.open(read_settings(None, [*flags, "--evaluation.zero_shot", "none"])).retrieval.values()
     assert source.captions() == ["a dog"]
+    with pytest.raises(UserError, match=r"no sample has a caption .*name one with --evaluation\.caption_key alt"):
+        HeldOutSets.open(read_settings(None, [*flags[:-2], "--evaluation.zero_shot", "none"]))
 
 
 def test_limits_of_remote_data_hold_for_held_out_data(server):
     write_shards(server.folder, [3])
     flags = ["--evaluation.retrieval", f"{server.url}/00000.tar", "--evaluation.zero_shot", "none"]
-    with pytest.raises(RunFailed, match=r"data\.cache_size is 10,000"):
+    with pytest.raises(RunFailed, match=r"data\.cache_size 10,000 is too small"):
         HeldOutSets.open(read_settings(None, [*flags, "--data.cache_size", "10k"]))
 
 

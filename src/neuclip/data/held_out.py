@@ -11,6 +11,7 @@ from neuclip.data import by_name
 from neuclip.data.hold_out import SUFFIX
 from neuclip.data.locations import is_there
 from neuclip.data.open import data_name, open_as, open_held_out_part, open_source
+from neuclip.data.sample import BadSample
 from neuclip.data.source import Source
 from neuclip.errors import UserError
 from neuclip.settings.secrets import without_queries
@@ -141,6 +142,20 @@ def _open_retrieval(address: str, settings: Settings) -> Source:
     columns = ("image_column", "caption_column", "caption_key")
     chosen = {name: value for name in columns if (value := getattr(own, name))}
     try:
-        return open_as(address, replace(data, **chosen))
+        source = open_as(address, replace(data, **chosen))
+        _refuse_no_captions(address, source)
+        return source
     except UserError as error:
         raise UserError(re.sub(rf"--data\.({'|'.join(columns)})", r"--evaluation.\1", str(error))) from error
+
+
+def _refuse_no_captions(address: str, source: Source) -> None:
+    """A wrong caption key leaves nothing to measure, which would otherwise be found after training."""
+    if any(len(piece.first.bytes) for piece in source.caption_pieces()):
+        return
+    try:
+        source[0]
+        reason = "first of all " + source.where(0)
+    except BadSample as bad:
+        reason = f"{bad.reason}, {bad.where}"
+    raise UserError(f"{without_queries(address)}: no sample has a caption ({reason}); give data with captions")

@@ -68,7 +68,7 @@ class TooLarge(RunFailed):
 
     def __init__(self, url: str, size: int, most: int):
         super().__init__(
-            f"{without_query(url)}: has {size:,} bytes or more, and data.cache_size is {most:,}; give a larger "
+            f"data.cache_size {most:,} is too small: {without_query(url)} has {size:,} bytes or more; give a larger "
             "--data.cache_size, or check the server"
         )
 
