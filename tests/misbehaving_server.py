@@ -11,13 +11,16 @@ from pathlib import Path
 
 from neuclip.data.tar.remote import Limits
 
+ENDLESS = ("endless", "trickle")
 QUICK = Limits(stall_seconds=20, attempts=3, first_wait=0)
 
 
 class Server(ThreadingHTTPServer):
     """Serves a folder. `faults[name]` is what goes wrong with the next requests for a file, first things first:
     "cut" (half of it comes), "short" (half, as if that were all), "stall" (half, then nothing), "fail" (503),
-    "gone" (404), "deny" (403)."""
+    "gone" (404), "deny" (403), "endless" (zeros without end), "trickle" (some bytes now and then, without end).
+
+    `sent` counts the bytes of answers without end. A file that is not there has no size if it is to be endless."""
 
     daemon_threads = True
 
@@ -26,6 +29,7 @@ class Server(ThreadingHTTPServer):
         self.folder = folder
         self.faults: dict[str, list[str]] = {}
         self.got: Counter[str] = Counter()
+        self.sent = 0
         self.closing = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -49,6 +53,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.got[name] += 1
         faults = self.server.faults.get(name, [])
         fault = faults.pop(0) if faults and (with_content or faults[0] in ("fail", "gone", "deny")) else ""
+        if fault in ENDLESS or (faults and faults[0] in ENDLESS and not file.is_file()):
+            self.answer_without_end(fault)
+            return
         status = {"fail": 503, "gone": 404, "deny": 403}.get(fault, 200 if file.exists() else 404)
         content = self.links() if file.is_dir() else file.read_bytes() if status == 200 else b""
         if fault == "short":
@@ -63,6 +70,18 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "stall":
             self.wfile.flush()
             self.server.closing.wait()
+
+    def answer_without_end(self, fault: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/x-tar")
+        self.end_headers()
+        chunk = bytes({"endless": 1 << 16, "trickle": 1}.get(fault, 0))
+        try:
+            while chunk and not self.server.closing.wait(0.02 if fault == "trickle" else 0):
+                self.wfile.write(chunk)
+                self.server.sent += len(chunk)
+        except OSError:  # the client has had enough
+            pass
 
     def links(self) -> bytes:
         return "".join(f'<a href="{file.name}">x</a>' for file in self.server.folder.iterdir()).encode()

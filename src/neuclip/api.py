@@ -47,6 +47,9 @@ def evaluate(
     zero_shot: tuple[str, ...] | None = None,
     batch_size: int | None = None,
     max_bad_share: float | None = None,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    caption_key: str | None = None,
 ) -> dict[str, float]:
     """Held-out figures of a run, a checkpoint or `local-dir:FOLDER`. What is not given comes from the run's settings.
 
@@ -55,7 +58,14 @@ def evaluate(
     >>> evaluate("runs/first", retrieval=("shards/{00020..00021}.tar",))        # doctest: +SKIP
     """
     evaluation = measure(
-        target, retrieval=retrieval, zero_shot=zero_shot, batch_size=batch_size, max_bad_share=max_bad_share
+        target,
+        retrieval=retrieval,
+        zero_shot=zero_shot,
+        batch_size=batch_size,
+        max_bad_share=max_bad_share,
+        image_column=image_column,
+        caption_column=caption_column,
+        caption_key=caption_key,
     )
     evaluation.raise_refused()
     return evaluation.figures

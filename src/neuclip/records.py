@@ -74,10 +74,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text_safely(path, json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
 
 
-def write_text_safely(path: Path, text: str) -> None:
-    """Replace a file in one move: a reader, or a kill, sees the old content or the new, never half."""
+def write_text_safely(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace a file in one move: a reader, or a kill, sees the old content or the new, never half. A private file is
+    readable by its owner alone, from its first byte on."""
     temporary = path.with_name(path.name + ".partial")
     try:
+        if private:
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode=0o600, exist_ok=False)
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

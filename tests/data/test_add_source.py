@@ -21,6 +21,7 @@ from neuclip.data.source import Source
 from neuclip.doctor.diagnosis import examine
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
+from neuclip.settings.sections import EvaluationSettings, Settings
 from tests.data.small_shards import contents
 from tests.images import caption, image_bytes, write_csv
 
@@ -103,7 +104,8 @@ def test_it_is_converted(tmp_path, pairs):
 
 def test_it_is_trained_on_held_out_and_examined(tmp_path, pairs):
     held_out = write_pairs(tmp_path / "test", range(COUNT, COUNT + 8))
-    assert list(HeldOutSets.open((str(held_out),), ()).retrieval) == [str(held_out)]
+    evaluation = EvaluationSettings(retrieval=(str(held_out),), zero_shot=())
+    assert list(HeldOutSets.open(Settings(evaluation=evaluation)).retrieval) == [str(held_out)]
     settings = read_settings(
         None,
         f"""--data.train {pairs} --evaluation.retrieval {held_out} --run.folder {tmp_path}/runs

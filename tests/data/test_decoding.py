@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -84,6 +86,32 @@ def test_the_bytes_decide_the_format_and_postscript_is_never_run():
     for form in ("EPS", "TGA"):
         with pytest.raises(BadSample):
             decode(encoded(Image.new("RGB", (16, 16)), form))
+
+
+DECODES = """
+import io, resource, sys
+import numpy as np
+from PIL import Image
+from neuclip.data.decoding import decode
+file = io.BytesIO()
+Image.fromarray(np.full((9000, 9900), 65535, np.uint16)).save(file, "PNG", compress_level=1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert decode(file.getvalue()).getextrema() == (255, 255)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in kB here")
+def test_the_largest_image_of_sixteen_bits_takes_no_gigabyte():
+    done = subprocess.run([sys.executable, "-c", DECODES], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 400_000  # kB above what making it took, 400,000; 1,400,000 more with 64-bit numbers
+
+
+def test_strips_of_an_image_of_sixteen_bits_fit_together(monkeypatch):
+    monkeypatch.setattr(decoding, "STRIP_PIXELS", 30)
+    grey = np.random.default_rng(0).integers(0, 65536, (17, 7), dtype=np.uint16)
+    decoded = np.asarray(decode(encoded(Image.fromarray(grey), "PNG")))
+    assert np.array_equal(decoded, (grey.astype(np.int64) * 255 + 32767) // 65535)
 
 
 def test_sixteen_bit_grey_is_scaled_not_clipped():

@@ -16,7 +16,7 @@ from neuclip.data.decoding import decode
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source, open_training_data
 from neuclip.errors import UserError
-from neuclip.settings.sections import DataSettings
+from neuclip.settings.sections import DataSettings, Settings
 from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
 from tests.data.small_tables import (
     COUNT,
@@ -211,10 +211,25 @@ def test_a_name_as_long_as_a_page_is_shortened_in_messages(tmp_path):
     source = open_source(str(tmp_path / "pairs.csv"))
     assert len(fault_of(source, 0).where) < 500
     for attempt in (
-        lambda: open_training_data(DataSettings(train=str(tmp_path / "pairs.csv"))),
+        lambda: open_training_data(Settings(data=DataSettings(train=str(tmp_path / "pairs.csv")))),
         lambda: open_source(str(tmp_path / "odd.csv")),
     ):
         (tmp_path / "odd.csv").write_text(f"{page},{page}y\n")
         with pytest.raises(UserError) as caught:
             attempt()
         assert len(str(caught.value)) < 900
+
+
+def test_a_text_file_with_a_header_is_a_table_as_kaggle_writes_it_and_others_are_lists(tmp_path, capsys):
+    (tmp_path / "Images").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "Images" / name).write_bytes(image_bytes(0))
+    (tmp_path / "captions.txt").write_text("image,caption\n1.jpg,A child .\n1.jpg,A girl .\n2.jpg,A dog\n")
+    source = open_source(str(tmp_path / "captions.txt"))
+    assert [source[id].captions for id in range(3)] == [("A child .",), ("A girl .",), ("A dog",)]
+    (tmp_path / "named.txt").write_text("photo;words\n1.jpg;A child .\n")
+    named = open_source(str(tmp_path / "named.txt"), image_column="photo", caption_column="words")
+    assert named[0].captions == ("A child .",)
+    (tmp_path / "tokens.txt").write_text("1.jpg#0\tA child .\n")
+    with pytest.raises(UserError, match=r"line 1 \(a list of shards.*a table of captions begins with a header"):
+        open_source(str(tmp_path / "tokens.txt"))

@@ -5,6 +5,7 @@ import pytest
 from neuclip.data.held_out import HeldOutSets
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
+from neuclip.settings.sections import EvaluationSettings, Settings
 from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import colour_embedder
 
@@ -21,7 +22,13 @@ def pairs(folder, samples) -> str:
 
 def evaluate(*folders, limit=0.05) -> Evaluation:
     """Each by its folder's name."""
-    opened = HeldOutSets.open(tuple(f"{folder}/test" for folder in folders), tuple(map(str, folders)))
+    opened = HeldOutSets.open(
+        Settings(
+            evaluation=EvaluationSettings(
+                retrieval=tuple(f"{folder}/test" for folder in folders), zero_shot=tuple(map(str, folders))
+            )
+        )
+    )
     sets = HeldOutSets(
         {folder.name: source for folder, source in zip(folders, opened.retrieval.values(), strict=True)},
         {f"{folder.name}/classes": task for folder, task in zip(folders, opened.zero_shot.values(), strict=True)},
@@ -88,4 +95,4 @@ def test_a_table_whose_images_do_not_exist_is_refused_before_training(tmp_path):
     table = tmp_path / "pairs.csv"
     table.write_text("filepath,title\nnowhere/a.png,a\nnowhere/b.png,b\n")
     with pytest.raises(UserError, match=r"none of its first images exists"):
-        HeldOutSets.open((str(table),), ())
+        HeldOutSets.open(Settings(evaluation=EvaluationSettings(retrieval=(str(table),), zero_shot=())))

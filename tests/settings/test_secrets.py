@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.settings.secrets import without_queries
+from neuclip.settings.secrets import holds_secret, without_queries, without_query, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,44 @@ from neuclip.settings.secrets import without_queries
 )
 def test_queries_are_cut_and_names_of_local_files_stay(addresses, shown):
     assert without_queries(addresses) == shown
+
+
+@pytest.mark.parametrize(
+    ("addresses", "shown"),
+    [
+        ("https://me:SECRET@h:8080/x.tar:2,photos", "https://***@h:8080/x.tar:2,photos"),
+        ("https://SECRET@h/x.tar", "https://***@h/x.tar"),  # a token
+        ("https://me:SEC@RET@h/x.tar", "https://***@h/x.tar"),
+        ("https://me:SEC,RET@h/x.tar,b.csv", "https://***@h/x.tar,b.csv"),
+        ("https://me:SEC/RET@h/x.tar", "https://***@h/x.tar"),
+        ("https://me:SEC?RET@h/x.tar?sig=SECRET", "https://***@h/x.tar"),
+        ("https://me:S@h/a.tar,s3://k:S@h/b.tar?sig=SECRET", "https://***@h/a.tar,s3://***@h/b.tar"),
+        ('["https://me:SECRET@h/x.tar"]', '["https://***@h/x.tar"]'),
+        ("https://h:8080/a@b.tar,s3://b:0.5,s3://b,c@d.csv", "https://h:8080/a@b.tar,s3://b:0.5,s3://b,c@d.csv"),
+        (
+            "http://[2001:db8::1]:80/x.tar,http://me:SECRET@[::1]/x.tar",
+            "http://[2001:db8::1]:80/x.tar,http://***@[::1]/x.tar",
+        ),
+        ("https://{a,b}:80/x.tar,https://h:{80,81}/x.tar", "https://{a,b}:80/x.tar,https://h:{80,81}/x.tar"),
+    ],
+)
+def test_user_and_password_are_hidden_and_ports_weights_and_names_stay(addresses, shown):
+    assert without_queries(addresses) == shown
+
+
+def test_a_message_around_an_address_stays():
+    message = "s3://bucket: no shards; http://h:80: failed, url='http://me:SECRET@h:80/x', see https://me:SECRET@h"
+    shown = "s3://bucket: no shards; http://h:80: failed, url='http://***@h:80/x', see https://***@h"
+    assert without_query(message) == shown
+
+
+def test_settings_hold_a_secret_if_an_address_has_a_query_or_a_user():
+    assert holds_secret("data:\n  train: https://me:SECRET@h/x.tar\n") and holds_secret("train: 'https://h/x?sig=1'")
+    assert not holds_secret("data:\n  train: https://h:80/x.tar\n  other: photos/?.tar, a@b\n")
+
+
+def test_what_stands_behind_an_address_in_a_message_stays():
+    message = "http:/me:SECRET@h/a.tar?sig=SEC:RET: no recipe; 'https://h/b?x=SECRET', (s3://b/c?SECRET) is x? no"
+    shown = "http:/***@h/a.tar: no recipe; 'https://h/b', (s3://b/c) is x? no"
+    assert without_secrets(message) == shown
+    assert without_secrets("C:/a@b/c?.tar and photos/?.tar: gone?") == "C:/a@b/c?.tar and photos/?.tar: gone?"

@@ -16,6 +16,7 @@ from neuclip.errors import UserError
 from neuclip.formatting import plural
 from neuclip.progress import waiting
 from neuclip.settings.nearest import proposal
+from neuclip.settings.secrets import without_queries
 
 HELP_WIDTH = 100
 LIST_COLUMNS = {"name": 13, "what": 40, "needs": 15, "licence": 16, "prepared": 8}
@@ -192,7 +193,7 @@ def index(address: str, flags: dict[str, Any]) -> int:
             print(*index_report(source, facts), sep="\n", flush=True)
         reports.append(facts | {"corrected": dict(verify(source)) if verifies else None})
     if not reports:
-        raise UserError(f"{address}: holds no tar shards, and other data need no index; nothing to do")
+        raise UserError(f"{without_queries(address)}: holds no tar shards, and other data need no index; nothing to do")
     corrected = [pair for facts in reports for pair in (facts["corrected"] or {}).items()]
     unfit = len(corrected) + sum(len(facts["changed"]) for facts in reports)  # these were indexed again when opened
     if as_json:

@@ -15,6 +15,12 @@ from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.fields import check_at_least
 from neuclip.settings.sections import RunSettings
 
+COLUMNS = {
+    "image_column": "tables: column of images or their paths",
+    "caption_column": "tables: columns of captions",
+    "caption_key": "shards: key of the captions in json members",
+}
+
 COMMAND = Command(
     usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...]",
     about="""Measures retrieval (recall@k, in both directions) and zero-shot accuracy, with chance beside each figure.
@@ -28,6 +34,7 @@ Give the folder of a run, one of its checkpoints, or a saved open_clip model (lo
             float,
             "skip data sets with a larger share of bad samples [default: as in the run]",
         ),
+        *(Flag(f"evaluation.{name}", str, f"{what} [default: as in the run]") for name, what in COLUMNS.items()),
         JSON,
     ),
     examples=(
@@ -47,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     as_json = values.pop(JSON.name, False)
     from neuclip import api
 
-    measured = api.measure(target, **values)
+    measured = api.measure(target, **{name.removeprefix("evaluation."): value for name, value in values.items()})
     if as_json:
         print_json(measured.figures)
     else:

@@ -13,6 +13,7 @@ from neuclip import __version__
 from neuclip.cli.threads import let_threads_sleep
 from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.settings.nearest import proposal
+from neuclip.settings.secrets import without_secrets
 
 COMMANDS = {
     "train": "train a model; without arguments: a demo on a data set of icons",
@@ -109,7 +110,7 @@ def disk_error(error: OSError) -> str:
 def complain(message: str, code: int) -> int:
     if os.environ.get("NEUCLIP_DEBUG") == "1":
         traceback.print_exc()
-    print("neuclip:", " ".join(message.splitlines()), file=sys.stderr)
+    print("neuclip:", without_secrets(" ".join(message.splitlines())), file=sys.stderr)
     return code
 
 

@@ -33,6 +33,7 @@ MOST_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow warns from he
 # The first bytes say what a file is, not its name. Left out are EPS, which would start Ghostscript on bytes from
 # anywhere, and kinds without a signature (TGA): a damaged file may pass as one and show noise.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF")
+STRIP_PIXELS = 1 << 20  # that are scaled from 16 bits to 8 at a time
 REDUCTION = 2  # the smallest crop of a reduced image is at least so many times as large as the model's image
 
 
@@ -80,8 +81,14 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         raise ValueError("pixels are floats, and no file says which value is white")
     if not image.mode.startswith("I"):
         return image
-    grey = np.asarray(image).astype(np.int64).clip(0, 65535)
-    return Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8))
+    # In strips: 90 million pixels as whole arrays of 64-bit numbers would take more than a gigabyte.
+    scaled = Image.new("L", image.size)
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        grey = np.asarray(strip).clip(0, 65535).astype(np.uint32)
+        scaled.paste(Image.fromarray(((grey * 255 + 32767) // 65535).astype(np.uint8)), (0, top))
+    return scaled
 
 
 class FastDecode:

@@ -30,7 +30,10 @@ REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 WEIGHTED = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
 WEIGHT = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 ONLY_A_HOST = re.compile(r"\w+://[^/]*")  # in http://host:8080 the number is a port
-CHAIN = re.compile(r"::(?![^\[]*\])")  # http://[::1]/x.tar is a host
+# fsspec knows many more, and some of its file systems run what an address tells them to.
+PROTOCOLS = ("s3", "gs", "gcs", "az", "abfs", "abfss", "hf", "http", "https", "file", "memory")
+IPV6_HOST = re.compile(r"(\w+://(?:[^/@]*@)?\[)[\da-fA-F:.]+\]")  # http://[::1]/x.tar
+CHAIN = "::"
 STARS = re.compile(r"[*?\[]")
 MOST_COMMAS = 16  # in the name of one file
 MOST_NAMES = 1_000_000  # of one pattern: LAION-5B has 600,000 shards
@@ -89,15 +92,29 @@ def _refuse_habits(name: str) -> None:
         words = [word.strip("'\"") for word in name.removeprefix("pipe:").split()]
         meant = next((word for word in words if is_remote(word) or word.lower().endswith(SHARD_SUFFIXES)), "x.tar")
         raise UserError(f"{without_query(name)}: commands are not run; give the address itself: {without_query(meant)}")
-    if CHAIN.search(name):
-        public = "::".join(map(without_query, CHAIN.split(name)))
-        meant = CHAIN.sub(",", public)
+    if is_chain(name):
+        public = CHAIN.join(map(without_query, name.split(CHAIN)))
+        meant = public.replace(CHAIN, ",")
         raise UserError(f"{public}: several sources stand between commas; give {meant}, or {meant}:2 with a weight")
 
 
 def is_remote(address: str) -> bool:
-    """Whether it is downloaded: s3://, gs://, https://, memory://, file:// and what else fsspec knows."""
+    """Whether it is downloaded: s3://, gs://, https:// and the others of PROTOCOLS; `check_protocol` refuses others."""
     return REMOTE.match(address) is not None
+
+
+def is_chain(address: str) -> bool:
+    return CHAIN in IPV6_HOST.sub(r"\1]", address)
+
+
+def check_protocol(url: str) -> str:
+    """The protocol of a remote address. Raises UserError for one that is not known, and for a chain (a::b)."""
+    protocol = url.partition("://")[0]
+    if protocol not in PROTOCOLS or is_chain(url):
+        public = CHAIN.join(map(without_query, url.split(CHAIN)))
+        what = "chains of addresses are not opened" if is_chain(url) else f"{protocol}:// is not opened"
+        raise UserError(f"{public}: {what}; give {'://, '.join(PROTOCOLS[:-1])}:// or a local path")
+    return protocol
 
 
 def is_there(path: Path) -> bool:

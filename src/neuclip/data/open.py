@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from neuclip.data import by_name
 from neuclip.data.decoding import IMAGE_SUFFIXES
+from neuclip.data.hold_out import split
 from neuclip.data.locations import (
     SHARD_SUFFIXES,
     STARS,
+    check_protocol,
     expand_braces,
     files_in,
     files_of,
@@ -31,7 +33,7 @@ from neuclip.data.tables.arrow import holds_images, is_saved_dataset, open_parqu
 from neuclip.data.tables.coco import open_coco
 from neuclip.data.tables.columns import ColumnChoice, print_once
 from neuclip.data.tables.csv import read_csv
-from neuclip.data.tables.folder import coco_captions, open_folder
+from neuclip.data.tables.folder import coco_captions, has_header, open_folder
 from neuclip.data.tables.jsonl import read_jsonl
 from neuclip.data.tables.listed import ListedPairs, Rows
 from neuclip.data.tar.remote import Limits, RemoteShard, remote_shards
@@ -40,7 +42,7 @@ from neuclip.data.tar.source import TarSource
 from neuclip.data.tar.writing import shards_missing
 from neuclip.errors import UserError
 from neuclip.settings.secrets import without_query
-from neuclip.settings.sections import DataSettings
+from neuclip.settings.sections import DataSettings, Settings
 
 COUNTED_IMAGES = 10_000  # where counting those that are left out stops
 PACKED_SUFFIXES = (".zip", ".7z", ".bz2", ".xz", ".zst", ".rar")
@@ -71,9 +73,11 @@ def _open_shards(name: str, files: list[Path], options: OpenOptions) -> Source:
     return TarSource(name, files, options.caption_key)
 
 
-def _open_shard_list(name: str, files: list[Path], options: OpenOptions) -> Source:
-    """Shards of one source, end to end in the order of the list."""
+def _open_text(name: str, files: list[Path], options: OpenOptions) -> Source:
+    """A table of captions if it begins with a header; else a list of shards, end to end in its order."""
     path = files[0]
+    if has_header(path, options.columns):
+        return ListedPairs(name, path, read_csv(path, options.columns))
     lines = read_list(path)
     urls = [line for _, line in lines if is_remote(line)]
     if urls:
@@ -97,7 +101,7 @@ KINDS: list[Kind] = [
     Kind((".jsonl", ".ndjson"), _open_table(read_jsonl)),
     Kind((".parquet",), lambda name, files, options: open_parquet(name, files, options.columns), several_files=True),
     Kind((".json",), lambda name, files, options: open_coco(name, files[0])),
-    Kind((".txt",), _open_shard_list),
+    Kind((".txt",), _open_text),
 ]
 
 
@@ -129,10 +133,11 @@ def open_source(
     return sources[0] if weights == [1] else Mixture(sources, weights)
 
 
-def open_training_data(data: DataSettings) -> Source:
-    """What a run trains on. Tables that lead to no image are refused here, before a run has a folder."""
+def open_as(address: str, data: DataSettings) -> Source:
+    """With columns, caption key and limits of a run. Tables that lead to no image are refused here, before a run has a
+    folder."""
     source = open_source(
-        data.train,
+        address,
         image_column=data.image_column,
         caption_column=data.caption_column,
         caption_key=data.caption_key,
@@ -142,12 +147,34 @@ def open_training_data(data: DataSettings) -> Source:
     return source
 
 
+def open_training_data(settings: Settings) -> Source:
+    """What a run trains on: without what data.hold_out keeps for evaluation."""
+    source = open_as(settings.data.train, settings.data)
+    return split(source, settings.data.hold_out, settings.run.seed)[0] if settings.data.hold_out else source
+
+
+def open_held_out_part(settings: Settings) -> Source:
+    """What data.hold_out keeps from training."""
+    source = open_as(settings.data.train, settings.data)
+    return split(source, settings.data.hold_out, settings.run.seed)[1]
+
+
+def data_name(address: str) -> str:
+    """The name of the source that an address means, without opening it."""
+    return "+".join(_part_name(part) for part, _ in parts_of(address))
+
+
+def _part_name(address: str) -> str:
+    return address if by_name.is_name(address) else short_name(without_query(address))
+
+
 def _open_one(address: str, options: OpenOptions) -> Source:
     if by_name.is_labelled(address):
         raise UserError(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
     folder = by_name.resolve(address)
-    path = folder or Path(address)
-    name = address if folder else short_name(without_query(address))
+    path, name = folder or Path(address), _part_name(address)
+    if folder:  # its files are ours: what the user says about others does not hold for them
+        options = OpenOptions(limits=options.limits)
     source: Source
     if is_remote(address):
         remote = _remote_shards([address], options.limits)
@@ -166,6 +193,7 @@ def _open_one(address: str, options: OpenOptions) -> Source:
 
 def _remote_shards(addresses: list[str], limits: Limits) -> list[RemoteShard]:
     for url in (url for address in addresses for url in expand_braces(address)):
+        check_protocol(url)
         name = without_query(url)
         kind = kind_of(name)
         if (kind and not kind.remote) or name.lower().endswith(PACKED_SUFFIXES):
@@ -261,7 +289,8 @@ def _shards_of_line(place: str, line: str) -> list[Path]:
     try:
         return shards_of(line)
     except UserError as error:
-        raise UserError(f"{place} (a list of shards, one address per line): {error}") from error
+        table = "; a table of captions begins with a header such as image,caption" if re.search(r"[,\t]", line) else ""
+        raise UserError(f"{place} (a list of shards, one address per line): {error}{table}") from error
 
 
 def _refuse_repeated(path: Path, shards: list[str]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from neuclip.data.captions import Captions
 from neuclip.data.order import Order
 from neuclip.data.sample import Fault, Sample
@@ -86,6 +88,10 @@ class Source(ABC):
     def places(self) -> set[str]:
         """The files or folders that hold its pairs, resolved, to see whether two sources share data."""
         return {str(file.resolve()) for file in self.files}
+
+    def image_keys(self) -> np.ndarray | None:
+        """(n,) uint64, equal for pairs of one image; None: every pair has its own, as far as it is known unread."""
+        return None
 
     def check_id(self, id: int) -> None:
         if not 0 <= id < len(self):

@@ -64,7 +64,7 @@ def open_data(findings: Findings, settings: Settings) -> Source | None:
     cannot be used. A path that does not exist is an error."""
     data = settings.data
     try:
-        return open_training_data(data)
+        return open_training_data(settings)
     except (UserError, RunFailed) as error:
         missing = isinstance(error, UserError) and not is_there(Path(data.train))
         if missing and not any(unprepared(part) for part, _ in parts_of(data.train)):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from neuclip.data.held_out import HeldOutSets, held_out_addresses
+from neuclip.data.hold_out import SUFFIX
 from neuclip.data.source import Source
 from neuclip.doctor.findings import Findings
 from neuclip.errors import RunFailed, UserError
@@ -17,10 +20,11 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
     automatic = (evaluation.retrieval == ("auto",) and retrieval) or (evaluation.zero_shot == ("auto",) and zero_shot)
     findings.note("evaluation", sets=len(retrieval) + len(zero_shot), automatic=bool(automatic))
     for address in zero_shot:
-        _open(findings, (), (address,))
+        _open(findings, settings, zero_shot=(address,))
     for address in retrieval:
-        sets = _open(findings, (address,), ())
-        if sets and any(source.places() & held.places() for held in sets.retrieval.values()):
+        sets = _open(findings, settings, retrieval=(address,))
+        others = {} if sets is None or address.endswith(SUFFIX) else sets.retrieval
+        if any(source.places() & held.places() for held in others.values()):
             findings.warn(
                 f"{without_queries(address)} is both training data and evaluation.retrieval",
                 "recall on it says nothing about other images",
@@ -28,13 +32,18 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
             )
     if not (retrieval or zero_shot):
         findings.warn(
-            "there is no held-out data", "the loss alone does not show quality", "give --evaluation.retrieval DATA"
+            "there is no held-out data",
+            "the loss alone does not show quality",
+            f"give --data.hold_out {min(1000, max(1, len(source) // 10))}, or --evaluation.retrieval DATA",
         )
 
 
-def _open(findings: Findings, retrieval: tuple[str, ...], zero_shot: tuple[str, ...]) -> HeldOutSets | None:
+def _open(
+    findings: Findings, settings: Settings, retrieval: tuple[str, ...] = (), zero_shot: tuple[str, ...] = ()
+) -> HeldOutSets | None:
+    evaluation = replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot)
     try:
-        return HeldOutSets.open(retrieval, zero_shot)
+        return HeldOutSets.open(replace(settings, evaluation=evaluation))
     except (UserError, RunFailed) as error:
         flag = "--evaluation.retrieval" if retrieval else "--evaluation.zero_shot"
         findings.fail_with(error, "held-out data is opened before training", f"correct {flag}")

@@ -99,7 +99,7 @@ def open_training_source(settings: Settings) -> Source:
     data, batch_size = settings.data, settings.train.batch_size
     if not data.train:
         raise UserError("data.train is not set; give --data.train icons-30k, shards, or a CSV file")
-    source = open_training_data(data)
+    source = open_training_data(settings)
     if message := too_many_unindexed(source, data.max_bad_share):
         raise RunFailed(message)
     if len(source) == 1:

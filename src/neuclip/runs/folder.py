@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, write_json, write_text_safely
+from neuclip.settings.secrets import holds_secret
 from neuclip.settings.sections import RunSettings, Settings
 from neuclip.settings.writing import settings_as_yaml
 
@@ -63,6 +64,12 @@ def _exists(path: Path) -> UserError:
     return UserError(f"{path} exists; give another --run.name, or continue it: neuclip train --resume {path}")
 
 
+def write_settings(folder: RunFolder, settings: Settings) -> None:
+    """They are complete, or nobody could resume: only the owner may read the password or signature of an address."""
+    text = settings_as_yaml(settings)
+    write_text_safely(folder.settings, text, private=holds_secret(text))
+
+
 def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder:
     """With the files that every run has from the start. They are written beside and moved into place together: two
     processes cannot make the same folder, and a kill leaves none that cannot be resumed."""
@@ -71,7 +78,7 @@ def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder
     partial = RunFolder(parent / f".{uuid.uuid4().hex}.partial")
     partial.path.mkdir()
     try:
-        write_text_safely(partial.settings, settings_as_yaml(settings))
+        write_settings(partial, settings)
         write_json(partial.environment, environment)
         write_json(partial.lock, describe_process())
         for path in folder_names(settings):

@@ -23,7 +23,7 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.formatting import byte_size, plural
 from neuclip.models.towers import BuiltModel
 from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision
-from neuclip.records import RunFolder, keep_lines, write_text_safely
+from neuclip.records import RunFolder, keep_lines
 from neuclip.runs.build import (
     OWN_CONFIG,
     absolute_paths,
@@ -41,12 +41,11 @@ from neuclip.runs.checkpoint import (
     tensor_bytes,
 )
 from neuclip.runs.environment import environment, set_threads
-from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run
+from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run, write_settings
 from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
-from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.captions import TruncatedCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
@@ -144,7 +143,7 @@ def update_folder(run: Run) -> None:
     for path, keep in kept.items():
         if broken := keep_lines(path, keep):
             print(f"{path}: removed {plural(broken, 'line')} that could not be read", file=sys.stderr)
-    write_text_safely(folder.settings, settings_as_yaml(run.settings))  # the new place of the data, among others
+    write_settings(folder, run.settings)  # the new place of the data, among others
 
 
 def check_disk(run: Run) -> None:

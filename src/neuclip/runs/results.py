@@ -44,7 +44,7 @@ def open_held_out(settings: Settings) -> HeldOutSets:
         if settings.data.train in wanted.retrieval:
             warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
             print(warning, file=sys.stderr)
-        return HeldOutSets.open(wanted.retrieval, wanted.zero_shot)
+        return HeldOutSets.open(settings)
 
     return on_main_rank(open_sets) or HeldOutSets({}, {})
 

@@ -41,7 +41,7 @@ def read_flags(flags: Sequence[str]) -> list[RawValue]:
     values = []
     for name, value in split_flags(flags):
         if name is None:
-            raise UserError(f"{value!r} is not a flag; flags look like --train.batch_size 128")
+            raise UserError(f"{describe(value)} is not a flag; flags look like --train.batch_size 128")
         values.append(RawValue(OBJECTIVE_KEY if name == "objective" else name, value))
     return values
 

@@ -44,6 +44,9 @@ class DataSettings:
     image_column: str = described("", "tables: column of images or image paths; default: detected by name")
     caption_column: str = described("", "tables: caption columns, separated by commas; default: detected by name")
     caption_key: str = described("", "shards: key of the caption in json members; default: txt, or caption")
+    hold_out: int = described(
+        0, "keep so many samples, chosen by run.seed, out of training: recall@k is measured on them; 0: none"
+    )
     workers: int = described(4, "processes per rank that read and transform samples; 0: the training process does it")
     crop_scale: tuple[float, float] = described((0.9, 1.0), "range of the random crop, as share of the image's area")
     pixels: Literal["exact", "fast"] = described(
@@ -56,6 +59,7 @@ class DataSettings:
     remote_timeout: float = described(60.0, "remote shards: seconds without data before a download is retried")
 
     def __post_init__(self) -> None:
+        check_at_least("data.hold_out", self.hold_out, 0, "0: none")
         check_at_least("data.workers", self.workers, 0, "0: the training process reads")
         check_at_least("data.cache_size", self.cache_size, 1, "in bytes; 64G means 64 GB")
         check_positive("data.remote_timeout", self.remote_timeout, "in seconds")
@@ -152,13 +156,18 @@ class EvaluationSettings:
     """Held-out data, and how often the model is evaluated on it."""
 
     retrieval: tuple[str, ...] = described(
-        ("auto",), "held-out data for recall@k, given like data.train; auto: the held-out parts of data.train, if any"
+        ("auto",),
+        "held-out data for recall@k, given like data.train; auto: the held-out parts of data.train, if any, and what "
+        "data.hold_out keeps",
     )
     zero_shot: tuple[str, ...] = described(
         ("auto",),
         "folders with classnames.txt, templates and test/*.tar, or names such as cifar-10 (`neuclip data list`); "
         "auto: the held-out parts of data.train, if any",
     )
+    image_column: str = described("", "as data.image_column, for retrieval; default: that of data")
+    caption_column: str = described("", "as data.caption_column, for retrieval; default: that of data")
+    caption_key: str = described("", "as data.caption_key, for retrieval; default: that of data")
     every: int = described(0, "samples between evaluations; 0: only at the end")
     batch_size: int = described(256, "images per forward pass")
     error_anchors: int = described(0, "anchors for the normalizer error at the end; 0: none (see `neuclip error`)")

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from neuclip.errors import UserError
 from neuclip.settings.nearest import any_of, nearest
-from neuclip.settings.secrets import between_commas
+from neuclip.settings.secrets import between_commas, without_queries
 
 NUMBER = re.compile(r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)(k|K|M|G|B|[kMG]B)?")
 LEADING_ZERO = re.compile(r"[+-]?0\d")  # YAML 1.1 reads 012 as 10
@@ -60,7 +60,9 @@ def describe(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return "a group of fields"
-    return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(describe, value))}]"
+    return repr(without_queries(value) if isinstance(value, str) else value)
 
 
 def parse(value: Any, declared: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from neuclip.data.open import open_source, open_training_data
 from neuclip.data.tables.listed import is_base64
 from neuclip.errors import RunFailed, UserError
-from neuclip.settings.sections import DataSettings
+from neuclip.settings.sections import DataSettings, Settings
 from tests.data.small_shards import contents, image_bytes
 from tests.data.small_tables import fault_of, table, write_images
 from tests.images import photo, write_csv
@@ -94,7 +94,7 @@ def test_paths_with_backslashes_lead_to_images_unless_a_file_is_called_so(tmp_pa
         (image_bytes(0), ("one",)),
         (image_bytes(5), ("two",)),
     ]
-    assert contents(open_training_data(DataSettings(train=str(tmp_path / "pairs.jsonl")))) == [
+    assert contents(open_training_data(Settings(data=DataSettings(train=str(tmp_path / "pairs.jsonl"))))) == [
         (image_bytes(0), ("one",))
     ]
 
@@ -108,7 +108,7 @@ def test_a_table_that_leads_to_no_image_is_refused_with_the_folders_that_were_tr
     header = [] if name.endswith("l") else ["image,caption"]
     path = table(tmp_path, "\n".join([*header, *rows]), name)
     with pytest.raises(UserError) as caught:
-        open_training_data(DataSettings(train=str(path)))
+        open_training_data(Settings(data=DataSettings(train=str(path))))
     message = str(caught.value)
     assert "images/0.jpg" in message and f"neither in {tmp_path} nor in {tmp_path / 'work'}" in message
 
@@ -116,12 +116,12 @@ def test_a_table_that_leads_to_no_image_is_refused_with_the_folders_that_were_tr
 def test_a_table_whose_rows_are_all_longer_than_its_header_is_refused(tmp_path):
     path = table(tmp_path, "image,caption\n1,a.jpg,x\n2,b.jpg,y\n")  # as R writes row names
     with pytest.raises(UserError, match="none of its 2 rows can be used; of the first: row has more than the 2 fields"):
-        open_training_data(DataSettings(train=str(path)))
+        open_training_data(Settings(data=DataSettings(train=str(path))))
 
 
 def test_one_image_that_is_there_is_enough_to_open_a_table(tmp_path):
     path = table(tmp_path, "image,caption\n" + "missing.jpg,x\n" * 19 + "a.jpg,y\n")
-    assert len(open_training_data(DataSettings(train=str(path)))) == 20
+    assert len(open_training_data(Settings(data=DataSettings(train=str(path))))) == 20
 
 
 def encoded(number: int, form: str) -> str:
@@ -152,7 +152,7 @@ def check_base64(source) -> None:
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
 def test_images_in_base64_are_read_and_announced(tmp_path, capsys, kind):
     path = write_base64(tmp_path)[kind]
-    check_base64(open_training_data(DataSettings(train=str(path))))
+    check_base64(open_training_data(Settings(data=DataSettings(train=str(path)))))
     assert f"{path}: its images are base64 text" in capsys.readouterr().err
 
 

@@ -59,7 +59,8 @@ class Overlapping(fsspec.AbstractFileSystem):
             self.awoken.wait(20)
 
 
-def test_a_try_that_was_left_behind_writes_to_no_file_that_is_used(cache):
+def test_a_try_that_was_left_behind_writes_to_no_file_that_is_used(cache, monkeypatch):
+    monkeypatch.setattr("neuclip.data.locations.PROTOCOLS", ("overlapping",))
     fsspec.register_implementation("overlapping", Overlapping, clobber=True)
     shard = RemoteShard("overlapping://x.tar", 100, "1")
     place = ShardCache(Limits(10**9, stall_seconds=1, attempts=3, first_wait=0)).path(shard)

@@ -16,7 +16,7 @@ from neuclip.data.captions import other_keys
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
 from neuclip.data.source import ShardFacts
-from neuclip.data.tar import open_files
+from neuclip.data.tar import source as tar_source
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import RunFailed
 from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
@@ -39,14 +39,14 @@ def folders_of_shards(folder: Path) -> str:
 
 
 def test_many_sources_together_open_no_more_files_than_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_files, "OPEN_FILES", 5)
+    monkeypatch.setattr(tar_source, "OPEN_FILES", 5)
     source = open_source(folders_of_shards(tmp_path))
     for id in [*range(36), *range(0, 36, 5)]:
         assert source[id].captions == (f"image {id % 9}",)
-        assert sum(open_files.open_count(part._number) for part in source.sources) <= 5
+        assert sum(tar_source.open_count(part._number) for part in source.sources) <= 5
     latest = source.sources[0]
     latest._file(0), source[35], source[34], source[33], latest._file(0), source[32], source[31]
-    assert (latest._number, 0) in open_files._open  # the last used stay
+    assert (latest._number, 0) in tar_source._open_files  # the last used stay
 
 
 def test_no_sample_is_bad_because_the_system_allows_few_open_files(tmp_path, few_files):
@@ -58,9 +58,9 @@ def test_files_of_a_source_that_is_gone_are_closed(tmp_path):
     source = open_source(str(write_shards(tmp_path, [1, 1])))
     contents(source)
     number = source._number
-    assert open_files.open_count(number) == 2
+    assert tar_source.open_count(number) == 2
     del source
-    assert open_files.open_count(number) == 0
+    assert tar_source.open_count(number) == 0
 
 
 class Failing(TarSource):

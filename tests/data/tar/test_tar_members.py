@@ -9,7 +9,7 @@ import random
 import pytest
 
 from neuclip.data.open import open_source
-from neuclip.data.tar.open_files import open_count
+from neuclip.data.tar.source import open_count
 from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
 from tests.data.small_tables import fault_of
 
@@ -70,7 +70,7 @@ def test_a_pickled_source_reads_the_same_and_holds_no_open_file(tmp_path):
 
 
 def test_more_shards_than_open_files_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("neuclip.data.tar.open_files.OPEN_FILES", 2)
+    monkeypatch.setattr("neuclip.data.tar.source.OPEN_FILES", 2)
     source = open_source(str(write_shards(tmp_path, [1] * 7)))
     ids = list(range(7)) * 3
     random.Random(0).shuffle(ids)

@@ -192,16 +192,17 @@ def captions_by_image(
 def _read_captions_file(path: Path, known: set[str], choice: ColumnChoice) -> Iterable[Row]:
     if path.suffix == ".jsonl":
         return read_jsonl(path, choice)
-    if path.suffix != ".txt" or _has_header(path, choice):
+    if path.suffix != ".txt" or has_header(path, choice):
         return read_csv(path, choice)
     return _read_lines(path, known)
 
 
-def _has_header(path: Path, choice: ColumnChoice) -> bool:
+def has_header(path: Path, choice: ColumnChoice) -> bool:
+    """Whether a text file begins with the names of columns of images and captions."""
     first = first_line(path).decode(errors="surrogateescape").strip().lower()
     fields = [{field.strip().strip('"') for field in first.split(separator)} for separator in SEPARATORS]
     images = {choice.image.lower(), *IMAGE_COLUMNS} - {""}
-    captions = {choice.caption.lower(), *CAPTION_COLUMNS} - {""}
+    captions = {choice.caption.lower(), *choice.caption.lower().split(","), *CAPTION_COLUMNS} - {""}
     return any(names & images and names & captions for names in fields)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
+import hashlib
 import itertools
 import os
 import stat
@@ -111,6 +112,18 @@ class ListedPairs(Source):
     def caption_pieces(self) -> Iterator[Captions]:
         return self.rows.caption_pieces()
 
+    def image_keys(self) -> np.ndarray:
+        """By the path of the image, or by its base64 text; a row without an image stands for itself."""
+        keys = array("Q")
+        folder = os.fsencode(self.folder.resolve())
+        for number in range(len(self)):
+            name = self.rows.images[number]
+            if name and not is_base64(name):
+                name = os.path.normpath(os.path.join(folder, name.replace(b"\\", b"/")))  # noqa: PTH118 (bytes)
+            digest = hashlib.blake2b(name or b"row %d" % number, digest_size=8).digest()
+            keys.append(int.from_bytes(digest, "little"))
+        return np.frombuffer(keys, dtype=np.uint64)
+
     def check_images(self) -> None:
         """Refuses a table if no row can be used or none of the first images exists."""
         first = self.rows.first_images()
@@ -130,13 +143,15 @@ class ListedPairs(Source):
 
 
 def find_image_folder(path: Path, first_images: list[bytes]) -> Path:
-    """The table's own folder; the working folder where only that one leads to the first image that is there."""
+    """The table's own folder; where only one of them leads to the first image that is there, the working folder, or a
+    folder beside the table (Kaggle's captions.txt lies beside Images)."""
     if first_images and all(is_url(name.decode(errors="replace")) for name in first_images):
         raise UserError(images_are_urls(path))
     if any(map(is_base64, first_images)):
         print_once(f"{path}: its images are base64 text within it, and stay in memory as long as it is open")
         return path.parent
-    candidates = ((folder, name) for name in first_images for folder in (path.parent, Path()))
+    folders = [path.parent, Path(), *(folder for folder in sorted(path.parent.glob("[!.]*/")) if folder.is_dir())]
+    candidates = ((folder, name) for name in first_images for folder in folders)
     return next((folder for folder, name in candidates if not is_missing(image_path(folder, name))), path.parent)
 
 

@@ -120,7 +120,7 @@ class ShardCache:
         try:
             unfinished = fetch(shard.url, place, shard.size, self.limits, show)
             if is_packed(shard.name):
-                unpack(unfinished, place)
+                unpack(unfinished, place, self.limits.cache_size)
             else:
                 move(unfinished, place)
         except OSError as error:  # which readers would take for a bad sample

@@ -6,6 +6,7 @@ import errno
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -100,11 +101,12 @@ def _make_copy(shard: Path, copy: Path) -> None:
         )
 
 
-def unpack(shard: Path, copy: Path) -> Damage | None:
-    """Unpack in one move, after a note of the damage. The copy of a damaged shard has all that is before the damage."""
+def unpack(shard: Path, copy: Path, most: float = math.inf) -> Damage | None:
+    """Unpack in one move, after a note of the damage. The copy of a damaged shard has all that is before the damage.
+    Raises OSError if it would have more than `most` bytes."""
     with new_file(copy) as unfinished:
         with unfinished.open("wb") as target, shard.open("rb") as packed:
-            damage = _decode(packed, target)
+            damage = _decode(packed, target, most)
             if damage and target.tell() == 0:
                 raise gzip.BadGzipFile("nothing in it can be read")
         _write_note(damage, copy)
@@ -135,7 +137,7 @@ def _note_of(copy: Path) -> Path:
     return copy.with_name(f"{copy.name}.damage.json")
 
 
-def _decode(packed: BinaryIO, target: BinaryIO) -> Damage | None:
+def _decode(packed: BinaryIO, target: BinaryIO, most: float) -> Damage | None:
     """Write the content of gzip members end to end, up to the first byte that makes no sense."""
     size = os.fstat(packed.fileno()).st_size
     decoder = zlib.decompressobj(wbits=31)  # gzip with its checksum
@@ -151,6 +153,8 @@ def _decode(packed: BinaryIO, target: BinaryIO) -> Damage | None:
                 at = packed.tell() - len(chunk) + _decode_to_damage(before, chunk, target)
                 why = str(error).rpartition(": ")[2]
                 return Damage(PACKED_DAMAGED, f"at packed byte {at} of {size} ({why})")
+            if target.tell() + len(content) > most:
+                raise OSError(errno.EFBIG, f"it unpacks to more than the {most:,} bytes of data.cache_size")
             target.write(content)
             chunk = decoder.unused_data
             inside = not decoder.eof

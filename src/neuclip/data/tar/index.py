@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 import zipfile
@@ -282,13 +283,15 @@ def cached_index_place(digest: str, name: str, caption_key: str) -> Path:
     return cache_folder() / "indexes" / f"{digest}-{name}{key_part}{INDEX_SUFFIX}"
 
 
-def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[ShardIndex | None, str]:
+def read_index(place: Path, status: tuple[int, int | None], most: float = math.inf) -> tuple[ShardIndex | None, str]:
     """The stored index; or None and why it cannot be used: "" when there is none or it has another format.
 
-    `status` is size and time of the shard; no time where it says nothing.
+    `status` is size and time of the shard; no time where it says nothing. It has at most `most` bytes once unpacked.
     """
     try:
         with np.load(place, allow_pickle=False) as stored:
+            if sum(entry.file_size for entry in stored.zip.infolist()) > most:
+                return None, f"its index has more than {most:,} bytes"
             version, size, time = stored["stamp"].tolist()
             if version != FORMAT:
                 return None, ""
@@ -301,7 +304,8 @@ def read_index(place: Path | BinaryIO, status: tuple[int, int | None]) -> tuple[
             return ShardIndex(stored["rows"], captions, stored["further"], notes), ""
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile):
+        # TypeError: a single array; MemoryError: one that claims to be larger than any memory
         return None, "its index was damaged"
 
 

@@ -16,6 +16,7 @@ from neuclip.data.tar.source import TarSource
 from neuclip.errors import RunFailed
 from neuclip.formatting import plural
 from neuclip.progress import track
+from neuclip.settings.secrets import without_query
 
 
 def is_tar(source: Source) -> TypeGuard[TarSource]:
@@ -28,7 +29,7 @@ def index_facts(address: str, source: TarSource) -> dict[str, Any]:
     files = [file for shard in range(len(source.shards)) if (file := _index_file(source, shard)) is not None]
     empty = _ids_without_caption(source)
     return {
-        "address": address,
+        "address": without_query(address),
         "name": source.name,
         "samples": len(source),
         "shards": len(source.shards),

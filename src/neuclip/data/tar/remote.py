@@ -14,7 +14,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, TypeVar
 
-from neuclip.data.locations import INDEX_SUFFIX, SHARD_SUFFIXES, expand_braces, without_packed_twins
+from neuclip.data.locations import INDEX_SUFFIX, SHARD_SUFFIXES, check_protocol, expand_braces, without_packed_twins
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
 from neuclip.data.tar.files import NO_ROOM, unfinished_file
 from neuclip.errors import RunFailed, UserError
@@ -23,6 +23,8 @@ from neuclip.settings.secrets import without_query
 
 T = TypeVar("T")
 TOGETHER = 8  # requests at a time: most of the time of each is waiting
+SLOWEST = 10_000  # bytes per second on average; at a hundred a shard would take a year
+MOST_LISTED_BYTES = 64 << 20  # of a web page of links: a million names
 VERSION_FIELDS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 
 
@@ -61,10 +63,21 @@ class Gone(RunFailed):
         return f"{self.message}; a run that has begun continues with --resume"
 
 
+class TooLarge(RunFailed):
+    """More bytes than may be kept."""
+
+    def __init__(self, url: str, size: int, most: int):
+        super().__init__(
+            f"data.cache_size {most:,} is too small: {without_query(url)} has {size:,} bytes or more; give a larger "
+            "--data.cache_size, or check the server"
+        )
+
+
 class Attempt:
     """One try of a download: how many bytes have come. fsspec counts them, the waiting side looks whether they grow."""
 
     def __init__(self) -> None:
+        self.started = time.monotonic()
         self.bytes = 0
         self.file: Path | None = None  # that this try alone writes
         self.abandoned = False
@@ -73,6 +86,10 @@ class Attempt:
         if self.file is not None and self.file.exists():
             return max(self.bytes, self.file.stat().st_size)  # nobody counts the bytes of local copies
         return self.bytes
+
+    def is_slow(self, stall_seconds: float) -> bool:
+        """Bytes that trickle in never stall, and never end either."""
+        return time.monotonic() - self.started > stall_seconds + self.bytes_so_far() / SLOWEST
 
     def abandon(self) -> None:
         """Nobody waits for it any more: it ends at its next bytes."""
@@ -87,25 +104,46 @@ class Attempt:
 
 def file_system(url: str, limits: Limits) -> tuple[Any, str]:
     """fsspec's file system for an address, and its name for the file. Call it in each thread and process: fsspec keeps
-    one file system per process, and one from before a fork would not work."""
-    options: dict[str, Any] = {}
+    one file system per process, and one from before a fork would not work.
+
+    Not by fsspec's own `url_to_fs`: that follows chains (a::b) to file systems that evaluate what they read."""
+    protocol = check_protocol(url)
     try:
         import fsspec
 
-        if url.startswith(("http://", "https://")):
-            import aiohttp
-
-            # Its default ends every download after five minutes, however well it goes.
-            timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=limits.stall_seconds, sock_read=limits.stall_seconds
-            )
-            options = {"client_kwargs": {"timeout": timeout}}
-        return fsspec.core.url_to_fs(url, **options)
+        kind = fsspec.get_filesystem_class(protocol)
+        options = kind._get_kwargs_from_urls(url)  # host, user and the like, where they are part of the address
+        if protocol in ("http", "https"):
+            options |= {"client_kwargs": _client_options(limits)}
+        return fsspec.filesystem(protocol, **options), kind._strip_protocol(url)
     except ImportError as error:
-        package = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(url.partition("://")[0], "'neuclip[remote]'")
+        packages = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
+        package = (packages | {"hf": "huggingface_hub"}).get(protocol, "'neuclip[remote]'")
         raise UserError(f"{without_query(url)}: {error}; pip install {package}") from error
-    except ValueError as error:  # an unknown protocol
-        raise UserError(f"{without_query(url)}: {error}; give s3://, gs://, https:// or a local path") from error
+
+
+def _client_options(limits: Limits) -> dict[str, Any]:
+    """Of the client for web servers."""
+    import aiohttp
+
+    class BoundedResponse(aiohttp.ClientResponse):
+        """fsspec reads a page of links as one text, however long it is."""
+
+        async def text(self, encoding: str | None = None, errors: str = "replace") -> str:
+            content = bytearray()
+            async for chunk in self.content.iter_any():
+                content += chunk
+                if len(content) > MOST_LISTED_BYTES:
+                    self.close()
+                    raise UserError(
+                        f"{without_query(str(self.url))}: is no page of links, more than {MOST_LISTED_BYTES:,} bytes "
+                        "came; give a pattern such as .../{00000..00019}.tar"
+                    )
+            return content.decode(encoding or self.charset or "utf-8", errors)
+
+    # Its default ends every download after five minutes, however well it goes.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.stall_seconds, sock_read=limits.stall_seconds)
+    return {"timeout": timeout, "response_class": BoundedResponse}
 
 
 def retry(url: str, action: Callable[[Attempt], T], limits: Limits, folder: Path | None = None) -> T:
@@ -151,6 +189,8 @@ def _run(action: Callable[[Attempt], T], stall_seconds: float) -> T:
         while not wait([future], stall_seconds).done:
             if (now := attempt.bytes_so_far()) == before:
                 raise TimeoutError(f"nothing came for {stall_seconds:g} s")
+            if attempt.is_slow(stall_seconds):
+                raise TimeoutError(f"fewer than {SLOWEST:,} bytes per second came")
             before = now
     except BaseException:
         attempt.abandon()
@@ -179,14 +219,28 @@ def _cause(url: str, error: Exception) -> BaseException:
 
 
 def fetch(url: str, place: Path, size: int, limits: Limits, show: Callable[[int], None] | None = None) -> Path:
-    """Download the whole file; `size` is what it must have, -1 if that is unknown. Returns a new file beside `place`,
-    for the caller to move there. Each try has its own file: the thread of one that stalled may wake at any time."""
+    """Download the whole file; `size` is what it must have, -1 if that is unknown: it then ends at the size of the
+    cache. Returns a new file beside `place`, for the caller to move there. Each try has its own file: the thread of one
+    that stalled may wake at any time."""
+    if size > limits.cache_size:
+        raise TooLarge(url, size, limits.cache_size)
+
+    def note(attempt: Attempt, bytes_: int) -> None:
+        if attempt.abandoned:
+            raise TimeoutError("abandoned")
+        attempt.bytes = bytes_
+        if size >= 0 and bytes_ > size:
+            raise OSError(f"more than {size:,} bytes came")
+        if bytes_ > limits.cache_size:
+            raise TooLarge(url, bytes_, limits.cache_size)
+        if show is not None:
+            show(bytes_)
 
     def download(attempt: Attempt) -> Path:
         system, path = file_system(url, limits)
         file = attempt.file = unfinished_file(place)
         try:
-            system.get_file(path, str(file), callback=_callback(attempt, show))
+            system.get_file(path, str(file), callback=_callback(partial(note, attempt)))
             received = file.stat().st_size
             if size >= 0 and received != size:
                 raise OSError(f"{received:,} of {size:,} bytes came")
@@ -202,16 +256,12 @@ def fetch(url: str, place: Path, size: int, limits: Limits, show: Callable[[int]
     return retry(url, download, limits, place.parent)
 
 
-def _callback(attempt: Attempt, show: Callable[[int], None] | None) -> Any:
+def _callback(note: Callable[[int], None]) -> Any:
     from fsspec.callbacks import Callback
 
     class Counter(Callback):
         def call(self, hook_name: str | None = None, **arguments: Any) -> None:
-            if attempt.abandoned:
-                raise TimeoutError("abandoned")
-            attempt.bytes = self.value
-            if show is not None:
-                show(self.value)
+            note(self.value)
 
     return Counter()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from neuclip.data.tar.index import (
     read_index,
     store_index,
 )
-from neuclip.data.tar.remote import TOGETHER, Gone, Limits, RemoteShard, ask, remote_shards
+from neuclip.data.tar.remote import TOGETHER, Gone, Limits, RemoteShard, TooLarge, ask, fetch, remote_shards
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
@@ -34,6 +34,7 @@ from neuclip.settings.secrets import without_query
 
 SIZE_AT = 124  # where a tar header has the size of its member, in octal digits
 RECORD = 10_240  # bytes: tar writes whole records
+SMALL_INDEX, LARGEST_INDEX = 1 << 20, 1 << 30  # bytes: of what is read into memory
 
 
 class RemoteTarSource(TarSource):
@@ -165,12 +166,22 @@ class RemoteTarSource(TarSource):
         if not beside or self.caption_key or "?" in remote.url or not remote.name.lower().endswith(".tar"):
             self.indexes_beside = self.indexes_beside and remote.index_beside is True
             return None
+        # It names each sample in fewer bytes than the headers of a tar do: it is smaller than its shard.
+        most = min(max(remote.size, SMALL_INDEX), LARGEST_INDEX) if remote.size >= 0 else LARGEST_INDEX
         try:
-            content = ask(remote.url + INDEX_SUFFIX, lambda system, path: system.cat_file(path), self.cache.limits)
+            file = fetch(
+                remote.url + INDEX_SUFFIX, self.cache.place(remote), -1, replace(self.cache.limits, cache_size=most)
+            )
         except Gone:
             self.indexes_beside = False
             return None
-        index, why_not = read_index(io.BytesIO(content), (remote.size, None))  # uploading changed the time
+        except TooLarge:
+            self.changes[self.shards[shard]] = f"its index has more than {most:,} bytes"
+            return None
+        try:
+            index, why_not = read_index(file, (remote.size, None), most)  # uploading changed the time
+        finally:
+            file.unlink(missing_ok=True)
         if index is None:
             self.changes[self.shards[shard]] = why_not or "its index is of another version"
         return index

@@ -6,7 +6,9 @@ import errno
 import os
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,28 @@ from neuclip.data.tar.index import (
     store_index,
 )
 from neuclip.data.tar.joined_index import join_indexes
-from neuclip.data.tar.open_files import OPEN_FILES, close_files, descriptor, new_number
 from neuclip.data.tar.walk import CUT_OFF, NO_END_MARK
 from neuclip.errors import RunFailed
 from neuclip.progress import track
 
 ENDS_EARLY = (CUT_OFF, NO_END_MARK, PACKED_CUT_OFF)
 MOST_LISTED = 1000  # places of one reason: nobody reads a hundred thousand of them
+OPEN_FILES = 128  # per process; systems often allow 1024 and a large set has ten thousand shards
+
+# The shards that this process has open, the last used ones, by number of the source and of its shard: one limit holds
+# for all sources together. A forked worker may share its parent's: pread has no position of its own.
+_open_files: OrderedDict[tuple[int, int], int] = OrderedDict()
+_source_numbers = count()
+
+
+def close_files(source: int | None = None) -> None:
+    """Those of a source that is no longer used, or all."""
+    for key in [key for key in _open_files if source is None or key[0] == source]:
+        os.close(_open_files.pop(key))
+
+
+def open_count(source: int) -> int:
+    return sum(key[0] == source for key in _open_files)
 
 
 class TarSource(Source):
@@ -92,7 +109,7 @@ class TarSource(Source):
         return lost.faults()
 
     def _start_in_process(self) -> None:
-        self._number = new_number()
+        self._number = next(_source_numbers)  # no other source of this process has it
         weakref.finalize(self, close_files, self._number)
 
     def index(self, shard: int) -> ShardIndex:
@@ -207,7 +224,24 @@ class TarSource(Source):
             )
 
     def _file(self, shard: int) -> int:
-        return descriptor((self._number, shard), lambda: self._open(shard), self.most_open or OPEN_FILES)
+        """Its descriptor: an open one, or a new one in place of those that were not used for longest."""
+        key = (self._number, shard)
+        if key in _open_files:
+            _open_files.move_to_end(key)
+            return _open_files[key]
+        own = [other for other in _open_files if other[0] == self._number]
+        for oldest in own[: max(0, len(own) - (self.most_open or OPEN_FILES) + 1)]:
+            os.close(_open_files.pop(oldest))
+        while len(_open_files) >= OPEN_FILES:
+            os.close(_open_files.popitem(last=False)[1])
+        try:
+            _open_files[key] = self._open(shard)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not _open_files:
+                raise
+            close_files()  # other code of this process holds more than usual
+            _open_files[key] = self._open(shard)
+        return _open_files[key]
 
     def _where(self, shard: int, block: int) -> str:
         try:
