@@ -38,6 +38,7 @@ INSIDE = {
     "data": [
         {"held_out", "convert", "loader"},
         {"open"},
+        {"hold_out"},
         {"mixture"},
         {"tables", "tar"},
         {"faults", "fingerprint"},

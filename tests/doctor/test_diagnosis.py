@@ -90,7 +90,7 @@ def test_what_would_make_training_fail_is_one_problem_with_a_remedy(shards, flag
 
 
 def test_a_run_that_exists_is_not_overwritten(shards, tmp_path):
-    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "checkpoints").mkdir(parents=True)
     assert "another --run.name" in remedies(
         examined(shards, "--run.folder", str(tmp_path), "--run.name", "first", sample=1)
     )
