@@ -60,7 +60,7 @@ def test_what_never_became_a_sample_is_told_before_the_first_step_and_listed_ane
     members = [member for number in range(8) for member in pair(number)]
     source = open_source(str(write_tar(tmp_path / "0.tar", [*members, ("x.txt", b"alone"), ("y.txt", b"alone")])))
     run = run_of(source, tmp_path / "run")
-    assert read(run) == 2 and "at least 2 never became samples: 2 x no image; first: " in capsys.readouterr().err
+    assert read(run) == 2 and "at least 2 could not be indexed: 2 x no image; first: " in capsys.readouterr().err
     assert read(run) == 2 and [line["reason"] for line in read_lines(run.folder.skipped)] == ["no image"] * 2
 
 

@@ -164,7 +164,7 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
         "peak_memory_bytes": peak_memory_bytes(run.device),
         "truncated_captions": records[-1].get("truncated_captions") if records else None,
         "skipped": dict(skipped.most_common()),
-        # Of the different samples that were read; pairs that never became samples were not among them.
+        # Of the different samples that were read; pairs that could not be indexed were not among them.
         "skipped_share": (skipped.total() - lost) / min(run.samples, len(run.source)),
         "lost_share": lost / (len(run.source) + lost),
         "skipped_held_out": evaluation.skipped,

@@ -68,10 +68,10 @@ def save_if_reading_fails(batches: Iterator[Batch], save: Callable[[], object]) 
 
 
 def report_unindexed(log: FaultLog, run: Run) -> None:
-    """Pairs that never became samples are listed and printed before the first step, not only after the last."""
+    """Pairs that could not be indexed are listed and printed before the first step, not only after the last."""
     log.note_source(run.source)
     if is_main() and run.source.faults:
-        lost = f"at least {count_unindexed(run.source):,} never became samples: {describe_unindexed(run.source)}"
+        lost = f"at least {count_unindexed(run.source):,} could not be indexed: {describe_unindexed(run.source)}"
         print(lost, file=sys.stderr)
 
 
