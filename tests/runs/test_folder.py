@@ -121,11 +121,13 @@ def test_only_a_restart_of_the_same_torchrun_finds_its_run_again(tmp_path, monke
 DIES_ONCE = """
 import os, signal, sys
 from neuclip.cli.main import main
-from neuclip.runs import results
-def die_at_first(*_):
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+from neuclip.training import loop
+optimizer_step = loop.optimizer_step
+def die_at_first(run, *rest):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.step == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-results.evaluate_on_the_way = die_at_first
+    return optimizer_step(run, *rest)
+loop.optimizer_step = die_at_first
 sys.exit(main(["train", sys.argv[1]]))
 """
 

@@ -50,8 +50,8 @@ def test_a_run_never_trains_on_what_it_holds_out_and_resumes_to_the_bit(
     assert losses(part.path) == losses(whole.path) and read_lines(part.evaluation) == read_lines(whole.evaluation)
     with pytest.raises(UserError, match=r"another data\.hold_out"):
         api.train(read_settings(part.settings, ["--data.hold_out", "11"]), resume=part.path)
-    run = lifecycle.build_run(read_settings(part.settings), part)
-    assert len(set(seen) | {run.source.where(id) for id in range(30)}) == 30  # five steps of eight saw only these
+    source = lifecycle.open_data(read_settings(part.settings))
+    assert len(set(seen) | {source.where(id) for id in range(30)}) == 30  # five steps of eight saw only these
 
 
 def test_eval_error_and_doctor_know_what_is_held_out(small_settings, tmp_path, capsys):

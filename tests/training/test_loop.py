@@ -143,9 +143,3 @@ def test_broken_numbers_are_not_saved(folder, monkeypatch):
     with pytest.raises(RunFailed, match="not a number at step 4"):
         api.train(settings_for(folder, "run", "--evaluation.every", "0"))
     assert saved_step(folder / "run") == 3
-
-
-def test_a_run_on_one_sample_ends_with_a_model(folder):
-    write_shards(folder / "one", 1)
-    flags = f"--data.train {folder}/one --train.batch_size 1 --train.samples 2 --evaluation.error_anchors 5".split()
-    assert RunFolder(api.train(settings_for(folder, "run", *flags))).model.exists()

@@ -66,8 +66,7 @@ def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
 def finish(run: Run, sets: HeldOutSets) -> None:
     """Collective. Everything that a finished run leaves behind."""
     seconds = run.seconds
-    measurable = run.settings.evaluation.error_anchors and len(run.source) > 1  # one pair has no negatives
-    objective = whole_objective(run) if measurable else None
+    objective = whole_objective(run) if run.settings.evaluation.error_anchors else None
     on_main_rank(lambda: write_results(run, sets, objective, seconds))
 
 
@@ -139,7 +138,7 @@ def _error_is_due(run: Run) -> bool:
     """Whether a multiple of `evaluation.error_every` has been passed since the last evaluation."""
     every, error_every = run.settings.evaluation.every, run.settings.evaluation.error_every
     latest = run.samples // every * every  # evaluations come at the first step past a multiple of `every`
-    return bool(error_every) and len(run.source) > 1 and latest // error_every > (latest - every) // error_every
+    return bool(error_every) and latest // error_every > (latest - every) // error_every
 
 
 def write_gallery(run: Run, sets: HeldOutSets, evaluation: Evaluation) -> None:
