@@ -37,6 +37,7 @@ MAY_IMPORT = {
 INSIDE = {
     "data": [
         {"held_out", "convert", "loader"},
+        {"zero_shot"},
         {"open"},
         {"hold_out"},
         {"mixture"},

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip.data.held_out import PLACEHOLDER, ZeroShotTask
 from neuclip.data.sample import Fault
+from neuclip.data.zero_shot import PLACEHOLDER, ZeroShotTask
 from neuclip.evaluation.embedding import Embedder, check_finite
 from neuclip.evaluation.retrieval import best_ranks
 

@@ -14,7 +14,6 @@ from typing import Any
 from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets
 from neuclip.data.sample import Fault
-from neuclip.distributed.collectives import is_main, single_process
 from neuclip.distributed.error_sync import on_main_rank
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
@@ -25,9 +24,8 @@ from neuclip.objectives.objective import Objective
 from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.contents import late_median
 from neuclip.report.page import write_report
-from neuclip.runs.build import build_objective
 from neuclip.runs.environment import peak_memory_bytes
-from neuclip.runs.evaluate import error_on_training_data
+from neuclip.runs.error import error_is_due, estimator_errors, measure_error, whole_objective
 from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
 from neuclip.training.batches import open_fault_log
@@ -51,10 +49,10 @@ def open_held_out(settings: Settings) -> HeldOutSets:
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     """Collective. One line in evaluation.jsonl, and one for the user."""
-    objective = whole_objective(run) if _error_is_due(run) else None
+    objective = whole_objective(run) if error_is_due(run) else None
 
     def evaluate() -> None:
-        errors = _estimator_errors(_measure_error(run, objective)) if objective else {}
+        errors = estimator_errors(measure_error(run, objective)) if objective else {}
         evaluation = record_evaluation(run, sets, errors)
         if evaluation.figures:
             headline = headline_text(evaluation.figures, evaluation.refused)
@@ -75,7 +73,7 @@ def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seco
     evaluation = record_evaluation(run, sets)
     summary = summarise(run, evaluation, seconds)
     if objective:
-        summary["normalizer_error"] = _measure_error(run, objective)
+        summary["normalizer_error"] = measure_error(run, objective)
     if evaluation.embedded and run.settings.evaluation.gallery:
         write_gallery(run, sets, evaluation)
     write_json(run.folder.summary, summary)
@@ -111,34 +109,6 @@ def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:
         file.seek(0)
         known = {line for line in file if f'"{HELD_OUT}": ' in line}
         file.writelines(line for line in lines if line not in known)
-
-
-def whole_objective(run: Run) -> Objective | None:
-    """Collective. On the main rank a copy of the objective that holds the state of all ranks; None on the others."""
-    state = run.objective.state_dict()
-    if not is_main():
-        return None
-    with single_process():
-        copy = build_objective(run.settings, run.built, len(run.source))
-        copy.load_state_dict(state)
-        return copy.eval()
-
-
-def _measure_error(run: Run, objective: Objective) -> dict[str, Any]:
-    anchors, seed = run.settings.evaluation.error_anchors, run.settings.run.seed
-    return error_on_training_data(run.settings, run.built, objective, anchors=anchors, seed=seed)
-
-
-def _estimator_errors(measured: dict[str, Any]) -> dict[str, float]:
-    """`normalizer_error.method` and `.minibatch`; a method without an estimate has only the second."""
-    return {f"normalizer_error.{name}": errors["mean"] for name, errors in measured["estimators"].items()}
-
-
-def _error_is_due(run: Run) -> bool:
-    """Whether a multiple of `evaluation.error_every` has been passed since the last evaluation."""
-    every, error_every = run.settings.evaluation.every, run.settings.evaluation.error_every
-    latest = run.samples // every * every  # evaluations come at the first step past a multiple of `every`
-    return bool(error_every) and latest // error_every > (latest - every) // error_every
 
 
 def write_gallery(run: Run, sets: HeldOutSets, evaluation: Evaluation) -> None:
