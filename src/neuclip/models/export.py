@@ -10,19 +10,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from neuclip.errors import RunFailed
+from neuclip.models.lora import adapter_state, merge
 from neuclip.models.towers import BuiltModel
 from neuclip.records import write_json
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+ADAPTER = "lora.safetensors"
 
 
 def export_model(built: BuiltModel, folder: Path) -> None:
-    """Write the weights, then the config, each in one move: a folder that has a config is complete."""
+    """Write the weights, then the config, each in one move: a folder that has a config is complete. LoRA is merged into
+    the weights, and lies beside them by itself, small, for those who have the model that it adapts."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)  # of an older model, whose weights are replaced now
     model = built.towers.model
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    _write_weights(tensors, folder / WEIGHTS)
+    _write_weights(merge(model.state_dict()), folder / WEIGHTS)
+    (folder / ADAPTER).unlink(missing_ok=True)
+    if adapter := adapter_state(model):
+        _write_weights(adapter, folder / ADAPTER)
     if hasattr(built.tokenize, "save_pretrained"):  # one of transformers, which open_clip looks for in this folder
         built.tokenize.save_pretrained(folder)
     preprocess = getattr(model.visual, "preprocess_cfg", {})
@@ -32,6 +37,7 @@ def export_model(built: BuiltModel, folder: Path) -> None:
 
 def _write_weights(tensors: dict[str, Tensor], file: Path) -> None:
     partial = file.with_name(file.name + ".partial")
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         partial.unlink(missing_ok=True)
         partial.touch()

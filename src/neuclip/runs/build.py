@@ -27,7 +27,9 @@ from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
 from neuclip.distributed.collectives import is_main, rank
 from neuclip.errors import RunFailed, UserError
+from neuclip.models.lora import merge
 from neuclip.models.pixels import fast_crop
+from neuclip.models.tower_modes import apply_modes
 from neuclip.models.towers import BuiltModel, build_model
 from neuclip.objectives import registry
 from neuclip.objectives.objective import Objective
@@ -139,6 +141,7 @@ def build_towers(settings: Settings, device: torch.device, state: dict[str, Any]
         built.towers.set_temperature(settings.temperature.initial)
     if model.gradient_checkpointing:
         built.towers.model.set_grad_checkpointing()
+    apply_modes(built.towers, settings.model)
     built.towers.to(device)
     return built
 
@@ -154,7 +157,7 @@ def open_clip_config(built: BuiltModel) -> dict[str, Any]:
 
 def write_own_model(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
     """The model of a checkpoint as a folder for open_clip."""
-    contiguous = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+    contiguous = {name: tensor.contiguous().clone() for name, tensor in merge(weights).items()}
     save_file(contiguous, folder / "open_clip_model.safetensors")
     write_json(folder / "open_clip_config.json", config)
 
