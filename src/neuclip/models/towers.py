@@ -18,12 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
-from neuclip.models.config import HUB, LOCAL, find_config
+from neuclip.models.config import HUB, LOCAL, find_config, same_architecture, text_tower_of_folder
 from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
 from neuclip.models.parts import TowerParts, image_parts, text_parts
 from neuclip.models.pixels import normalize_batch, split_transform
 from neuclip.models.tokenizer import load_tokenizer
+from neuclip.models.tower_weights import image_weights_file, load_image_weights, timm_normalization
 
 Transform = Callable[[Image], Tensor]
 Tokenize = Callable[[list[str]], Tensor]
@@ -149,16 +150,21 @@ def build_model(
     crop_scale: tuple[float, float] = (0.9, 1.0),
     initial_bias: float | None = None,
 ) -> BuiltModel:
-    """Build `tiny`, `small`, any open_clip name, `local-dir:FOLDER`, `hf-hub:NAME`, or the path of a model config.
+    """Build `tiny`, `small`, `lite0-minilm`, any open_clip name, `local-dir:FOLDER`, `hf-hub:NAME`, or the path of a
+    model config.
 
-    Randomly initialised unless `pretrained` names weights or the name is that of a folder or of the hub. With
+    Randomly initialised unless `pretrained` names weights or the name is that of a folder or of the hub. `pretrained`
+    is a tag, a file, the folder of a saved model, or image=FILE with the weights of a timm image tower. With
     `initial_bias` the model has the logit bias of SigLIP, which starts there unless the weights bring one.
 
     >>> built = build_model("tiny")
     >>> built.embed_dim
     128
     """
+    name, pretrained = folder_as_name(name, pretrained)
     known_name, config = find_config(name)
+    image_weights = image_weights_file(name, pretrained)
+    pretrained = "" if image_weights else pretrained
     brings_weights = name.startswith((LOCAL, HUB))
     if brings_weights and pretrained:
         raise UserError(f"model.pretrained {pretrained}: {name} has its own weights; remove --model.pretrained")
@@ -182,7 +188,11 @@ def build_model(
             aug_cfg={"scale": crop_scale},
             output_dict=False,
             init_logit_bias=config.get("init_logit_bias"),
+            **text_tower_of_folder(name, config),
+            **(timm_normalization(config) if image_weights else {}),
         )
+        if image_weights:
+            load_image_weights(model, image_weights)
         encode_once(model, tokenize)
     if initial_bias is not None and not model.logit_bias.any():
         # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
@@ -199,6 +209,25 @@ def build_model(
         config=config,
         has_trained_weights=bool(pretrained) or brings_weights,
     )
+
+
+def folder_as_name(name: str, pretrained: str) -> tuple[str, str]:
+    """Weights in the folder of a saved model, as the name of that model."""
+    folder = Path(pretrained.removeprefix(LOCAL))
+    if not pretrained or not (folder / "open_clip_config.json").is_file():
+        return name, pretrained
+    saved = f"{LOCAL}{folder}"
+    if name and name != saved:
+        require_same_architecture(name, find_config(saved)[1], pretrained)
+    return saved, ""
+
+
+def require_same_architecture(name: str, config: dict[str, Any], pretrained: str) -> None:
+    if not same_architecture(find_config(name)[1], config):
+        raise UserError(
+            f"model.pretrained {pretrained} has weights of another architecture than model.name {name}; give "
+            "--model.name= (empty) to train the model that it holds, or other weights"
+        )
 
 
 def image_shape(model: Any) -> tuple[int, int]:

@@ -25,7 +25,6 @@ from neuclip.models.towers import BuiltModel
 from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision
 from neuclip.records import RunFolder, keep_lines
 from neuclip.runs.build import (
-    OWN_CONFIG,
     absolute_paths,
     build_batches,
     build_objective,
@@ -42,6 +41,7 @@ from neuclip.runs.checkpoint import (
 )
 from neuclip.runs.environment import environment, set_threads
 from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run, write_settings
+from neuclip.runs.pretrained import OWN_CONFIG
 from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
 from neuclip.settings.secrets import without_queries

@@ -77,7 +77,7 @@ class ModelSettings:
     name: str = described(
         "ViT-B-32",
         "tiny, small, lite0-minilm (pretrained towers; needs neuclip[pretrained]), any open_clip model, "
-        "local-dir:FOLDER, or the path of a model config (.json); empty: the model of model.pretrained, a run or a folder",
+        "local-dir:FOLDER, or the path of a model config (.json); empty: that of the run or folder in model.pretrained",
     )
     pretrained: str = described(
         "",
