@@ -99,7 +99,7 @@ def longer_context(name: str, tokens: int) -> str:
     if name.startswith(LOCAL) or name.endswith(".json"):
         file = Path(name.removeprefix(LOCAL)) / "open_clip_config.json" if name.startswith(LOCAL) else Path(name)
         return f"set text_cfg.context_length to {size} in {file}"
-    shipped = {file.stem: file for file in SHIPPED.glob("*.json")}
+    shipped = {file.stem: file for file in SHIPPED.glob("*.json") if file.stem != PAIR}
     package = importlib.util.find_spec("open_clip")  # read from disk: importing it takes seconds
     assert package is not None and package.origin is not None
     files = shipped if name in shipped else {file.stem: file for file in Path(package.origin).parent.glob(OPEN_CLIP)}

@@ -43,7 +43,7 @@ def export_model(built: BuiltModel, folder: Path) -> None:
 
 
 def write_text_files(name: str, folder: Path) -> None:
-    """Beside a model's weights: the tokenizer of transformers, and the config of its text tower, of the model `name`."""
+    """Beside the weights of the model `name`: its tokenizer of transformers, and the config of such a text tower."""
     known_name, config = find_config(name)
     with silence_open_clip(), explain_failures(name), offline_hub(name, config):
         load_tokenizer(known_name).save_pretrained(folder)

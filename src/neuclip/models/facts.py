@@ -129,7 +129,7 @@ def _activation_bytes(model: Any, height: int, width: int, context: int) -> int:
 
 
 def _encode_text(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    text = getattr(model, "text", None)
+    text: Any = getattr(model, "text", None)
     if not hasattr(text, "pooler"):
         return model.encode_text(tokens, normalize=True)
     # transformers looks at the values of an attention mask, which the meta device does not have.

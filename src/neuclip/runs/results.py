@@ -139,4 +139,11 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
         "skipped_held_out": evaluation.skipped,
         "not_measured": evaluation.refused,
         "evaluation": evaluation.figures,
+        "evaluation_at_start": figures_at_start(run),
     }
+
+
+def figures_at_start(run: Run) -> dict[str, float]:
+    """What evaluation.at_start measured before the first step; empty without it."""
+    first = next(iter(read_lines(run.folder.evaluation)), {})
+    return {} if first.get("samples") else {key: x for key, x in first.items() if key not in ("samples", "step")}
