@@ -49,7 +49,7 @@ def open_held_out(settings: Settings) -> HeldOutSets:
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     """Collective. One line in evaluation.jsonl, and one for the user."""
-    objective = whole_objective(run) if error_is_due(run) else None
+    objective = whole_objective(run) if run.step and error_is_due(run) else None
 
     def evaluate() -> None:
         errors = estimator_errors(measure_error(run, objective)) if objective else {}
