@@ -48,11 +48,14 @@ def explain_failures(name: str, *, pretrained: str = "", image_size: int = 0) ->
 
 
 def pretrained_is_known(name: str, pretrained: str) -> bool:
-    """Whether `pretrained` is a file, a folder with a model or a run, or a tag that open_clip has for this model."""
+    """Whether `pretrained` is on this machine, or a tag that open_clip has for this model."""
+    return pretrained_is_here(pretrained) or bool(open_clip_module().get_pretrained_cfg(name, pretrained))
+
+
+def pretrained_is_here(pretrained: str) -> bool:
+    """Whether `pretrained` is a file, a saved model or a run."""
     path = Path(pretrained.removeprefix(LOCAL).removeprefix(IMAGE))
-    if path.is_file() or (path / "open_clip_config.json").is_file() or (path / "settings.yaml").is_file():
-        return True
-    return bool(open_clip_module().get_pretrained_cfg(name, pretrained))
+    return any(file.is_file() for file in (path, path / "open_clip_config.json", path / "settings.yaml"))
 
 
 def _check_pretrained(name: str, pretrained: str) -> None:
