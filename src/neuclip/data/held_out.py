@@ -158,6 +158,6 @@ def _print_several_lines(address: str, source: Source) -> None:
     if count:
         print_once(
             f"{without_queries(address)}: the texts of {count:,} of {plural(len(source), 'image')} have several lines "
-            f"and are read as one caption each; if every line is a caption, write the word {RETRIEVAL} into the file "
-            f"{DATASET_TYPE} beside the images or shards"
+            f"and are read as one caption each; if every line is a caption, {'download the set and ' * source.fetches}"
+            f"write the word {RETRIEVAL} into the file {DATASET_TYPE} beside the images or shards"
         )
