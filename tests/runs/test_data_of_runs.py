@@ -162,7 +162,6 @@ def test_more_workers_than_cores_are_told_in_one_line_with_a_remedy(shards, tmp_
 def test_a_run_says_how_many_captions_its_images_have_and_measures_under_the_names_given(
     small_settings, tmp_path, capsys, monkeypatch
 ):
-    """A table with one row per caption trains on its rows, and is measured as images."""
     monkeypatch.chdir(tmp_path)
     for number in range(10):
         (tmp_path / f"{number}.png").write_bytes(image_bytes(number))
@@ -171,11 +170,6 @@ def test_a_run_says_how_many_captions_its_images_have_and_measures_under_the_nam
     listed = [{"image": f"{n}.png", "caption": [f"{caption(n)} {k}" for k in range(4 + n % 3)]} for n in range(10)]
     (tmp_path / "lists.jsonl").write_text("\n".join(map(json.dumps, listed)))
     flags = ["--train.samples", "16", "--evaluation.retrieval", "mine=rows.csv", "--evaluation.zero_shot", "none"]
-    for data, words in (
-        ("lists.jsonl", "10 samples with 49 captions (4 to 6 each)"),
-        ("rows.csv", "50 samples, 1 cap"),
-    ):
-        folder = api.train(small_settings(tmp_path / "runs", "--data.train", data, *flags, "--run.name", data))
-        assert f"{data}: {words}" in capsys.readouterr().err
-        figures = json.loads(RunFolder(folder).summary.read_text())["evaluation"]
-        assert figures["mine.images"] == 10
+    folder = api.train(small_settings(tmp_path / "runs", "--data.train", "lists.jsonl", *flags))
+    assert "lists.jsonl: 10 samples with 49 captions (4 to 6 each)\n" in capsys.readouterr().err
+    assert json.loads(RunFolder(folder).summary.read_text())["evaluation"]["mine.images"] == 10

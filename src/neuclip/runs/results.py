@@ -39,10 +39,12 @@ def open_held_out(settings: Settings) -> HeldOutSets:
 
     def open_sets() -> HeldOutSets:
         wanted = settings.evaluation
-        if settings.data.train in [named(address)[1] for address in wanted.retrieval]:
+        sets = HeldOutSets.open(settings)
+        trained_on = [name for name, path in map(named, wanted.retrieval) if path == settings.data.train]
+        if any(not sets.retrieval[name].split for name in trained_on):
             warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
             print(warning, file=sys.stderr)
-        return HeldOutSets.open(settings)
+        return sets
 
     return on_main_rank(open_sets) or HeldOutSets({}, {})
 
