@@ -44,7 +44,7 @@ class Knows:
     def __init__(self, image, text):
         self.image, self.text = image, text
 
-    def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None):
+    def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None, eps=None):
         return self.image[sample_ids], self.text[sample_ids]
 
 
@@ -132,7 +132,7 @@ def test_prototypes_that_are_all_other_texts_have_no_error():
     image, text = unit(30, 6, 1), unit(30, 6, 2)
 
     class AllOthers:
-        def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None):
+        def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None, eps=None):
             def side(anchors, partners, data):
                 estimates = []
                 for anchor, partner, id in zip(anchors, partners, sample_ids.tolist(), strict=True):

@@ -3,41 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import find_run
-from neuclip.cli.tables import nested_table, print_json
+from neuclip.cli.tables import aligned, print_json
+from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
+from neuclip.report.verdict import judge_error
 from neuclip.settings.fields import check_at_least
 
-ANCHORS = 10_000  # as in the paper
-SEED = 0
+ANCHORS, SEED, CHECKPOINTS = 10_000, 0, "5"  # the first and the last as in the paper
 
 COMMAND = Command(
-    usage="error RUN [--anchors N] [--checkpoint NAME]",
-    about="""Compares the run's normalizers with the exact ones, computed over its whole training data.
-Prints the mean squared error of their logarithms, for images, for texts and on average; smaller is better.""",
+    usage="error RUN... [--eps X] [--anchors N] [--checkpoints all|last|N]",
+    about="""Compares the runs' normalizers with the exact ones, computed over their whole training data.
+Prints the mean squared error of their logarithms at the same anchors, with one eps for all, at equal numbers of
+samples seen; smaller is better. Checkpoints to compare are kept by --checkpoint.milestones of `neuclip train`.""",
     flags=(
+        Flag("eps", float, "added to every normalizer, inside the logarithm [default: the largest of the runs' own]"),
         Flag("anchors", int, f"pairs whose normalizers are computed exactly [default: {ANCHORS}]"),
+        Flag(
+            "checkpoints",
+            str,
+            "of those that all runs have at the same number of samples: all, last, or so many, evenly spaced "
+            f"[default: {CHECKPOINTS}]",
+        ),
         Flag("seed", int, f"seed that chooses the anchors [default: {SEED}]"),
-        Flag("checkpoint", str, "file name in the run's folder of checkpoints [default: the last]"),
         JSON,
     ),
-    examples=("neuclip error runs/first", "neuclip error runs/first --anchors 2000 --seed 1 --json"),
+    examples=(
+        "neuclip error runs/first",
+        "neuclip error runs/neuclip runs/fastclip runs/clip --eps 1e-8",
+        "neuclip error runs/first --checkpoints last --anchors 2000 --seed 1 --json",
+    ),
+    most=1000,
 )
 
 
 def run(arguments: Sequence[str]) -> int:
-    (name,), flags = COMMAND.parse(arguments)
-    folder = find_run(name)
-    values = {"anchors": ANCHORS, "seed": SEED, **flags}
+    names, flags = COMMAND.parse(arguments)
+    folders = [find_run(name) for name in names]
+    values = {"anchors": ANCHORS, "seed": SEED, "checkpoints": CHECKPOINTS, **flags}
     check_at_least("--anchors", values["anchors"], 1, f"the paper uses {ANCHORS}")
+    check_at_least("--eps", values.get("eps", 0.0), 0, "1e-6 is usual")
     as_json = values.pop(JSON.name, False)
     from neuclip import api
 
-    errors = api.normalizer_error(folder.path, **values)
+    errors = api.normalizer_errors([folder.path for folder in folders], **values)
     if as_json:
         print_json(errors)
     else:
-        print("mean squared error of the log-normalizers (0 is exact): this run's method, and a batch of its size")
-        print(nested_table(errors.pop("estimators") | errors), end="")
+        print(error_text(errors), end="")
     return 0
+
+
+def error_text(errors: dict[str, Any]) -> str:
+    """What was measured, a line per run, a judgement per run, and a line per checkpoint."""
+    runs = errors["runs"]
+    head = (
+        "mean over anchors of (log estimate - log exact normalizer)^2, images and texts averaged; 0 is exact\n"
+        f"{plural(errors['anchors'], 'anchor')} (seed {errors['seed']}), eps {format_number(errors['eps'])} for all, "
+        f"{plural(len(runs[0]['checkpoints']), 'checkpoint')} at equal numbers of samples\n"
+    )
+    for run in runs:
+        if run["own_eps"] != errors["eps"]:
+            head += f"{run['run']} was trained with eps {format_number(run['own_eps'])}\n"
+    return "\n".join([head, aligned(summary_rows(runs)), judgements(runs), aligned(checkpoint_rows(runs)), NOTES])
+
+
+NOTES = """unique captions: without anchors whose caption another pair has, whose twin a batch hardly ever holds
+not held: without anchors whose own features the last restart stored
+at floor: exact normalizers within a factor e of eps, where eps decides and no method can be wrong
+"""
+
+
+def summary_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = [["run", "objective", "batch", "error", "at the last", "of a batch", "at the last"]]
+    for run in runs:
+        last = run["checkpoints"][-1]["estimators"]
+        figures = [
+            figure
+            for name in ("method", "minibatch")
+            for figure in (run["mean"].get(name), last.get(name, {}).get("mean"))
+        ]
+        rows.append([run["run"], run["objective"], format_count(run["batch_size"]), *map(format_number, figures)])
+    return rows
+
+
+def judgements(runs: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for run in runs:
+        notes = [found["method_note"] for found in run["checkpoints"] if "method_note" in found]
+        judged = judge_error(run["mean"].get("method"), run["mean"]["minibatch"])
+        said = f"the error is {judged}" if judged else (notes or ["nothing to judge"])[0]
+        lines.append(f"{run['run']}: {said}\n")
+    return "".join(lines)
+
+
+def checkpoint_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    head = ["checkpoint", "samples", "since restart", "tau", "image", "text", "error", "unique captions", "not held"]
+    rows = [[*head, "of a batch", "unique captions", "at floor", "equal captions", "held", "without estimate"]]
+    for run in runs:
+        for found in run["checkpoints"]:
+            method, batch = (found["estimators"].get(name, {}) for name in ("method", "minibatch"))
+            keys = ("image", "text", "mean", "mean_without_duplicates", "mean_without_held")
+            rows.append(
+                [
+                    run["run"],
+                    format_count(found["samples"]),
+                    format_count(found.get("steps_since_restart")),
+                    format_number(found["temperature"]),
+                    *(format_number(method.get(key)) for key in keys),
+                    *(format_number(batch.get(key)) for key in ("mean", "mean_without_duplicates")),
+                    percent(found["share_at_floor"]),
+                    format_count(found["duplicates"]),
+                    format_count(found.get("held")),
+                    format_count(method["without_estimate"]) if method else UNKNOWN,
+                ]
+            )
+    return rows
