@@ -8,6 +8,7 @@ from typing import Any
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, print_json
+from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
 from neuclip.report.verdict import judge_error
 from neuclip.settings.fields import check_at_least
@@ -46,6 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     values = {"anchors": ANCHORS, "seed": SEED, "checkpoints": CHECKPOINTS, **flags}
     check_at_least("--anchors", values["anchors"], 1, f"the paper uses {ANCHORS}")
     check_at_least("--eps", values.get("eps", 0.0), 0, "1e-6 is usual")
+    check_checkpoints(values["checkpoints"])
     as_json = values.pop(JSON.name, False)
     from neuclip import api
 
@@ -57,24 +59,31 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def check_checkpoints(value: str) -> None:
+    if value not in ("all", "last") and not (value.isdecimal() and int(value)):
+        raise UserError(f"--checkpoints is {value!r}; give all, last, or a number such as 5")
+
+
+NOTES = """restart: steps since the last one; held: anchors whose own features it stored
+unique: without anchors whose caption another pair has too, which a batch hardly ever holds
+at floor: exact normalizers within a factor e of eps, where eps decides and no method can be wrong
+"""
+
+
 def error_text(errors: dict[str, Any]) -> str:
     """What was measured, a line per run, a judgement per run, and a line per checkpoint."""
     runs = errors["runs"]
+    shared = max(found["duplicates"] for run in runs for found in run["checkpoints"])
     head = (
         "mean over anchors of (log estimate - log exact normalizer)^2, images and texts averaged; 0 is exact\n"
-        f"{plural(errors['anchors'], 'anchor')} (seed {errors['seed']}), eps {format_number(errors['eps'])} for all, "
-        f"{plural(len(runs[0]['checkpoints']), 'checkpoint')} at equal numbers of samples\n"
+        f"eps {format_number(errors['eps'])} for all; {plural(errors['anchors'], 'anchor')} (seed {errors['seed']}), "
+        f"{format_count(shared)} with a caption that another pair has; "
+        f"{plural(len(runs[0]['checkpoints']), 'checkpoint')}, at equal numbers of samples\n"
     )
     for run in runs:
         if run["own_eps"] != errors["eps"]:
             head += f"{run['run']} was trained with eps {format_number(run['own_eps'])}\n"
     return "\n".join([head, aligned(summary_rows(runs)), judgements(runs), aligned(checkpoint_rows(runs)), NOTES])
-
-
-NOTES = """unique captions: without anchors whose caption another pair has, whose twin a batch hardly ever holds
-not held: without anchors whose own features the last restart stored
-at floor: exact normalizers within a factor e of eps, where eps decides and no method can be wrong
-"""
 
 
 def summary_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -101,24 +110,25 @@ def judgements(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def checkpoint_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    head = ["checkpoint", "samples", "since restart", "tau", "image", "text", "error", "unique captions", "not held"]
-    rows = [[*head, "of a batch", "unique captions", "at floor", "equal captions", "held", "without estimate"]]
+    """By run; columns that no run has anything to say in are left out."""
+    head = ["samples", "restart", "tau", "image", "text", "error", "unique", "not held", "held", "no estimate"]
+    rows = [[*head, "of a batch", "unique", "at floor"]]
     for run in runs:
+        rows.append([run["run"]])
         for found in run["checkpoints"]:
             method, batch = (found["estimators"].get(name, {}) for name in ("method", "minibatch"))
             keys = ("image", "text", "mean", "mean_without_duplicates", "mean_without_held")
             rows.append(
                 [
-                    run["run"],
-                    format_count(found["samples"]),
+                    f"  {format_count(found['samples'])}",
                     format_count(found.get("steps_since_restart")),
                     format_number(found["temperature"]),
                     *(format_number(method.get(key)) for key in keys),
+                    format_count(found.get("held")),
+                    format_count(method.get("without_estimate")),
                     *(format_number(batch.get(key)) for key in ("mean", "mean_without_duplicates")),
                     percent(found["share_at_floor"]),
-                    format_count(found["duplicates"]),
-                    format_count(found.get("held")),
-                    format_count(method["without_estimate"]) if method else UNKNOWN,
                 ]
             )
-    return rows
+    said = [any(row[column] != UNKNOWN for row in rows[1:] if len(row) > 1) for column in range(len(rows[0]))]
+    return [[cell for cell, kept in zip(row, said, strict=False) if kept] for row in rows]

@@ -127,8 +127,6 @@ def choose(rows: list[tuple[Path, ...]], checkpoints: str) -> list[tuple[Path, .
     """All, the last, or so many, the nearest to equal parts of the samples seen."""
     if checkpoints in ("all", "last"):
         return rows if checkpoints == "all" else rows[-1:]
-    if not checkpoints.isdecimal() or not int(checkpoints):
-        raise UserError(f"--checkpoints is {checkpoints!r}; give all, last, or a number such as 5")
     count, end = int(checkpoints), samples_at(rows[-1][0])
     wanted = [end * part / count for part in range(1, count + 1)]
     nearest = {min(rows, key=lambda row: abs(samples_at(row[0]) - samples)) for samples in wanted}
