@@ -104,9 +104,7 @@ def test_runs_are_measured_with_one_eps_at_the_same_samples_and_the_mean_is_over
     # Restarts after steps 0, 5 and 10, over 3 steps each: 20 prototypes from batches of 8.
     assert [at["steps_since_restart"] for at in neuclip["checkpoints"]] == [1, 0, 0]
     assert all(0 < at["held"] < 20 for at in neuclip["checkpoints"]) and "held" not in clip["checkpoints"][0]
-    assert {at["duplicates"] for run in (neuclip, clip) for at in run["checkpoints"]} == {
-        clip["checkpoints"][0]["duplicates"]
-    }
+    assert len({at["duplicates"] for run in (neuclip, clip) for at in run["checkpoints"]}) == 1  # of the same anchors
 
 
 def test_the_figure_of_the_summary_is_that_of_the_last_checkpoint(runs):
@@ -136,7 +134,7 @@ def test_the_command_prints_the_definition_the_eps_and_a_judgement_per_run(runs,
 
 
 def test_runs_on_other_data_are_refused_in_one_line(runs, small_settings, tmp_path):
-    other = write_shards(tmp_path / "other", 30)
+    other = write_shards(tmp_path / "shards", 30)
     flags = ["--data.train", str(other), "--train.samples", str(BATCH), "--run.name", "other"]
     folder = api.train(small_settings(tmp_path, *flags))
     with pytest.raises(UserError, match=r"trained on different data \(40 and 30 samples, or other captions\)"):

@@ -106,7 +106,7 @@ def match_checkpoints(runs: Sequence[Trained]) -> list[tuple[Path, ...]]:
     apart = max(run.settings.train.batch_size for run in runs)
     # The weights before training are nobody's method.
     saved = [[path for path in checkpoints_in(run.folder.checkpoints) if samples_at(path)] for run in runs]
-    rows = []
+    rows: list[tuple[Path, ...]] = []
     for path in saved[0]:
         nearest = [
             min(paths, key=lambda other: abs(samples_at(other) - samples_at(path)), default=None) for paths in saved
