@@ -33,9 +33,8 @@ samples seen; smaller is better. Checkpoints to compare are kept by --checkpoint
         JSON,
     ),
     examples=(
-        "neuclip error runs/first",
-        "neuclip error runs/neuclip runs/fastclip runs/clip --eps 1e-8",
-        "neuclip error runs/first --checkpoints last --anchors 2000 --seed 1 --json",
+        "neuclip error runs/neuclip runs/fastclip runs/clip",
+        "neuclip error runs/first --checkpoints last --anchors 2000 --json",
     ),
     most=1000,
 )
@@ -65,7 +64,7 @@ def check_checkpoints(value: str) -> None:
 
 
 NOTES = """restart: steps since the last one; held: anchors whose own features it stored
-unique: without anchors whose caption another pair has too, which a batch hardly ever holds
+unique: without anchors that share their caption with another pair, which is hardly ever in their batch
 at floor: exact normalizers within a factor e of eps, where eps decides and no method can be wrong
 """
 
