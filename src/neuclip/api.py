@@ -13,14 +13,14 @@ from neuclip.models.towers import Tokenize, Transform
 from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
 from neuclip.runs.build import absolute_paths, resolve_held_out
-from neuclip.runs.error import normalizer_error
+from neuclip.runs.error import normalizer_errors
 from neuclip.runs.evaluate import measure
 from neuclip.runs.target import open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import loop
 
-__all__ = ["evaluate", "load", "measure", "normalizer_error", "train"]
+__all__ = ["evaluate", "load", "measure", "normalizer_errors", "train"]
 
 
 def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:

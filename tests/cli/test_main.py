@@ -54,7 +54,7 @@ def raising(error: BaseException):
         ("eval x --bath-size 3", "did you mean --batch-size?"),
         ("eval x --batch-size 1.5", "--batch-size is '1.5'; give a whole number"),
         ("error runs/nowhere", "no run at runs/nowhere"),
-        ("error x --zzz", "the flags are --anchors, --seed, --checkpoint, --json"),
+        ("error x --zzz", "the flags are --eps, --anchors, --checkpoints, --seed, --json"),
         ("report", "give neuclip report RUN..."),
         ("doctor", "give neuclip doctor DATA [RECIPE]"),
         ("doctor nowhere", "nowhere: no such file"),

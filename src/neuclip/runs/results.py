@@ -20,12 +20,11 @@ from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
-from neuclip.objectives.objective import Objective
 from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.contents import late_median
 from neuclip.report.page import write_report
 from neuclip.runs.environment import peak_memory_bytes
-from neuclip.runs.error import error_is_due, estimator_errors, measure_error, whole_objective
+from neuclip.runs.error import error_is_due, estimator_errors, measure_error
 from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
 from neuclip.training.batches import open_fault_log
@@ -51,10 +50,9 @@ def open_held_out(settings: Settings) -> HeldOutSets:
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     """Collective. One line in evaluation.jsonl, and one for the user."""
-    objective = whole_objective(run) if error_is_due(run) else None
+    errors = estimator_errors(measure_error(run)) if error_is_due(run) else {}
 
     def evaluate() -> None:
-        errors = estimator_errors(measure_error(run, objective)) if objective else {}
         evaluation = record_evaluation(run, sets, errors)
         if evaluation.figures:
             headline = headline_text(evaluation.figures, evaluation.refused)
@@ -66,16 +64,16 @@ def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
 def finish(run: Run, sets: HeldOutSets) -> None:
     """Collective. Everything that a finished run leaves behind."""
     seconds = run.seconds
-    objective = whole_objective(run) if run.settings.evaluation.error_anchors else None
-    on_main_rank(lambda: write_results(run, sets, objective, seconds))
+    on_main_rank(lambda: export_model(run.built, run.folder.model))  # first: whatever fails below, there is a model
+    errors = measure_error(run) if run.settings.evaluation.error_anchors else None
+    on_main_rank(lambda: write_results(run, sets, errors, seconds))
 
 
-def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seconds: float) -> None:
-    export_model(run.built, run.folder.model)  # first: whatever fails below, there is a model
+def write_results(run: Run, sets: HeldOutSets, errors: dict[str, Any] | None, seconds: float) -> None:
     evaluation = record_evaluation(run, sets)
     summary = summarise(run, evaluation, seconds)
-    if objective:
-        summary["normalizer_error"] = measure_error(run, objective)
+    if errors:
+        summary["normalizer_error"] = errors
     if evaluation.embedded and run.settings.evaluation.gallery:
         write_gallery(run, sets, evaluation)
     write_json(run.folder.summary, summary)
