@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from neuclip.errors import UserError
 from neuclip.settings.nearest import nearest
@@ -56,11 +56,13 @@ class Task:
 @cache
 def tasks() -> tuple[Task, ...]:
     """All 38, in the order of DataComp's list."""
-    rows = json.loads(resources.files("neuclip").joinpath("tasks.json").read_text(encoding="utf-8"))
-    return tuple(
-        Task(**{field: tuple(value) if isinstance(value, list) else value for field, value in row.items()})
-        for row in rows
-    )
+    table = resources.files("neuclip").joinpath("tasks.json").read_text(encoding="utf-8")
+    return tuple(json.loads(table, object_hook=_task))
+
+
+def _task(row: dict[str, Any]) -> Task:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Task(**fields)
 
 
 def find_task(name: str) -> Task:
