@@ -55,11 +55,11 @@ class HeldOutSets:
                 f"{twice[0]}: several held-out sets differ only in query or password, which no figure shows; write "
                 "each address into a list of its own (a.txt, b.txt) and give these"
             )
-        sources = {without_queries(address): _open_retrieval(address, settings) for address in retrieval}
+        sources = {without_queries(address): open_retrieval(address, settings) for address in retrieval}
         return cls(sources, {address: ZeroShotTask.open(address) for address in zero_shot})
 
 
-def _open_retrieval(address: str, settings: Settings) -> Source:
+def open_retrieval(address: str, settings: Settings) -> Source:
     data, own = settings.data, settings.evaluation
     if address.endswith(SUFFIX) and not is_there(Path(address)):
         if not data.hold_out or address != (kept := f"{data_name(data.train)}{SUFFIX}"):
