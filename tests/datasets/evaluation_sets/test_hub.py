@@ -78,9 +78,10 @@ def test_the_other_family_of_copies_is_used_where_the_first_is_missing(hub, tmp_
 
 def test_a_task_without_a_copy_on_the_hub_is_told_and_the_others_are_got(hub, tmp_path, capsys):
     write_task(hub.root / "djghosh" / TEXTURES, sizes=[2])
-    assert main(["data", "get", "dtd", "winogavil", "--to", str(tmp_path / "sets"), "--yes", "--json"]) == 1
-    textures, puzzles = json.loads(capsys.readouterr().out)
+    assert main(["data", "get", "dtd", "mnist", "winogavil", "--to", str(tmp_path / "sets"), "--yes", "--json"]) == 1
+    digits, textures, puzzles = sorted(json.loads(capsys.readouterr().out), key=lambda one: one["task"] != "mnist")
     assert (textures["how"], puzzles["folder"]) == ("downloaded", None) and "--from" in puzzles["how"]
+    assert "clip-benchmark/wds_mnist: not on the hub, or not for everyone" in digits["how"]
 
 
 def test_nothing_is_downloaded_unasked(hub, tmp_path, capsys, monkeypatch):

@@ -9,7 +9,6 @@ from neuclip.data.held_out import open_retrieval
 from neuclip.data.puzzles import Puzzles, read_puzzles
 from neuclip.data.source import Source
 from neuclip.data.zero_shot import TEMPLATES, ZeroShotTask
-from neuclip.formatting import plural
 from neuclip.settings.sections import Settings
 from neuclip.tasks import Task
 
@@ -51,7 +50,6 @@ def check_set(task: Task, folder: Path) -> Checked:
         expected = {"puzzles": task.size}
     else:
         counts, expected = {"images": len(opened)}, {"images": task.size}
-    for what, number in expected.items():
-        if counts[what] != number:
-            notes.append(f"{plural(counts[what], what[:-1])}, the task has {number:,}".replace("classe,", "classes,"))
+    differing = {what: number for what, number in expected.items() if counts[what] != number}
+    notes += [f"{counts[what]:,} {what}, the task has {number:,}" for what, number in differing.items()]
     return Checked(counts, tuple(notes))

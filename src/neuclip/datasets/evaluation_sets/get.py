@@ -10,9 +10,10 @@ from pathlib import Path
 from neuclip import __version__
 from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.puzzles import Puzzles
-from neuclip.data.zero_shot import TEMPLATES, ZeroShotTask
+from neuclip.data.tables.folder import find_captions_file
+from neuclip.data.zero_shot import CLASSNAMES, TEMPLATES, ZeroShotTask
 from neuclip.datasets.evaluation_sets.checking import Checked, check_set, open_set
-from neuclip.datasets.evaluation_sets.hub import HubCopy, download, find_copy, sha256_of
+from neuclip.datasets.evaluation_sets.hub import HubCopy, NotOnTheHub, download, find_copy, sha256_of
 from neuclip.datasets.evaluation_sets.layouts import (
     LeftOut,
     copy_layout,
@@ -30,7 +31,6 @@ from neuclip.tasks import Task
 PROVENANCE = "SOURCE.json"
 TABLES = (".json", ".csv", ".tsv", ".jsonl", ".parquet")
 SPARE = 1.02  # of the bytes that are written: indexes lie beside shards
-
 
 Agree = Callable[[list[tuple[Task, HubCopy]], int], None]  # copies, and the bytes that are still missing
 
@@ -68,9 +68,14 @@ def get_from_disk(tasks: Sequence[Task], place: Path, root: Path) -> list[Got]:
 def get_from_hub(tasks: Sequence[Task], root: Path, agree: Agree) -> list[Got]:
     """What is missing, from the hub. `agree` is shown what that is, and how many bytes, before anything is downloaded;
     it raises UserError if nobody wants them."""
-    there = {task.key: found for task in tasks if (found := _there(task, root))}
-    missing = [task for task in tasks if task.key not in there and task.copies]
-    copies = [(task, find_copy(task)) for task in track(missing, "asking the hub", len(missing), "tasks")]
+    got = {task.key: found for task in tasks if (found := _there(task, root))}
+    missing = [task for task in tasks if task.key not in got]
+    copies: list[tuple[Task, HubCopy]] = []
+    for task in track(missing, "asking the hub", len(missing), "tasks"):
+        try:
+            copies.append((task, find_copy(task)))
+        except NotOnTheHub as nowhere:
+            got[task.key] = Got(task, None, str(nowhere), {}, ())
     size = sum(max(0, copy.bytes - folder_size(_partial(task, root))) for task, copy in copies)
     if copies:
         refuse_no_room(root, size)
@@ -79,19 +84,21 @@ def get_from_hub(tasks: Sequence[Task], root: Path, agree: Agree) -> list[Got]:
         partial = _partial(task, root)
         download(task, copy, partial)
         origin = {"repository": copy.repository, "revision": copy.revision}
-        there[task.key] = _finish(task, partial, root, "downloaded", origin, check_set(task, partial))
-    nowhere = "the hub has no copy in this layout; fetch it elsewhere and give its folder with --from"
-    return [there.get(task.key) or Got(task, None, nowhere, {}, ()) for task in tasks]
+        got[task.key] = _finish(task, partial, root, "downloaded", origin, check_set(task, partial))
+    return [got[task.key] for task in tasks]
 
 
 def refuse_no_room(root: Path, size: int) -> None:
-    existing = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(_existing(root)).free
     if size * SPARE > free:
         raise UserError(
             f"{root}: {byte_size(size)} are needed and {byte_size(free)} are free; make room, or give --to a folder on "
             "another disk"
         )
+
+
+def _existing(root: Path) -> Path:
+    return next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
 
 
 def _there(task: Task, root: Path) -> Got | None:
@@ -108,35 +115,47 @@ def _there(task: Task, root: Path) -> Got | None:
 
 def _bring(task: Task, place: Path, root: Path) -> Got:
     """Copied where it is in the layout, else converted. What an interrupted call left is made anew."""
-    refuse_no_room(root, folder_size(place))
-    partial = _partial(task, root)
     if root.absolute().is_relative_to(place.absolute()):
         raise UserError(f"{root}: lies inside of {place}, which is read; give --to a folder elsewhere")
+    partial = _partial(task, root)
     shutil.rmtree(partial, ignore_errors=True)
     in_layout = task.kind != "puzzles" and (place / "test").is_dir() and any((place / "test").glob("*.tar"))
-    how = "copied" if in_layout else "converted"
+    how, origin = "copied" if in_layout else "converted", {"folder": str(place.absolute())}
     if in_layout:
         checked = check_set(task, place)  # before it is copied: messages then name the file that is wrong
-        left_out = copy_layout(place, partial)
-    else:
-        left_out = _convert(task, place, partial)
-        checked = check_set(task, partial)
-    missing = tuple(f"{plural(count, 'image')} left out: {reason}" for reason, count in left_out.items())
-    checked = replace(checked, notes=(*checked.notes, *missing))
-    return _finish(task, partial, root, how, {"folder": str(place.absolute())}, checked)
+        if (existing := _existing(root)).stat().st_dev != place.stat().st_dev:  # on one disk links take no room
+            refuse_no_room(existing, folder_size(place))
+        copy_layout(place, partial)
+        return _finish(task, partial, root, how, origin, checked)
+    refuse_no_room(root, folder_size(place))
+    notes = _convert(task, place, partial)
+    checked = check_set(task, partial)
+    return _finish(task, partial, root, how, origin, replace(checked, notes=(*checked.notes, *notes)))
 
 
-def _convert(task: Task, place: Path, partial: Path) -> LeftOut:
+def _convert(task: Task, place: Path, partial: Path) -> list[str]:
+    """Returns what the user should know of the result."""
     opened = open_set(task, _table_in(place) if task.kind == "retrieval" else place)
-    if isinstance(opened, ZeroShotTask):
-        templates = place / TEMPLATES
-        return write_classification(opened, templates if templates.is_file() else None, partial)
-    return write_puzzles(opened, partial) if isinstance(opened, Puzzles) else write_retrieval(opened, partial)
+    if isinstance(opened, Puzzles):
+        write_puzzles(opened, partial)
+        return []
+    if not isinstance(opened, ZeroShotTask):
+        return _left_out(write_retrieval(opened, partial))
+    templates = place / TEMPLATES
+    left_out = write_classification(opened, templates if templates.is_file() else None, partial)
+    named = (place / CLASSNAMES).is_file()
+    return _left_out(left_out) + ([] if named else [f"no {CLASSNAMES}: class names are those of the folders"])
+
+
+def _left_out(images: LeftOut) -> list[str]:
+    return [f"{plural(count, 'image')} left out: {reason}" for reason, count in images.items()]
 
 
 def _table_in(place: Path) -> Path:
-    """The only table of a folder, such as Karpathy's beside the images; else the folder itself."""
-    tables = [file for file in place.iterdir() if file.suffix.lower() in TABLES] if place.is_dir() else []
+    """The only table of a folder, such as Karpathy's beside the images; else the folder with its captions.csv."""
+    if not place.is_dir() or find_captions_file(place):
+        return place
+    tables = [file for file in place.iterdir() if file.suffix.lower() in TABLES]
     return tables[0] if len(tables) == 1 else place
 
 

@@ -27,6 +27,10 @@ POLL_SECONDS = 0.5
 HUB_FOLDER = ".cache"  # where huggingface_hub keeps what it needs to continue
 
 
+class NotOnTheHub(RunFailed):
+    """The hub answers, and has no copy of a task in the layout."""
+
+
 @dataclass(frozen=True)
 class HubFile:
     """A file with its hash: SHA-256 of large files (LFS), of the others git's SHA-1, which counts a header in."""
@@ -59,7 +63,7 @@ class HubCopy:
 
 
 def find_copy(task: Task) -> HubCopy:
-    """The first copy of the task that the hub has; nothing but its list of files is downloaded."""
+    """The first copy of the task that the hub has, else NotOnTheHub; only its list of files is downloaded."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -81,7 +85,7 @@ def find_copy(task: Task) -> HubCopy:
         if any(file.name.endswith(".tar") for file in files):
             return HubCopy(repository, info.sha or "", tuple(files))
         reason = f"{repository}: has no test/0.tar"
-    raise RunFailed(f"{task.name}: {reason}; {by_hand(task)}")
+    raise NotOnTheHub(f"{reason}; {by_hand(task)}")
 
 
 def download(task: Task, copy: HubCopy, folder: Path) -> None:
@@ -115,7 +119,7 @@ def download(task: Task, copy: HubCopy, folder: Path) -> None:
 
 def by_hand(task: Task) -> str:
     """What to do without a network, or without a copy on the hub."""
-    where = f"{task.copies[0]} (a data set of the Hugging Face hub)" if task.copies else f"{task.name}"
+    where = f"{task.copies[0]} (a data set of the Hugging Face hub)" if task.copies else "it"
     return f"fetch {where} elsewhere and give its folder with --from"
 
 

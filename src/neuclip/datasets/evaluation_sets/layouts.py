@@ -25,14 +25,13 @@ PUZZLES = "puzzles.jsonl"
 LeftOut = Counter[str]  # images that cannot be read, by reason
 
 
-def copy_layout(place: Path, folder: Path) -> LeftOut:
+def copy_layout(place: Path, folder: Path) -> None:
     """A folder that is in the layout already: hard links where the disk allows, which take no room, else copies."""
     names = [name for name in LAYOUT_FILES if (place / name).is_file()]
     names += [f"test/{SHARD_COUNT}", *sorted(f"test/{path.name}" for path in (place / "test").glob("*.tar"))]
     (folder / "test").mkdir(parents=True)
     for name in track(names, f"copying {place.name}", len(names), "files"):
         link_or_copy(place / name, folder / name)
-    return Counter()
 
 
 def write_classification(task: ZeroShotTask, templates: Path | None, folder: Path) -> LeftOut:
@@ -77,7 +76,7 @@ def _write_test(source: Source, folder: Path, beside: Callable[[int, Sample], li
     return left_out
 
 
-def write_puzzles(read: Puzzles, folder: Path) -> LeftOut:
+def write_puzzles(read: Puzzles, folder: Path) -> None:
     """A table of JSON lines, and the images that it needs, under their own names."""
     (folder / IMAGES).mkdir(parents=True)
     files = [Path(read.source.where(id)) for id in range(len(read.source))]
@@ -93,7 +92,6 @@ def write_puzzles(read: Puzzles, folder: Path) -> LeftOut:
     ]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (folder / PUZZLES).write_text(text, encoding="utf-8")
-    return Counter()
 
 
 def link_or_copy(source: Path, target: Path) -> None:
