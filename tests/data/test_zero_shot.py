@@ -208,6 +208,17 @@ def test_a_folder_that_cannot_be_classified_is_one_line(tmp_path, counts, expect
     assert expected in refusal(write_class_folders(tmp_path, **counts))
 
 
+def test_the_folder_of_the_shards_alone_is_answered_with_its_parent(tmp_path):
+    write_task(tmp_path / "set", sizes=[1])
+    assert f"did you mean {tmp_path / 'set'}?" in refusal(tmp_path / "set" / "test")
+
+
+def test_class_names_are_cut_at_line_feeds_alone(tmp_path):
+    write_task(tmp_path, sizes=[2])
+    (tmp_path / "classnames.txt").write_bytes("\ufeffcat\r\nsea\u2028horse\r\n".encode())
+    assert ZeroShotTask.open(tmp_path).classnames == ["cat", "sea\u2028horse"]
+
+
 def test_a_missing_folder_is_answered_with_the_nearest(tmp_path):
     write_task(tmp_path / "wds_vtab-dtd_test", sizes=[1])
     assert f"did you mean {tmp_path}/wds_vtab-dtd_test?" in refusal(tmp_path / "wds_vtab-dtd-test")
