@@ -10,7 +10,7 @@ import pytest
 import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
-FLOOR = {"errors", "formatting", "progress", "settings", "records"}
+FLOOR = {"errors", "formatting", "progress", "settings", "records", "tasks"}
 MIDDLE = FLOOR | {"distributed"}
 PARTS = MIDDLE | {"objectives", "models", "data", "plan"}
 MAY_IMPORT = {
@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "progress": {"formatting"},
     "settings": {"errors"},
     "records": {"errors", "settings"},
+    "tasks": {"errors", "settings"},
     "distributed": FLOOR,
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
@@ -37,7 +38,7 @@ MAY_IMPORT = {
 INSIDE = {
     "data": [
         {"held_out", "convert", "loader"},
-        {"zero_shot"},
+        {"zero_shot", "puzzles"},
         {"open"},
         {"hold_out", "by_image"},
         {"mixture"},
@@ -56,7 +57,7 @@ INSIDE = {
         {"formulas"},
     ],
 }
-NO_TORCH = ("errors", "formatting", "progress", "settings", "records", "report", "cli")
+NO_TORCH = (*FLOOR, "report", "cli")
 
 
 def imports(file: Path, *, lazy: bool) -> list[str]:
