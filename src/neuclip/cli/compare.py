@@ -14,8 +14,9 @@ OUTPUT = "compare.html"
 
 COMMAND = Command(
     usage="compare RUN|RESULT... [--output FILE,...]",
-    about="""Writes one self-contained HTML page with runs side by side, and prints their final figures. On the page: curves
-over samples, mean and standard deviation over seeds, samples needed to reach another's score, settings that differ.
+    about="""Writes one self-contained HTML page with runs side by side, and prints their final figures. On the page:
+curves over samples, mean and standard deviation over seeds, samples needed to reach another's score, settings that
+differ.
 Runs that differ only in run.seed are one group. RESULT is a file of task results (JSON lines), also DataComp's own;
 those of a run (tasks.jsonl in its folder) are read with it. Runs that are still training can be compared too.""",
     flags=(
@@ -39,7 +40,7 @@ those of a run (tasks.jsonl in its folder) are read with it. Runs that are still
 def run(arguments: Sequence[str]) -> int:
     names, flags = COMMAND.parse(arguments)
     paths = [Path(name) if Path(name).is_file() else find_run(name).path for name in names]
-    from neuclip.report.compare import compare, comparison_as_dict, final_tables, renderer_of, write_comparison
+    from neuclip.report.compare import compare, comparison_as_dict, main_tables, renderer_of, write_comparison
     from neuclip.report.compare_tables import BEST_RULE, PLAIN
 
     outputs = [Path(name) for name in flags.get("output", (OUTPUT,))]
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     if flags.get(JSON.name):
         print_json(comparison_as_dict(comparison))
         return 0
-    for table in final_tables(comparison, PLAIN, main_only=True):
+    for table in main_tables(comparison, PLAIN):
         print(aligned([[" ".join(row[:2]), *row[2:]] for row in [table.head, *table.rows]]))
     if any(score.best is not None for score in comparison.scores):
         print(f"* {BEST_RULE}")

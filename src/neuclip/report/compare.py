@@ -74,7 +74,10 @@ class Comparison:
         notes = ["± is the standard deviation over n runs (n − 1 in its denominator)."] if several else []
         notes += [BEST_RULE] if len(self.groups) > 1 else []
         if any("_recall_at_" in metric for metric in metrics):
-            notes.append("Recall@k: any caption of an image is a right answer, and every caption is a query.")
+            notes.append(
+                "Recall@k: any caption of an image is a right answer, and every caption is a query "
+                "(in runs of earlier versions, captions of the same text count once)."
+            )
         if any("different_text" in metric for metric in metrics):
             notes.append("Over different captions: captions of the same text count once.")
         notes += [f"Normalizer error: {ERROR_MEANING[0].lower()}{ERROR_MEANING[1:]}"] if ERROR in metrics else []
@@ -102,14 +105,19 @@ def compare(paths: Sequence[Path]) -> Comparison:
     return Comparison(group_members(read_member(path) for path in paths))
 
 
-def final_tables(comparison: Comparison, style: Style, *, main_only: bool = False) -> list[Table]:
-    """One of held-out sets and training, one of tasks, where there are figures."""
-    scores = [score for score in comparison.scores if score.measure.main or not main_only]
+def main_tables(comparison: Comparison, style: Style) -> list[Table]:
+    """One of held-out sets and one of tasks, where there are such figures."""
+    scores = [score for score in comparison.scores if score.measure.main]
     kinds = {
-        "Held-out sets and training": [score for score in scores if not score.measure.of_task],
+        "Held-out sets": [score for score in scores if not score.measure.of_task],
         "Tasks": [score for score in scores if score.measure.of_task],
     }
     return [score_table(caption, comparison.groups, ours, style) for caption, ours in kinds.items() if ours]
+
+
+def more_table(comparison: Comparison, style: Style) -> Table:
+    others = [score for score in comparison.scores if not score.measure.main]
+    return score_table("More figures", comparison.groups, others, style)
 
 
 def render_html(comparison: Comparison) -> str:
@@ -120,7 +128,8 @@ def render_html(comparison: Comparison) -> str:
         script=script,
         policy=security_policy(script),
         groups_table=groups_table(groups),
-        score_tables=final_tables(comparison, HTML),
+        main_tables=main_tables(comparison, HTML),
+        more_table=more_table(comparison, HTML),
         figures=all_curves(groups),
         reach_table=reach_table(groups, comparison.targets),
         settings_table=settings_table(groups),
@@ -134,7 +143,8 @@ def render_markdown(comparison: Comparison) -> str:
     parts = [f"# {MARKDOWN.text(comparison.title)}\n"]
     parts += [f"> {MARKDOWN.text(notice)}\n" for notice in comparison.notices]
     plain = [reach_table(groups, comparison.targets), settings_table(groups), seeds_table(groups, comparison.scores)]
-    tables = [escape_table(groups_table(groups), MARKDOWN), *final_tables(comparison, MARKDOWN)]
+    tables = [escape_table(groups_table(groups), MARKDOWN), *main_tables(comparison, MARKDOWN)]
+    tables.append(more_table(comparison, MARKDOWN))
     for table in [*tables, *(escape_table(table, MARKDOWN) for table in plain)]:
         if table.rows:
             parts += [f"## {table.caption}\n", markdown_table(table)]
@@ -146,7 +156,7 @@ def render_latex(comparison: Comparison) -> str:
     """The main figures, for a paper: needs the package booktabs. Notes and warnings are comments above."""
     notes = [r"\usepackage{booktabs}", *comparison.notices, *comparison.notes]
     comments = "".join(f"% {' '.join(note.split())}\n" for note in notes)
-    return comments + "\n".join(latex_table(table) for table in final_tables(comparison, LATEX, main_only=True))
+    return comments + "\n".join(latex_table(table) for table in main_tables(comparison, LATEX))
 
 
 RENDERERS: dict[str, Callable[[Comparison], str]] = {

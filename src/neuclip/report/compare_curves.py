@@ -10,7 +10,16 @@ from functools import cached_property, partial
 from neuclip.formatting import format_number, format_samples, percent
 from neuclip.report.compare_inputs import Group, Member
 from neuclip.report.compare_scores import curve_measures, error_points, score_points
-from neuclip.report.figures import CALIBRATION_MEANING, MAX_BANDS, MAX_POINTS, NUMBER_OF_COLOURS, Canvas, Figure, Line
+from neuclip.report.figures import (
+    CALIBRATION_MEANING,
+    MAX_BANDS,
+    MAX_POINTS,
+    NUMBER_OF_COLOURS,
+    Canvas,
+    Figure,
+    Line,
+    shared_folder,
+)
 from neuclip.report.plotting import Point, Scale, column, evenly_spaced, mean_curve, smooth, thin, value_scale
 
 ERROR_MEANING = (
@@ -56,13 +65,15 @@ def all_curves(groups: Sequence[Group]) -> list[Figure]:
         ]
 
     figures = [overlay(groups, recorded("loss"), "Loss", "loss of the batch", different if len(methods) > 1 else "")]
-    for measure in curve_measures(groups):
+    measures = curve_measures(groups)
+    folder = shared_folder([measure.dataset for measure in measures])
+    for measure in measures:
         figures.append(
             overlay(
                 groups,
                 partial(score_points, measure),
-                f"{measure.words[0].upper()}{measure.words[1:]}",
-                measure.dataset,
+                f"{'Top-1' if measure.metric == 'top1' else 'Recall@1'} on {measure.dataset.removeprefix(folder)}",
+                measure.words + (f", {folder.rstrip('/')}" if folder else ""),
                 in_percent=True,
                 noisy=False,
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
 
-from neuclip.report.compare_inputs import Group, Member, different_eps, different_held_out
+from neuclip.report.compare_inputs import Group, Member, different_eps, different_held_out, held_out_sets
 from neuclip.report.contents import number
 from neuclip.report.evaluations import Evaluation
 from neuclip.report.plotting import Point, mean_curve
@@ -65,6 +65,7 @@ class Score:
     """One measure of all groups: None where it was not measured. `best` is the index of a group, or None."""
 
     measure: Measure
+    chance: float | None
     spreads: list[Spread | None]
     best: int | None
 
@@ -102,6 +103,15 @@ def evaluation_figures(evaluation: Evaluation) -> dict[Measure, float]:
             if (value := one[metric]) is not None:
                 figures[Measure(one.name, metric, words, main=metric == "top1")] = value
     return figures
+
+
+def chance_of(measure: Measure, member: Member) -> float | None:
+    """What guessing gives; None where it is not known."""
+    if measure.of_task:
+        return next((task.chance for task in tasks() if task.name == measure.dataset), None)
+    metric = measure.metric.replace("_recall_", "_chance_") if "_recall_" in measure.metric else "chance"
+    known = measure.in_percent and measure.metric != "top5"
+    return next((one[metric] for one in held_out_sets(member) if known and one.name == measure.dataset), None)
 
 
 def final_figures(member: Member) -> dict[Measure, float]:
@@ -169,7 +179,10 @@ def final_scores(groups: Sequence[Group]) -> list[Score]:
         values = [[member[measure] for member in ours if measure in member] for ours in figures]
         spreads = [Spread(ours) if ours else None for ours in values]
         comparable = measure.dataset not in other_sets and not (measure.metric == ERROR and other_eps)
-        scores.append(Score(measure, spreads, best_group(spreads, measure.better) if comparable else None))
+        chances = [chance_of(measure, member) for group in groups for member in group.counted]
+        chance = next((one for one in chances if one is not None and comparable), None)
+        best = best_group(spreads, measure.better) if comparable else None
+        scores.append(Score(measure, chance, spreads, best))
     return scores
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from neuclip.formatting import UNKNOWN, format_count, format_number, format_samples
+from neuclip.formatting import UNKNOWN, format_count, format_number, format_samples, percent
 from neuclip.report.compare_inputs import Group, different_settings
 from neuclip.report.compare_scores import Reach, Score, Target, final_figures
 from neuclip.report.tables import Row, Table
@@ -96,8 +96,11 @@ def score_table(caption: str, groups: Sequence[Group], scores: Sequence[Score], 
             if spread:
                 text = with_spread(spread.mean, spread.deviation, in_percent=score.measure.in_percent)
             cells.append(style.best(style.text(text)) if index == score.best else style.text(text))
-        rows.append([style.text(score.measure.dataset), style.text(score.measure.words), *cells])
-    head = ["data", "figure", *(f"{group.label} (n = {len(group.counted)})" for group in groups)]
+        facts = [score.measure.dataset, score.measure.words, percent(score.chance)]
+        rows.append([*map(style.text, facts), *cells])
+    names = [group.name if style is LATEX else group.label for group in groups]  # letters are for the page's curves
+    counts = [f"{name} (n = {len(group.counted)})" for name, group in zip(names, groups, strict=True)]
+    head = ["data", "figure", "chance", *counts]
     return Table(caption, [style.text(cell) for cell in head], rows, text_columns=2)
 
 
@@ -114,7 +117,7 @@ def seeds_table(groups: Sequence[Group], scores: Sequence[Score]) -> Table:
             ]
             cells.append(", ".join(texts))
         rows.append([score.measure.dataset, score.measure.words, *cells])
-    return Table("Every run, in the order of the seeds", ["data", "figure", *(one.label for one in groups)], rows, 2)
+    return Table("Run by run", ["data", "figure", *(one.label for one in groups)], rows, 2)
 
 
 def settings_table(groups: Sequence[Group]) -> Table:
