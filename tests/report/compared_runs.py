@@ -70,14 +70,16 @@ def write_run(
     return path
 
 
-def write_results(path: Path, *, add: float = 0.0, leave_out: int = 0) -> Path:
+def write_results(path: Path, *, add: float = 0.0, leave_out: int = 0, meta: Mapping[str, Any] | None = None) -> Path:
     """Main metrics 0.01, 0.02, ... of DataComp's tasks as its own files hold them, without those at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = tasks()[: len(tasks()) - leave_out]
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"key": task.key, "dataset": task.name, "metrics": {"acc5": 0.9, "main_metric": (place + 1) / 100 + add}}
         for place, task in enumerate(kept)
     ]
+    if meta is not None:  # as we write them
+        lines = [line | {"meta": meta} for line in lines]
     lines.append({"key": "fairness/fairface", "dataset": "FairFace", "metrics": {"main_metric": None}})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

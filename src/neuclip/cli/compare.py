@@ -29,9 +29,8 @@ those of a run (tasks.jsonl in its folder) are read with it. Runs that are still
         JSON,
     ),
     examples=(
-        "neuclip compare runs/clip runs/neuclip",
-        "neuclip compare runs/clip-* runs/neuclip-* --output seeds.html,seeds.csv",
-        "neuclip compare runs/neuclip results/ViT-B-32.jsonl --output table.tex",
+        "neuclip compare runs/clip-* runs/neuclip-*",
+        "neuclip compare runs/neuclip ViT-B-32.jsonl --output compare.html,table.tex,figures.csv",
     ),
     most=sys.maxsize,
 )

@@ -11,7 +11,8 @@ from typing import Any
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import write_text_safely
 from neuclip.report.compare_curves import ERROR_MEANING, all_curves
-from neuclip.report.compare_inputs import Group, all_notices, different_settings, group_members, read_member
+from neuclip.report.compare_inputs import Group, different_settings, group_members, read_member
+from neuclip.report.compare_notices import all_notices
 from neuclip.report.compare_scores import (
     ERROR,
     Score,

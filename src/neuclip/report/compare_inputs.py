@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Any
 
 from neuclip.errors import UserError
 from neuclip.records import RunFolder
@@ -23,6 +24,14 @@ SEED_AT_END = re.compile(r"([-_. ]+(seed|s))?[-_. ]*\d*$")
 
 
 @dataclass(frozen=True)
+class TaskResult:
+    """The main metric of one task. DataComp's own files say nothing about how it was measured: `meta` is empty."""
+
+    value: float
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Member:
     """One run, or one file of task results."""
 
@@ -30,7 +39,7 @@ class Member:
     path: Path
     contents: RunContents | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
-    tasks: dict[str, float] = field(default_factory=dict)  # main metric by key
+    tasks: dict[str, TaskResult] = field(default_factory=dict)  # by key
     notices: list[str] = field(default_factory=list)
 
     @property
@@ -82,7 +91,7 @@ def read_member(path: Path) -> Member:
         return Member(name, path, tasks=read_task_results(path))
     contents = read_contents(RunFolder(path))
     notices = [f"{file} could not be read; its figures are missing" for file in contents.unreadable]
-    tasks: dict[str, float] = {}
+    tasks: dict[str, TaskResult] = {}
     if (path / TASKS).is_file():
         try:
             tasks = read_task_results(path / TASKS)
@@ -91,14 +100,14 @@ def read_member(path: Path) -> Member:
     return Member(contents.name, path, contents, all_evaluations(contents), tasks, notices)
 
 
-def read_task_results(path: Path) -> dict[str, float]:
-    """The main metric of each task, by its key; of a task that is there twice, the later one. DataComp's own files,
-    whose fairness tasks have no main metric, are read as well."""
+def read_task_results(path: Path) -> dict[str, TaskResult]:
+    """By the key of the task; of a task that is there twice, the later one. DataComp's own files, whose fairness tasks
+    have no main metric, are read as well."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}; give a file that `neuclip eval --tasks` wrote") from None
-    results: dict[str, float] = {}
+    results: dict[str, TaskResult] = {}
     for place, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -113,7 +122,7 @@ def read_task_results(path: Path) -> dict[str, float]:
                 "give the folder of a run, or a file that `neuclip eval --tasks` wrote"
             ) from None
         if (value := number(metric)) is not None:
-            results[str(key)] = value
+            results[str(key)] = TaskResult(value, as_dict(result.get("meta")))
     if not results:
         raise UserError(f"{path} holds no task result; give a file that `neuclip eval --tasks` wrote")
     return results
@@ -168,92 +177,6 @@ def different_settings(groups: Sequence[Group]) -> dict[str, list[str | None]]:
     return dict(sorted(found.items(), key=lambda item: any(name is None for name in item[1])))
 
 
-def all_notices(groups: Sequence[Group]) -> list[str]:
-    """What a reader must know before comparing: other data, other measurements, unfinished and repeated runs."""
-    notices = [*data_notices(groups), *held_out_notices(groups), *eps_notices(groups)]
-    for group in groups:
-        for member in group.members:
-            notices += [f"{member.name}: {text}." for text in member.notices]
-            if not member.finished and member.contents:
-                seen, planned = member.contents.samples_seen, member.contents.samples_planned
-                of_planned = f" of {planned:,.0f}" if planned else ""
-                left_out = ", and it is left out of the mean" if member not in group.counted else ""
-                notices.append(f"{member.name} has not finished: {seen:,.0f}{of_planned} samples seen{left_out}.")
-        seeds = [member.seed for member in group.members if member.seed]
-        if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            notices.append(
-                f"{group.name} has seed {', '.join(repeated)} more than once: its spread is not that of seeds."
-            )
-    return notices
-
-
-def data_notices(groups: Sequence[Group]) -> list[str]:
-    """By the fingerprint where it is known, as the same data may lie in two places; otherwise by the address."""
-    trained = [group for group in groups if group.runs]
-    for one in trained[1:]:
-        if not same_data(trained[0], one):
-            addresses = "; ".join(f"{group.letter}: {data_of(group)}" for group in trained)
-            return [f"The runs were trained on different data, which may explain every difference below ({addresses})."]
-    return []
-
-
-def same_data(one: Group, other: Group) -> bool:
-    hashes, others = fingerprints(one), fingerprints(other)
-    return bool(hashes & others) if hashes and others else data_of(one) == data_of(other)
-
-
-def fingerprints(group: Group) -> set[str]:
-    """One per seed where part of the data is held out, as the seed chooses it."""
-    found = (as_dict(run.environment.get("data")).get("sha256") for run in group.runs)
-    return {text for text in found if isinstance(text, str)}
-
-
-def data_of(group: Group) -> str:
-    return group.members[0].settings.get("data.train", "unknown")
-
-
-def held_out_notices(groups: Sequence[Group]) -> list[str]:
-    return [
-        f"{name} is not the same set in all runs ({'; '.join(sizes)}): its figures cannot be compared."
-        for name, sizes in different_held_out(groups).items()
-    ]
-
-
-def different_held_out(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Held-out sets of one name and several sizes, which are different sets: each size, and a run that has it."""
-    sizes: dict[str, dict[str, str]] = {}
-    for member in (member for group in groups for member in group.members):
-        for one in held_out_sets(member):
-            counts = {noun: one[noun] for noun in ("images", "captions", "classes")}
-            size = ", ".join(f"{count:,.0f} {noun}" for noun, count in counts.items() if count is not None)
-            sizes.setdefault(one.name, {}).setdefault(size, member.name)
-    return {
-        name: [f"{size} in {member}" for size, member in by_size.items()]
-        for name, by_size in sizes.items()
-        if len(by_size) > 1
-    }
-
-
 def held_out_sets(member: Member) -> list[HeldOutSet]:
     """Those of the last evaluation."""
     return [*member.evaluations[-1].retrieval, *member.evaluations[-1].zero_shot] if member.evaluations else []
-
-
-def eps_notices(groups: Sequence[Group]) -> list[str]:
-    by_eps = different_eps(groups)
-    values = ", ".join(f"{eps:g} in {letter}" for eps, letter in by_eps.items())
-    sentence = (
-        f"The normalizer errors were measured with different eps ({values}) and cannot be compared; "
-        "`neuclip error RUN...` measures several runs with one eps."
-    )
-    return [sentence] if by_eps else []
-
-
-def different_eps(groups: Sequence[Group]) -> dict[float, str]:
-    """Each eps of the normalizer error, with the letter of a group that has it; empty if all have the same."""
-    by_eps: dict[float, str] = {}
-    for group in groups:
-        for run in group.runs:
-            if (eps := number(as_dict(run.summary.get("normalizer_error")).get("eps"))) is not None:
-                by_eps.setdefault(eps, group.letter)
-    return by_eps if len(by_eps) > 1 else {}

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Literal
 
-from neuclip.report.compare_inputs import Group, Member, different_eps, different_held_out, held_out_sets
+from neuclip.report.compare_inputs import Group, Member, TaskResult, held_out_sets
+from neuclip.report.compare_notices import different_eps, different_held_out, different_tasks
 from neuclip.report.contents import number
 from neuclip.report.evaluations import Evaluation
 from neuclip.report.plotting import Point, mean_curve
-from neuclip.tasks import GROUPS, tasks
+from neuclip.tasks import GROUPS, Task, tasks
 
 DIRECTION_WORDS = {
     "image_to_text": "image to text recall@{}",
@@ -23,6 +24,7 @@ DIRECTION_WORDS = {
 RECALL = re.compile(rf"({'|'.join(DIRECTION_WORDS)})_recall_at_(\d{{1,9}})")
 ZERO_SHOT_WORDS = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "accuracy, mean per class"}
 AVERAGES = ("datacomp", "imagenet", "retrieval")  # those of the paper
+WHOLE = 0.99  # of a task's images; on fewer it was measured on other data than everybody's
 ERROR = "normalizer_error"
 
 
@@ -140,32 +142,38 @@ def error_points(member: Member) -> list[Point]:
     return sorted(points.items())
 
 
-def task_figures(results: Mapping[str, float]) -> dict[Measure, float]:
+def task_figures(results: Mapping[str, TaskResult]) -> dict[Measure, float]:
     """The averages that are complete, then the tasks in DataComp's order, then tasks that it does not have."""
     figures = {}
     for group in AVERAGES:
-        keys = [task.key for task in tasks() if group in task.groups]
-        if all(key in results for key in keys):
-            average = Measure(GROUPS[group], "average", f"mean of {len(keys)} tasks", of_task=True)
-            figures[average] = mean(results[key] for key in keys)
+        members = [task for task in tasks() if group in task.groups]
+        if all(is_whole(task, results) for task in members):
+            average = Measure(GROUPS[group], "average", f"mean of {len(members)} tasks", of_task=True)
+            figures[average] = mean(results[task.key].value for task in members)
     known = {task.key: task for task in tasks()}
     for key in sorted(results, key=lambda key: [*known].index(key) if key in known else len(known)):
         task = known.get(key)
         metric = task.metric if task else "main_metric"
         measure = Measure(task.name if task else key, metric, metric.replace("_", " "), of_task=True)
-        figures[measure] = results[key]
+        figures[measure] = results[key].value
     return figures
+
+
+def is_whole(task: Task, results: Mapping[str, TaskResult]) -> bool:
+    """Whether the task was measured, and on all of its images as far as the result says."""
+    return task.key in results and (number(results[task.key].meta.get("items", task.size)) or 0) >= WHOLE * task.size
 
 
 def incomplete_averages(groups: Sequence[Group]) -> list[str]:
     """'Datacomp Average needs all 38 tasks: A has 31.', for each average that some member has tasks of."""
     sentences = []
     for name in AVERAGES:
-        keys = {task.key for task in tasks() if name in task.groups}
-        counts = {member.name: len(keys & member.tasks.keys()) for group in groups for member in group.counted}
-        found = [f"{member} has {count}" for member, count in counts.items() if 0 < count < len(keys)]
+        ours = [task for task in tasks() if name in task.groups]
+        members = [member for group in groups for member in group.counted]
+        counts = {member.name: sum(is_whole(task, member.tasks) for task in ours) for member in members}
+        found = [f"{member} has {count}" for member, count in counts.items() if 0 < count < len(ours)]
         if found:
-            sentences.append(f"{GROUPS[name]} needs all {len(keys)} tasks: {', '.join(found)}.")
+            sentences.append(f"{GROUPS[name]} needs all {len(ours)} tasks in full: {', '.join(found)}.")
     return sentences
 
 
@@ -173,17 +181,26 @@ def final_scores(groups: Sequence[Group]) -> list[Score]:
     """Every measure that any group has, held-out sets first."""
     figures = [[final_figures(member) for member in group.counted] for group in groups]
     measures = dict.fromkeys(measure for ours in figures for member in ours for measure in member)
-    other_sets, other_eps = different_held_out(groups), different_eps(groups)
+    incomparable = incomparable_data(groups)
     scores = []
     for measure in sorted(measures, key=measure_order):
         values = [[member[measure] for member in ours if measure in member] for ours in figures]
         spreads = [Spread(ours) if ours else None for ours in values]
-        comparable = measure.dataset not in other_sets and not (measure.metric == ERROR and other_eps)
+        comparable = measure.dataset not in incomparable
         chances = [chance_of(measure, member) for group in groups for member in group.counted]
         chance = next((one for one in chances if one is not None and comparable), None)
         best = best_group(spreads, measure.better) if comparable else None
         scores.append(Score(measure, chance, spreads, best))
     return scores
+
+
+def incomparable_data(groups: Sequence[Group]) -> set[str]:
+    """The `dataset` of measures that were not measured in the same way everywhere, and averages over such tasks."""
+    keys = different_tasks(groups)
+    affected = [task for task in tasks() if task.key in keys]
+    averages = {GROUPS[name] for task in affected for name in task.groups}
+    errors = {NORMALIZER_ERROR.dataset} if different_eps(groups) else set()
+    return {*different_held_out(groups), *keys, *(task.name for task in affected), *averages, *errors}
 
 
 def measure_order(measure: Measure) -> int:

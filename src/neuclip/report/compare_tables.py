@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -41,7 +41,7 @@ class Style:
 
 
 PLAIN = Style(text=str, best=lambda text: f"{text} *")
-HTML = Style(text=str, best=lambda text: Markup('<strong>{}</strong> <b class="mark">best</b>').format(text))
+HTML = Style(text=str, best=lambda text: Markup('<b class="mark">best</b> <strong>{}</strong>').format(text))
 MARKDOWN = Style(
     text=lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " "), best=lambda text: f"**{text}**"
 )
@@ -87,20 +87,22 @@ def groups_table(groups: Sequence[Group]) -> Table:
 
 
 def score_table(caption: str, groups: Sequence[Group], scores: Sequence[Score], style: Style = HTML) -> Table:
-    """One row per figure, one column per group: mean and standard deviation."""
+    """One row per figure, one column per group that has any of them: mean and standard deviation."""
+    shown = [index for index in range(len(groups)) if any(score.spreads[index] for score in scores)]
     rows = []
     for score in scores:
         cells = []
-        for index, spread in enumerate(score.spreads):
-            text = UNKNOWN
+        for index in shown:
+            text, spread = UNKNOWN, score.spreads[index]
             if spread:
                 text = with_spread(spread.mean, spread.deviation, in_percent=score.measure.in_percent)
             cells.append(style.best(style.text(text)) if index == score.best else style.text(text))
         facts = [score.measure.dataset, score.measure.words, percent(score.chance)]
         rows.append([*map(style.text, facts), *cells])
-    names = [group.name if style is LATEX else group.label for group in groups]  # letters are for the page's curves
-    counts = [f"{name} (n = {len(group.counted)})" for name, group in zip(names, groups, strict=True)]
-    head = ["data", "figure", "chance", *counts]
+    head = ["data", "figure", "chance"]
+    for group in (groups[index] for index in shown):
+        name = group.name if style is LATEX else group.label  # the letters are for the page's curves
+        head.append(f"{name} (n = {len(group.counted)})")
     return Table(caption, [style.text(cell) for cell in head], rows, text_columns=2)
 
 
@@ -115,8 +117,9 @@ def seeds_table(groups: Sequence[Group], scores: Sequence[Score]) -> Table:
             texts = [
                 UNKNOWN if one is None else with_spread(one, None, in_percent=score.measure.in_percent) for one in known
             ]
-            cells.append(", ".join(texts))
-        rows.append([score.measure.dataset, score.measure.words, *cells])
+            cells.append(", ".join(text.removesuffix(" %") for text in texts))
+        unit = ", %" if score.measure.in_percent else ""
+        rows.append([score.measure.dataset, score.measure.words + unit, *cells])
     return Table("Run by run", ["data", "figure", *(one.label for one in groups)], rows, 2)
 
 
@@ -141,16 +144,16 @@ def reach_table(groups: Sequence[Group], targets: Sequence[Target]) -> Table:
         for target in targets
     ]
     head = ["data", "score to reach", *(group.label for group in groups)]
-    return Table("Samples needed to reach a final score", head, rows, text_columns=2)
+    return Table("Samples needed to reach a final score (share of its own budget)", head, rows, text_columns=2)
 
 
 def reach_text(reached: Reach | None) -> str:
-    """'61,440 (0.64 of its budget)'."""
+    """'61,440 (0.64)'."""
     if reached is None:
         return UNKNOWN
     if reached.samples is None:
         return "not reached"
-    share = f" ({reached.share:.2f} of its budget)" if reached.share is not None else ""
+    share = f" ({reached.share:.2f})" if reached.share is not None else ""
     return f"{format_count(reached.samples)}{' or before' if reached.at_first else ''}{share}"
 
 
@@ -162,7 +165,7 @@ def markdown_table(table: Table) -> str:
 
 def escape_table(table: Table, style: Style) -> Table:
     rows = [[style.text(cell) for cell in row] for row in table.rows]
-    return Table(style.text(table.caption), [style.text(cell) for cell in table.head], rows, table.text_columns)
+    return replace(table, caption=style.text(table.caption), head=[*map(style.text, table.head)], rows=rows)
 
 
 def latex_table(table: Table) -> str:
