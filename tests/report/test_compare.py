@@ -12,13 +12,14 @@ import pytest
 
 from neuclip.cli.main import main
 from neuclip.errors import UserError
-from neuclip.records import RunFolder
+from neuclip.records import RunFolder, read_lines
 from neuclip.report.compare import Comparison, compare, comparison_as_dict, write_comparison
 from neuclip.report.compare_curves import all_curves
 from neuclip.report.compare_inputs import different_settings, letters
 from neuclip.report.compare_scores import Score, Spread, best_group
 from neuclip.report.compare_tables import LATEX, with_spread
 from tests.report.compared_runs import SET, write_results, write_run
+from tests.report.sample_run import write_lines
 from tests.report.test_page import HOSTILE, structure, visible_text
 
 RECALL = "image_to_text_recall_at_1"
@@ -200,6 +201,10 @@ def test_runs_on_other_data_and_sets_of_other_sizes_are_warned_about(tmp_path: P
         "The runs were trained on different data, which may explain every difference below "
         "(A: icons, fingerprint same dat; B: photos, fingerprint other da)."
     ]
+    moved = write_run(tmp_path / "one-2", SLOW, seed=2, data="other data")
+    assert compare([one, moved]).notices == [
+        "The runs of one were trained on different data: their spread is not that of seeds."
+    ]
     smaller = write_run(tmp_path / "smaller", SLOW, objective="siglip", extra={f"{SET}.images": 500})
     (notice,) = compare([one, smaller]).notices
     assert notice.startswith(f"{SET} is not the same set in all runs (1,000 images, 1,000 captions in one; 500 images")
@@ -317,6 +322,23 @@ def test_a_damaged_file_costs_its_own_part_only(tmp_path: Path, name: str, damag
     page = (tmp_path / "page.html").read_text()
     structure(page)
     assert text and not re.search(r"\b(None|nan|inf)\b", visible_text(page))
+
+
+def test_values_of_any_wrong_kind_are_ignored(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / one, SLOW, objective=one, errors=SLOW) for one in ("clip", "neuclip")]
+    run = RunFolder(paths[0])
+    lines = {path: read_lines(path)[0] for path in (run.records, run.evaluation)}
+    odd = [None, "text", True, [], {}, -1, 0, 1e308, -1e308, 5e-324, 10**400]
+    for path, line in lines.items():
+        write_lines(path, [dict.fromkeys(line, value) for value in odd])
+    summary = json.loads(run.summary.read_text())
+    for value in odd:
+        run.summary.write_text(json.dumps(dict.fromkeys(summary, value)))
+        run.environment.write_text(json.dumps({"data": {"sha256": value}}))
+        run.settings.write_text(json.dumps({"run": {"name": value, "seed": value}, "train": value}))  # JSON is YAML
+        for suffix in (".html", ".md", ".tex", ".csv"):
+            write_as(compare(paths), tmp_path / f"page{suffix}")
+        structure((tmp_path / "page.html").read_text())
 
 
 def test_the_page_is_well_formed_self_contained_and_runs_no_hostile_text(tmp_path: Path) -> None:

@@ -41,7 +41,11 @@ def data_notices(groups: Sequence[Group]) -> list[str]:
             else:
                 like.append(group)
     if len(same) < 2:
-        return []
+        return [
+            f"The runs of {group.name} were trained on different data: their spread is not that of seeds."
+            for group in groups
+            if len(fingerprints(group)) > 1 and group.members[0].settings.get("data.hold_out", "0") == "0"
+        ]
     kinds = "; ".join(f"{', '.join(group.letter for group in ours)}: {describe_data(ours[0])}" for ours in same)
     return [f"The runs were trained on different data, which may explain every difference below ({kinds})."]
 
