@@ -55,6 +55,13 @@ def test_runs_that_differ_only_in_their_seed_are_one_group_in_the_order_of_the_s
     assert [[member.seed for member in group.members] for group in groups] == [["1", "2", "3"]] * 2
 
 
+def test_runs_of_one_group_may_lie_in_different_folders(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / place / f"clip-{seed}", SLOW, seed=seed) for seed, place in enumerate(("here", "there"))
+    ]
+    assert [group.name for group in compare(runs).groups] == ["clip"]
+
+
 @pytest.mark.parametrize(
     ("names", "name"),
     [
@@ -366,7 +373,7 @@ def test_an_address_with_a_signature_is_shown_without_it(tmp_path: Path) -> None
 
 def test_markdown_parses_back_into_the_same_cells(paths: list[Path], tmp_path: Path) -> None:
     text = write_as(compare(paths), tmp_path / "table.md")
-    table = text.partition("## Held-out sets\n\n")[2].partition("\n\n")[0]
+    table = text.partition("## Main figures\n\n")[2].partition("\n\n")[0]
     head, rule, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines())
     assert head == ["data", "figure", "chance", "A clip (n = 3)", "B neuclip (n = 3)"]
     assert rule[:3] == ["---", "---", "---:"]
@@ -418,7 +425,7 @@ def test_the_command_prints_the_table_and_the_path_and_writes_what_is_asked(
     outputs = [tmp_path / "new" / f"all{suffix}" for suffix in (".html", ".md", ".tex", ".csv")]
     assert main(["compare", *map(str, paths), "--output", ",".join(map(str, outputs))]) == 0
     printed = capsys.readouterr().out
-    assert re.search(rf"{SET} image to text recall@1 +0\.10 % +41\.3 ± 1\.5 % +61\.3 ± 1\.5 % \*", printed)
+    assert re.search(rf"{SET} image to text recall@1 +0\.10 % +41\.3 ± 1\.5 % +\* 61\.3 ± 1\.5 %", printed)
     assert "* Best is what leads every other group" in printed
     assert all(str(path) in printed and path.stat().st_size > 100 for path in outputs)
 

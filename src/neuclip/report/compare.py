@@ -107,10 +107,10 @@ def compare(paths: Sequence[Path]) -> Comparison:
 
 
 def main_tables(comparison: Comparison, style: Style) -> list[Table]:
-    """One of held-out sets and one of tasks, where there are such figures."""
+    """One of held-out sets and normalizers, one of tasks, where there are such figures."""
     scores = [score for score in comparison.scores if score.measure.main]
     kinds = {
-        "Held-out sets": [score for score in scores if not score.measure.of_task],
+        "Main figures": [score for score in scores if not score.measure.of_task],
         "Tasks": [score for score in scores if score.measure.of_task],
     }
     return [score_table(caption, comparison.groups, ours, style) for caption, ours in kinds.items() if ours]

@@ -40,8 +40,10 @@ class Style:
     best: Callable[[str], str]
 
 
-PLAIN = Style(text=str, best=lambda text: f"{text} *")
-HTML = Style(text=str, best=lambda text: Markup('<b class="mark">best</b> <strong>{}</strong>').format(text))
+PLAIN = Style(text=str, best=lambda text: f"* {text}")
+HTML = Style(
+    text=str, best=lambda text: Markup('<span><b class="mark">best</b> <strong>{}</strong></span>').format(text)
+)
 MARKDOWN = Style(
     text=lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " "), best=lambda text: f"**{text}**"
 )
