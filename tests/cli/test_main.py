@@ -36,7 +36,7 @@ def raising(error: BaseException):
     ("arguments", "message"),
     [
         ("trian", "no command 'trian'; did you mean train?"),
-        ("zzz", "no command 'zzz'; choose train, eval, error, report, doctor, data or recipe"),
+        ("zzz", "no command 'zzz'; choose train, eval, error, report, compare, doctor, data or recipe"),
         ("--zzz", "the flag --zzz has no command before it; choose train, eval"),
         ("train --train.batchsize 8", "did you mean --train.batch_size?"),
         ("train --trian.batch_size 8", "did you mean --train.batch_size?"),
@@ -56,6 +56,8 @@ def raising(error: BaseException):
         ("error runs/nowhere", "no run at runs/nowhere"),
         ("error x --zzz", "the flags are --eps, --anchors, --checkpoints, --seed, --json"),
         ("report", "give neuclip report RUN..."),
+        ("compare", "give neuclip compare RUN|RESULT..."),
+        ("compare runs/nowhere", "no run at runs/nowhere"),
         ("doctor", "give neuclip doctor DATA [RECIPE]"),
         ("doctor nowhere", "nowhere: no such file"),
         ("doctor x tinny.yaml", "no recipe tinny.yaml"),
