@@ -74,7 +74,7 @@ def stopped(run: Run, sets: HeldOutSets) -> None:
     """The evaluation of the main rank gets SIGTERM at its first batch."""
     real = embedding.track
 
-    def track(items: Iterable[Any], *_: object) -> Iterator[Any]:
+    def track(items: Iterable[Any], *_: object, **__: object) -> Iterator[Any]:
         for item in items:
             signal.raise_signal(signal.SIGTERM)
             yield item
