@@ -67,10 +67,6 @@ UNKNOWN = {
     "first token": {"pool_type": "first"},
     "last token": {"pool_type": "last"},
 }
-    "looks ahead": {"no_causal_mask": True},
-    "first token": {"pool_type": "first"},
-    "last": {"pool_type": "last"},
-}
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
