@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -87,10 +86,10 @@ def write_sets(folder: Path, images: int, classes: int) -> Sets:
     train = open_source("icons-30k")
     captions = train.captions()
     names = sorted(name for name, _ in Counter(captions).most_common(classes))
-    drawn = ((id, names.index(caption)) for id, caption in enumerate(captions) if caption in names)
+    drawn = [(id, names.index(caption)) for id, caption in enumerate(captions) if caption in names][: 2 * images]
     sets: Sets = [("retrieval", str(folder / "captions"))]
-    for part in ("names", "names-2"):
-        labelled = [{"png": train[id].image, "cls": str(label).encode()} for id, label in islice(drawn, images)]
+    for part, own in (("names", drawn[::2]), ("names-2", drawn[1::2])):
+        labelled = [{"png": train[id].image, "cls": str(label).encode()} for id, label in own]
         write_tar(folder / part, labelled)
         (folder / part / "classnames.txt").write_text("\n".join(names) + "\n")
         (folder / part / "zeroshot_classification_templates.txt").write_text("\n".join(TEMPLATES) + "\n")
