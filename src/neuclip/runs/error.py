@@ -179,17 +179,17 @@ def error_on_training_data(
 ) -> dict[str, Any]:
     """Collective; the same on all ranks. Only the main rank needs the objective."""
     embedder = Embedder(built, settings.evaluation.batch_size, settings.data.workers)
-    pairs = embedder.embed_pairs(source, what)
+    pairs = embedder.embed_pairs(source, what, first_caption_only=True)
     return error.normalizer_error(
         pairs.image_features,
-        pairs.text_features[pairs.caption_of],
+        pairs.text_features[pairs.first_text],
         logit_scale=built.towers.logit_scale.detach(),
         eps=eps,
         objective=objective,
         batch_size=settings.train.batch_size,
         anchors=anchors,
         seed=seed,
-        caption_of=pairs.caption_of,
+        caption_of=pairs.first_text,
         sample_ids=pairs.ids,
         dataset_size=len(source),
         held_ids=held_ids,
