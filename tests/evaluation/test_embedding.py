@@ -31,18 +31,16 @@ def embed(towers, source, workers=0) -> EmbeddedPairs:
 def test_every_different_caption_is_embedded_once_in_order_of_appearance(tmp_path):
     towers = ColourTowers()
     embedded = embed(towers, source_of(tmp_path))
-    assert embedded.captions == ["red thing", "blue thing", "green thing", "red sofa"]
-    assert embedded.caption_of.tolist() == [0, 1, 0, 2, 1, 3, 0]
+    assert embedded.texts == ["red thing", "blue thing", "green thing", "red sofa"]
+    assert embedded.caption_text.tolist() == [0, 1, 0, 2, 1, 3, 0] == embedded.first_text.tolist()
     assert towers.encoded_texts == len(embedded.text_features) == 4
     assert embedded.ids.tolist() == list(range(7))
 
 
 def test_features_are_those_of_the_pair_they_stand_for(tmp_path):
     embedded = embed(ColourTowers(), source_of(tmp_path))
-    assert (embedded.image_features * embedded.text_features[embedded.caption_of]).sum(dim=1).min() > 0.99
-    assert (
-        recall(embedded.image_features, embedded.text_features, embedded.caption_of)["image_to_text_recall_at_5"] == 1
-    )
+    assert (embedded.image_features * embedded.text_features[embedded.caption_text]).sum(dim=1).min() > 0.99
+    assert recall(embedded)["image_to_text_recall_at_5"] == 1
 
 
 def test_worker_processes_change_nothing(tmp_path):
@@ -54,14 +52,14 @@ def test_bad_images_are_left_out_and_named(tmp_path):
     embedded = embed(ColourTowers(), source_of(tmp_path, sample_3={"png": b"no image"}))
     assert embedded.ids.tolist() == [0, 1, 2, 4, 5, 6]
     assert [fault.id for fault in embedded.faults] == [3]
-    assert "green thing" not in embedded.captions  # a caption whose image is bad is no query
+    assert "green thing" not in embedded.texts  # a caption whose image is bad is no query
 
 
 def test_towers_embed_in_eval_mode_and_every_part_gets_its_mode_back(tmp_path):
     towers = ColourTowers()
     towers.locked.eval()
     embed(towers, source_of(tmp_path))
-    assert towers.modes == [False] * 3
+    assert towers.modes == [False] * 2  # the third batch has no image that the others did not have
     assert towers.training and towers.map.training and not towers.locked.training
 
 

@@ -54,7 +54,7 @@ def evaluate_held_out(embedder: Embedder, sets: HeldOutSets) -> Evaluation:
         except TooManyBad as refusal:
             evaluation.refuse(name, source, refusal)
             continue
-        figures = recall(embedded.image_features, embedded.text_features, embedded.caption_of)
+        figures = recall(embedded)
         evaluation.embedded[name] = embedded
         evaluation.add(name, figures, source, embedded.faults)
     for name, task in sets.zero_shot.items():

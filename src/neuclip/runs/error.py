@@ -36,17 +36,17 @@ def error_on_training_data(
     settings: Settings, built: BuiltModel, objective: Objective, *, anchors: int, seed: int
 ) -> dict[str, Any]:
     embedder = Embedder(built, settings.evaluation.batch_size, settings.data.workers)
-    pairs = embedder.embed_pairs(open_training_source(settings), "embedding the training data")
+    pairs = embedder.embed_pairs(open_training_source(settings), "embedding the training data", first_caption_only=True)
     return error.normalizer_error(
         pairs.image_features,
-        pairs.text_features[pairs.caption_of],
+        pairs.text_features[pairs.first_text],
         logit_scale=built.towers.logit_scale.detach(),
         eps=settings.objective.normalizer_eps,
         objective=objective,
         batch_size=settings.train.batch_size,
         anchors=anchors,
         seed=seed,
-        caption_of=pairs.caption_of,
+        caption_of=pairs.first_text,
         sample_ids=pairs.ids,
     )
 
