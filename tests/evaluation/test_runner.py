@@ -17,6 +17,7 @@ def pairs(folder, samples) -> str:
     write_samples(folder / "test" / "0.tar", samples)
     (folder / "classnames.txt").write_text("red\nblue\n")
     (folder / "zeroshot_classification_templates.txt").write_text("{c}\n")
+    (folder / "test" / "nshards.txt").write_text("1\n")
     return str(folder / "test")
 
 
