@@ -271,9 +271,10 @@ def print_start(run: Run) -> None:
     settings, plan = run.settings, run.plan
     where = f"{run.device}" if plan.ranks == 1 else f"{plan.ranks} processes on {run.device}"
     parameters = sum(p.numel() for p in run.built.towers.parameters())
+    counts = run.source.caption_counts or plural(len(run.source), "sample")
     print(
         f"{run.folder.path}\n"
-        f"  {settings.objective_name} on {len(run.source):,} pairs of {without_queries(settings.data.train)}\n"
+        f"  {settings.objective_name} on {without_queries(settings.data.train)}: {counts}\n"
         f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {where})\n"
         f"  {plan.steps - run.step:,} steps of {plan.batch_size}, {f'from {run.samples:,} ' if run.step else ''}to "
         f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.faults import count_unindexed
-from neuclip.data.held_out import HeldOutSets
+from neuclip.data.held_out import HeldOutSets, named
 from neuclip.data.sample import Fault
 from neuclip.distributed.error_sync import on_main_rank
 from neuclip.evaluation.embedding import Embedder
@@ -39,7 +39,7 @@ def open_held_out(settings: Settings) -> HeldOutSets:
 
     def open_sets() -> HeldOutSets:
         wanted = settings.evaluation
-        if settings.data.train in wanted.retrieval:
+        if settings.data.train in [named(address)[1] for address in wanted.retrieval]:
             warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
             print(warning, file=sys.stderr)
         return HeldOutSets.open(settings)
