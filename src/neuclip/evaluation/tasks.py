@@ -38,6 +38,7 @@ Opened = ZeroShotTask | Source | Puzzles
 OTHER_REGION = 5
 WITHOUT_OTHER = "acc_worst_region_without_other"
 TOP_FIVE_GROUPS, WORST_REGION, WORST_GROUP, MACRO_F1 = "acc_top5_wg", "acc_worst_region", "acc_wg", "F1-macro_all"
+GROUPED = (WORST_REGION, WORST_GROUP, TOP_FIVE_GROUPS)
 DIRECTIONS = {"image_retrieval": "text_to_image", "text_retrieval": "image_to_text"}  # what is retrieved, and by what
 PUZZLE_SIZES = {"5": (5, 5), "6": (6, 6), "10": (10, 10), "12": (12, 12), "5-6": (0, 6), "10-12": (10, 10**9)}
 
@@ -104,7 +105,7 @@ def _classify(embedder: Embedder, task: Task, opened: ZeroShotTask, compat: Comp
 
 def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # -> (n,) int64
     """The group of each image: the first column of its metadata."""
-    if task.metric not in (WORST_REGION, WORST_GROUP, TOP_FIVE_GROUPS):
+    if task.metric not in GROUPED:
         return None
     if opened.metadata is None:
         raise UserError(
@@ -127,7 +128,7 @@ def classification_metrics(
     }
     if task.metric == MACRO_F1:
         metrics[MACRO_F1] = macro_f1(predicted, labels)
-    if groups is not None:
+    if groups is not None and task.metric in GROUPED:
         right = ranks <= (5 if task.metric == TOP_FIVE_GROUPS else 1)
         metrics[task.metric] = worst_group(right, groups)
         if task.metric == WORST_REGION:
