@@ -8,12 +8,13 @@ from torch import Tensor
 
 from neuclip.data.sample import Fault
 from neuclip.data.zero_shot import PLACEHOLDER, ZeroShotTask
+from neuclip.distributed.error_sync import on_main_rank
 from neuclip.evaluation.embedding import Embedder, check_finite
 from neuclip.evaluation.metrics import mean_per_class_recall, predict, share
 
 
 def evaluate_task(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, float], tuple[Fault, ...]]:
-    """The figures of `accuracy`, and the images that could not be read and are left out.
+    """Collective. The figures of `accuracy`, on the main rank, and the images that could not be read and are left out.
 
     Raises TooManyBad when these are a larger share of all than the embedder's `max_bad_share`, or all.
     """
@@ -21,7 +22,7 @@ def evaluate_task(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, flo
     images = embedder.embed_images(task.source, f"evaluating on {task.name}")
     embedder.refuse_bad_set(task.source, images.faults)
     labels = torch.tensor(task.labels)[images.ids]
-    return accuracy(images.features, weights, labels), images.faults
+    return on_main_rank(lambda: accuracy(images.features, weights, labels)) or {}, images.faults
 
 
 def classifier(embedder: Embedder, classnames: list[str], templates: list[str]) -> Tensor:  # -> (classes, d)

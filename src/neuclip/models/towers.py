@@ -20,6 +20,7 @@ from neuclip.models.config import HUB, LOCAL, find_config
 from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
 from neuclip.models.pixels import normalize_batch, split_transform
+from neuclip.models.short_context import ShortContext
 from neuclip.models.tokenizer import load_tokenizer
 
 Transform = Callable[[Image], Tensor]
@@ -38,6 +39,7 @@ class Towers(nn.Module):
     def __init__(self, model: nn.Module, *, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()):
         super().__init__()
         self.model: Any = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.short_context = ShortContext(model)
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
 
@@ -51,7 +53,9 @@ class Towers(nn.Module):
         return self.model.encode_image(images.contiguous(memory_format=torch.channels_last), normalize=True)
 
     def encode_text(self, tokens: Tensor) -> Tensor:
-        return self.model.encode_text(tokens, normalize=True)
+        if self.training or torch.is_grad_enabled():
+            return self.model.encode_text(tokens, normalize=True)
+        return self.short_context.encode(tokens)  # the same but for rounding
 
     @property
     def logit_scale(self) -> Tensor:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from neuclip.data.held_out import HeldOutSets
-from neuclip.distributed.error_sync import main_rank_first, process_group, raise_on_main, sync_errors
+from neuclip.distributed.error_sync import process_group, raise_on_main, sync_errors
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
@@ -15,6 +14,7 @@ from neuclip.evaluation.tasks import Compat
 from neuclip.models.towers import BuiltModel
 from neuclip.plan import choose_device
 from neuclip.runs.environment import set_threads
+from neuclip.runs.results import open_held_out
 from neuclip.runs.target import open_target
 from neuclip.runs.task_results import results_file
 from neuclip.runs.tasks import TaskResults, find_folders, measure_tasks
@@ -43,7 +43,7 @@ def measure(target: str, **given: Unpack[Given]) -> Evaluation:
         with sync_errors():
             built, settings = open_target(target)
         evaluation = replace(settings.evaluation, **known)  # type: ignore[arg-type]
-        sets = main_rank_first(lambda: HeldOutSets.open(replace(settings, evaluation=evaluation)))
+        sets = open_held_out(replace(settings, evaluation=evaluation))
         if not (sets.retrieval or sets.zero_shot):
             raise_on_main(
                 UserError(
