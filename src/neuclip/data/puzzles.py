@@ -50,21 +50,21 @@ def read_puzzles(folder: str | Path) -> Puzzles:
     folder = Path(folder)
     table = puzzle_table(folder)
     files = _image_files(folder)
-    ids: dict[str, int] = {}
+    ids: dict[str, int] = {}  # of images by path: two spellings of a name may mean one
     puzzles = []
     for where, cue, candidates, associations in _entries(table):
-        for candidate in candidates:
-            if candidate not in ids:
-                if _found(candidate, files) is None:
-                    raise UserError(f"{where}: no image of {candidate!r} in {folder}; put {candidate}.jpg there")
-                ids[candidate] = len(ids)
         if unknown := set(associations) - set(candidates):
             raise UserError(f"{where}: association {min(unknown)!r} is not among the candidates; correct the row")
-        right = dict.fromkeys(ids[name] for name in candidates if name in associations)
-        puzzles.append(Puzzle(cue, tuple(ids[name] for name in candidates), tuple(right)))
+        numbers = {}
+        for name in candidates:
+            if (file := files.get(name) or files.get(_loosely(name))) is None:
+                raise UserError(f"{where}: no image of {name!r} in {folder}; put {name}.jpg there")
+            numbers[name] = ids.setdefault(file, len(ids))
+        right = dict.fromkeys(number for name, number in numbers.items() if name in associations)
+        puzzles.append(Puzzle(cue, tuple(numbers[name] for name in candidates), tuple(right)))
     if not puzzles:
         raise UserError(f"{table}: holds no puzzles; give rows of {', '.join(COLUMNS)}")
-    return Puzzles(PlainImages(folder.name, folder, [_found(name, files) or "" for name in ids]), puzzles)
+    return Puzzles(PlainImages(folder.name, folder, list(ids)), puzzles)
 
 
 def puzzle_table(folder: Path) -> Path:
@@ -130,10 +130,6 @@ def _image_files(folder: Path) -> dict[str, str]:
                 files |= {_loosely(file.stem): path} if _loosely(file.stem) not in files else {}
                 files[file.stem] = path
     return files
-
-
-def _found(candidate: str, files: dict[str, str]) -> str | None:
-    return files.get(candidate) or files.get(_loosely(candidate))
 
 
 def _loosely(name: str) -> str:
