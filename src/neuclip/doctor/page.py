@@ -74,9 +74,9 @@ def quality_lines(findings: Findings) -> Iterator[Line]:
         yield "images", f"{size}; {modes}; {byte_size(images.mean_bytes)} each"
         yield "", f"{percent(images.small_share)} smaller than the model's {image_size(findings)}"
     yield "captions", captions_text(findings)
-    if (different := getattr(images, "different", None)) and different < findings["data.pairs"]:
-        together = "captions of one image are separate samples in training, and one sample where recall is measured"
-        yield "", f"{plural(different, 'different image')}: {together}"
+    if captions.different_images not in (None, findings["data.pairs"]):
+        rows = "rows of one image are separate samples in training, and one sample where recall is measured"
+        yield "", f"{plural(captions.different_images, 'different image')}: {rows}"
     duplicates = f"{percent(captions.equal_in_batch_share)} of a batch have the same caption as another pair of it"
     if captions.equal_share is None:
         yield "", f"{duplicates} (estimated from {plural(captions.counted, 'caption')})"
@@ -96,10 +96,10 @@ def quality_lines(findings: Findings) -> Iterator[Line]:
 def captions_text(findings: Findings) -> str:
     """As counted, else as the probed samples have them."""
     captions = findings.section("captions")
-    if "captions.most" in findings:
-        return str(CaptionCounts(**{name: getattr(captions, name) for name in CaptionCounts._fields}))
-    several = captions.several_share
-    return f"{percent(several)} of the probed pairs have several" if several else "1 caption each, of the probed pairs"
+    if captions.number is None:
+        return f"{percent(captions.several_share)} of the probed samples have several"
+    pairs = findings["data.pairs"]
+    return str(CaptionCounts(pairs, captions.number, captions.fewest, captions.most, captions.missing))
 
 
 def span(section: SimpleNamespace, name: str) -> str:

@@ -150,10 +150,18 @@ def note_caption_lengths(findings: Findings, probe: SampleProbe, settings: Setti
 
 def note_caption_counts(findings: Findings, source: Source) -> None:
     """How many captions the samples have, and whether several samples have the same image."""
-    if counts := known_counts(source):
-        findings.note("captions", **counts._asdict())
-        keys = source.image_keys()
-        findings.note("images", different=None if keys is None else len(np.unique(keys)))
+    if (counts := known_counts(source)) is None:
+        findings.note("captions", number=None, fewest=None, most=None, missing=None, different_images=None)
+        return
+    keys = source.image_keys()
+    findings.note(
+        "captions",
+        number=counts.captions,
+        fewest=counts.fewest,
+        most=counts.most,
+        missing=counts.without,
+        different_images=None if keys is None else len(np.unique(keys)),
+    )
 
 
 def known_counts(source: Source) -> CaptionCounts | None:

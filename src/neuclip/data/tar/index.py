@@ -68,8 +68,8 @@ def load_index(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
     """The index of a plain tar: read from its file if that is up to date, else built and stored. And what has changed
     since the file was written; "" if nothing has, or there was none.
 
-    With a `caption_key`, captions are those of that key of `json` members, or with LINES the lines of `txt` members. The
-    index then has a file of its own.
+    With a `caption_key`, captions are those of that key of `json` members, or with LINES the lines of `txt` members;
+    the index then has a file of its own.
     """
     status = status_of(shard)
     change = ""
