@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from neuclip.formatting import UNKNOWN, format_count
 from neuclip.records import RunFolder
 from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.fields import check_at_least
+from neuclip.settings.help import WIDTH
 from neuclip.settings.sections import RunSettings
 from neuclip.tasks import GROUPS
 
@@ -122,8 +124,9 @@ def print_figures(measured: Evaluation | None, results: TaskResults | None) -> N
         print(tasks_table(results.lines), end="")
         if results.averages:
             print(f"\n{averages_table(results.averages)}", end="")
-        for task in results.missing:
-            print(f"{task.name}: not there (neuclip data get {task.key})")
+        if results.missing:
+            names = ", ".join(task.key.rpartition("/")[2] for task in results.missing)
+            print(textwrap.fill(f"Not there (neuclip data get NAME): {names}", WIDTH, subsequent_indent="  "))
         print(f"Results: {results.file}")
 
 

@@ -71,15 +71,15 @@ def _average(
     choose: Callable[[Task, Metrics], float | None],
 ) -> Average:
     lacking = {task.name: why for task in members if (why := _what_lacks(task, by_key.get(task.key)))}
-    usable = [task for task in members if task.name not in lacking]
-    values = [choose(task, by_key[task.key]["metrics"]) for task in usable]
-    chances = [by_key[task.key].get("meta", {}).get("chance") for task in usable]
+    lines = [by_key[task.key] for task in members if task.key in by_key]
+    values = [choose(task, by_key[task.key]["metrics"]) for task in members if task.key in by_key]
+    chances = [line.get("meta", {}).get("chance") for line in lines]
     return Average(
         group,
         name,
         None if lacking or None in values else mean(values),  # type: ignore[arg-type]
         None if lacking or None in chances else mean(chances),
-        len(usable),
+        len(lines),
         len(members),
         tuple(f"{name}: {why}" for name, why in lacking.items()),
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neuclip.data.held_out import open_retrieval
 from neuclip.data.puzzles import read_puzzles
+from neuclip.data.source import Source
 from neuclip.data.zero_shot import ZeroShotTask
 from neuclip.distributed.collectives import all_gather_object, is_main
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank
@@ -55,7 +56,7 @@ def measure_tasks(embedder: Embedder, chosen: Iterable[Task], root: Path, file: 
         print(f"{plural(len(known), 'task')} in {file} already, of the same weights and data", file=sys.stderr)
     todo = {task: one for task, one in opened.items() if task.key not in known}
     embedder.embed_texts([text for one in todo.values() for text in texts_of(one)], "embedding prompts of all tasks")
-    pace = Pace(len(todo), sum(task.size for task in todo))
+    pace = Pace(len(todo), sum(map(count_images, todo.values())))
     for task, one in todo.items():
         started = time.monotonic()
         try:
@@ -65,7 +66,7 @@ def measure_tasks(embedder: Embedder, chosen: Iterable[Task], root: Path, file: 
             continue
         line = result_line(task, measured, facts[task] | {"seconds": time.monotonic() - started})
         on_main_rank(lambda line=line: results.write(line))  # type: ignore[misc]
-        pace.show(task, line)
+        pace.show(task, line, count_images(one))
     stored = all_gather_object(results.read() if is_main() else [])[0]
     lines = [line for task in opened for line in stored if line["key"] == task.key and task.name not in failed]
     return TaskResults(file, lines, averages(lines), [task for task in chosen if task not in folders], failed)
@@ -105,6 +106,10 @@ def open_task(task: Task, folder: Path) -> Opened:
     return read_puzzles(folder) if task.kind == "puzzles" else open_retrieval(str(folder), Settings())
 
 
+def count_images(opened: Opened) -> int:
+    return len(opened) if isinstance(opened, Source) else len(opened.source)
+
+
 def _provenance(embedder: Embedder) -> dict[str, Any]:
     """What all results of a model depend on."""
     model = embedder.built.towers.model
@@ -129,23 +134,22 @@ class Pace:
     """Tells after each task how fast it went, and how long the rest will take at the pace of all so far."""
 
     tasks: int
-    items: int
+    images: int
     done: int = 0
-    items_done: int = 0
+    images_done: int = 0
     seconds: float = 0.0
-    stream: Any = field(default_factory=lambda: sys.stderr)
 
-    def show(self, task: Task, line: dict[str, Any]) -> None:
+    def show(self, task: Task, line: dict[str, Any], images: int) -> None:
         meta = line["meta"]
         self.done += 1
-        self.items_done += task.size
+        self.images_done += images
         self.seconds += meta["seconds"]
-        left = self.seconds / self.items_done * (self.items - self.items_done)
+        left = self.seconds / self.images_done * (self.images - self.images_done)
         rest = f", {format_duration(left)} left" if self.done < self.tasks else ""
-        speed = format_number(meta["images"] / max(meta["seconds"], 1e-9))
+        speed = format_number(images / max(meta["seconds"], 1e-9))
         if is_main():
             print(
                 f"[{self.done} of {self.tasks}] {task.name}: {task.metric} {percent(line['metrics']['main_metric'])}, "
-                f"{plural(meta['images'], 'image')} at {speed}/s{rest}",
-                file=self.stream,
+                f"{plural(images, 'image')} at {speed}/s{rest}",
+                file=sys.stderr,
             )
