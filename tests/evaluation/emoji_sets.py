@@ -66,8 +66,10 @@ def write_fixed_model(folder: Path) -> Path:
     built = build_model("tiny")
     draw = np.random.RandomState(7)
     for name, weights in sorted(built.towers.model.named_parameters()):
-        if weights.ndim > 1:
+        if weights.ndim > 1 or "embedding" in name:
             spread = 1.0 if "token" in name else 0.02 if "embedding" in name else 2 * weights[0].numel() ** -0.5
             weights.copy_(torch.from_numpy(draw.standard_normal(tuple(weights.shape)) * spread))
+        elif weights.ndim == 1:
+            weights.fill_(1.0 if name.endswith("weight") else 0.0)  # of a norm, or a bias
     export_model(built, folder)
     return folder

@@ -19,16 +19,17 @@ from tests.evaluation.emoji_sets import write_emoji_sets, write_fixed_model
 ORACLE = "NEUCLIP_CLIP_BENCHMARK"
 GROUPS, NAMES = "wds_cifar10_test", "wds_flickr30k_test"  # the places of two tasks; what lies there is ours
 GOLDEN = {
-    GROUPS: {"acc1": 0.080568720, "acc5": 0.668246445, "mean_per_class_recall": 0.113445378},
+    GROUPS: {"acc1": 0.317535545, "acc5": 0.843601896, "mean_per_class_recall": 0.254545455},
     NAMES: {
-        "image_retrieval_recall@1": 0.012903226,
+        "image_retrieval_recall@1": 0.002150538,
         "text_retrieval_recall@1": 0.004739337,
         "image_retrieval_recall@5": 0.027956989,
         "text_retrieval_recall@5": 0.023696683,
-        "image_retrieval_recall@10": 0.058064517,
-        "text_retrieval_recall@10": 0.037914693,
+        "image_retrieval_recall@10": 0.040860213,
+        "text_retrieval_recall@10": 0.047393367,
     },
 }
+WEIGHTS = "f38df03782d7adb144dcd304351ec3c1ef7a480fe889b68711a08c9a4bc04f8a"  # of the model that they are of
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,7 @@ def place(tmp_path_factory) -> Path:
 def ours(place) -> dict[str, dict[str, float]]:
     target, file = f"local-dir:{place / 'model'}", place / "results.jsonl"
     lines = api.measure_datacomp(target, data=place / "sets", output=file).lines
+    assert {line["meta"]["weights"] for line in lines} == {WEIGHTS}
     assert [line["meta"]["images"] for line in lines] == [211, 211] and lines[1]["meta"]["captions"] == 465
     return {GROUPS: lines[0]["metrics"], NAMES: lines[1]["metrics"]}
 

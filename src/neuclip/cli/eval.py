@@ -22,9 +22,8 @@ from neuclip.settings.sections import RunSettings
 from neuclip.tasks import GROUPS
 
 if TYPE_CHECKING:
-    from neuclip.evaluation.averages import Average
-    from neuclip.evaluation.runner import Evaluation
-    from neuclip.runs.tasks import TaskResults
+    from neuclip.runs.evaluate import Evaluation
+    from neuclip.runs.tasks import Average, TaskResults
 
 COLUMNS = {
     "image_column": "tables: column of images or their paths",
@@ -37,14 +36,16 @@ OF_BOTH = ("batch_size", "max_bad_share")
 BESIDE = ("acc_worst_region_without_other", "acc1_blank_classnames_keep")
 
 COMMAND = Command(
-    usage="eval TARGET [--retrieval [NAME=]DATA,...] [--zero-shot [NAME=]FOLDER,...] [--data ROOT] [--tasks NAME,...]",
+    usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...] [--data ROOT [--tasks NAME,...]]",
     about="""Measures retrieval (recall@k, in both directions) and zero-shot accuracy, with chance beside each figure:
-on data of your own, or on DataComp's 38 tasks. TARGET is the folder of a run, one of its checkpoints, a saved open_clip
+on data of your own, or on DataComp's 38 tasks. Give the folder of a run, one of its checkpoints, a saved open_clip
 model (local-dir:FOLDER), a model of the hub (hf-hub:NAME), or MODEL:WEIGHTS with a tag of open_clip or a file. What is
 not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.""",
     flags=(
-        Flag("retrieval", tuple[str, ...], "held-out pairs, or none [default: as in the run]"),
-        Flag("zero-shot", tuple[str, ...], "classification data sets, or none [default: as in the run]"),
+        Flag("retrieval", tuple[str, ...], "held-out pairs, DATA or NAME=DATA, or none [default: as in the run]"),
+        Flag(
+            "zero-shot", tuple[str, ...], "classification sets, FOLDER or NAME=FOLDER, or none [default: as in the run]"
+        ),
         Flag("data", str, "folder with the data of DataComp's tasks, as neuclip data get makes it"),
         Flag("tasks", str, "datacomp (38), imagenet (7), retrieval (2), vtab (13), or names of tasks [datacomp]"),
         Flag(
@@ -52,7 +53,7 @@ not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.
             Literal["datacomp", "correct"],
             "count FMoW and CLEVR Distance as published results do, or as they are meant [datacomp]",
         ),
-        Flag("output", str, "file of the tasks' results [RUN/tasks.jsonl, or evaluations/TARGET.jsonl]"),
+        Flag("output", str, "file of the tasks' results [RUN/tasks.jsonl, or evaluations/MODEL.jsonl]"),
         Flag("batch-size", int, "images per forward pass [default: as in the run]"),
         Flag(
             "max-bad-share",
@@ -63,9 +64,7 @@ not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.
         JSON,
     ),
     examples=(
-        "neuclip eval runs/first",
         "neuclip eval runs/first --retrieval 'shards/{00020..00021}.tar' --zero-shot none --json",
-        "neuclip eval runs/first --data evaluation-sets",
         "neuclip eval ViT-B-32:weights.safetensors --data evaluation-sets --tasks imagenet,retrieval",
     ),
 )
