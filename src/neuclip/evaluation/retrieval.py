@@ -12,7 +12,7 @@ from torch import Tensor
 from neuclip.evaluation.embedding import EmbeddedPairs, check_finite
 
 
-def recall(pairs: EmbeddedPairs, *, ks: Sequence[int] = (1, 5, 10), chunk: int = 1024) -> dict[str, float]:
+def recall(pairs: EmbeddedPairs, *, ks: Sequence[int] = (1, 5, 10), chunk: int = 128) -> dict[str, float]:
     """The standard of the field: every image is a query against all captions, and is right if any of its own is among
     the first k; every caption is a query against all images, and is right if its own image is.
 
@@ -61,7 +61,7 @@ def best_ranks(
     candidate_of: Tensor,
     *,
     columns: Tensor | None = None,
-    chunk: int = 1024,
+    chunk: int = 128,
 ) -> Tensor:  # (q, d), (c, d), (p,), (p,), (k,) -> (q,) int64
     """The rank, from 1, of each query's best right candidate. Pair j says: candidate_of[j] is right for query_of[j].
 
