@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import pickle
 import random
 
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 
 from neuclip.data.zero_shot import DEFAULT_TEMPLATES, ZeroShotTask
 from neuclip.errors import UserError
+from neuclip.evaluation.zero_shot import evaluate_task
 from tests.data.small_shards import image_bytes, write_tar
 from tests.data.small_tasks import metadata, npy, sample, write_class_folders, write_task
+from tests.evaluation.small_towers import colour_embedder
 
 
 def refusal(folder, **options) -> str:
@@ -44,8 +48,8 @@ def test_a_set_without_npy_members_has_no_metadata(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (npy(1, 2), "0.tar: s0000003.png: its npy member has 2 numbers, others have 4"),
-        (None, "0.tar: s0000003.png: has no npy member, others have 4"),
+        (npy(1, 2), "0.tar: s0000003.npy: has 2 numbers, others have 4"),
+        (None, "0.tar: s0000003.png: has no npy member, others have 4 numbers"),
         (b"no array", "0.tar: s0000003.npy: is not a whole array of numbers"),
         (npy(1, 2, 3, 4)[:-9], "0.tar: s0000003.npy: is not a whole array of numbers"),
         ("object", "0.tar: s0000003.npy: is not a whole array of numbers"),
@@ -61,6 +65,18 @@ def test_metadata_that_do_not_fit_are_refused_with_their_member(tmp_path, conten
     changed = [(name, content if name == "s0000003.npy" else old) for name, old in members]
     write_tar(tmp_path / "test" / "0.tar", [member for member in changed if member[1] is not None])
     assert expected in refusal(tmp_path)
+
+
+def test_metadata_may_be_stored_as_different_kinds_of_whole_numbers(tmp_path):
+    write_task(tmp_path, sizes=[3])
+    members = []
+    for number, kind in enumerate(["int64", ">i4", "uint8"]):
+        stream = io.BytesIO()
+        np.save(stream, np.array([number, 200], dtype=kind))
+        members += [*sample(number), (f"s{number:07d}.npy", stream.getvalue())]
+    write_tar(tmp_path / "test" / "0.tar", members)
+    metadata = ZeroShotTask.open(tmp_path).metadata
+    assert metadata.dtype == np.int64 and metadata.tolist() == [[0, 200], [1, 200], [2, 200]]
 
 
 def test_train_beside_test_is_not_read(tmp_path):
@@ -192,6 +208,28 @@ def test_a_folder_that_cannot_be_classified_is_one_line(tmp_path, counts, expect
     assert expected in refusal(write_class_folders(tmp_path, **counts))
 
 
+def test_the_folder_of_the_shards_alone_is_answered_with_its_parent(tmp_path):
+    write_task(tmp_path / "set", sizes=[1])
+    assert f"did you mean {tmp_path / 'set'}?" in refusal(tmp_path / "set" / "test")
+
+
+def test_class_names_are_cut_at_line_feeds_alone(tmp_path):
+    write_task(tmp_path, sizes=[2])
+    (tmp_path / "classnames.txt").write_bytes("\ufeffcat\r\nsea\u2028horse\r\n".encode())
+    assert ZeroShotTask.open(tmp_path).classnames == ["cat", "sea\u2028horse"]
+
+
 def test_a_missing_folder_is_answered_with_the_nearest(tmp_path):
     write_task(tmp_path / "wds_vtab-dtd_test", sizes=[1])
     assert f"did you mean {tmp_path}/wds_vtab-dtd_test?" in refusal(tmp_path / "wds_vtab-dtd-test")
+
+
+def test_images_of_class_folders_travel_to_data_workers_and_broken_ones_are_counted(tmp_path):
+    write_class_folders(tmp_path, cat=2, dog=2)
+    (tmp_path / "dog" / "003.png").write_bytes(b"no image")
+    task = ZeroShotTask.open(tmp_path)
+    copy = pickle.loads(pickle.dumps(task.source))
+    assert [copy[id].image for id in range(4)] == [task.source[id].image for id in range(4)]
+    figures, faults = evaluate_task(colour_embedder(batch_size=2), task)
+    assert (figures["images"], figures["classes"]) == (3, 2)
+    assert [(fault.id, fault.reason) for fault in faults] == [(3, "image does not decode")]

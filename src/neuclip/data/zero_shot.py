@@ -105,8 +105,9 @@ def _labelled_images(folder: Path, classes: list[str]) -> PlainImages:
     number = {name: label for label, name in enumerate(classes)}
     labelled = [(file, number[file.partition("/")[0]]) for file in files if "/" in file]
     if not labelled:
-        shards = next(folder.glob("*.tar"), None)
-        hint = f"{shards} belongs into {folder / 'test'}" if shards else f"give {LAYOUTS}"
+        shard, parent = next(folder.glob("*.tar"), None), folder.parent
+        hint = f"{shard} belongs into {folder / 'test'}" if shard else f"give {LAYOUTS}"
+        hint = f"did you mean {parent}?" if shard and (parent / CLASSNAMES).is_file() else hint
         raise UserError(f"{folder}: neither class folders with images nor test/0.tar; {hint}")
     if len(classes) < 2:
         raise UserError(f"{folder}: has a single class folder, {classes[0]}; give a folder with one folder per class")
@@ -153,7 +154,7 @@ def _refuse_other_type(folder: Path) -> None:
 def _lines(path: Path, drop_blank: bool) -> list[str]:
     """Stripped lines. Blank ones stay: a class may have an empty name, and dropping it shifts all labels."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")]
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from None
     kept = [line for line in lines if line] if drop_blank else lines
