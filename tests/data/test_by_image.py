@@ -83,11 +83,11 @@ def test_the_grouped_table_has_the_fingerprint_of_a_table_with_lists(tmp_path):
 
 def test_lists_in_rows_of_one_image_are_joined(tmp_path):
     write_images(tmp_path)
-    rows = [("000.png", ["a", "b"]), ("001.png", ["c"]), ("000.png", ["d", "e"])]
+    rows = [("000.png", ["a", "b"]), ("001.png", ["c"]), ("000.png", ["d", "e"]), ("gone.png", ["f", "g"])]
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"image": name, "caption": texts}) for name, texts in rows))
     source = open_retrieval(str(tmp_path / "x.jsonl"), Settings())
     assert [source[id].captions for id in range(2)] == [("a", "b", "d", "e"), ("c",)]
-    assert tuple(count_captions(source)) == (2, 5, 1, 4, 0)
+    assert tuple(count_captions(source)) == (3, 5, 1, 4, 1)
     assert source.where(1).endswith("x.jsonl row 2")
 
 

@@ -38,8 +38,8 @@ def test_counts_are_told_in_words():
         ([["a"]] * 1200, "1,200 samples, 1 caption each"),
         ([["a"]], "1 sample, 1 caption each"),
         ([["a", "b"]] * 3, "3 samples with 6 captions (2 each)"),
-        ([["a", "b"], ["c"], []], "3 samples with 3 captions (1 to 2 each); 1 have none"),
-        ([["a"], []], "2 samples, 1 caption each; 1 have none"),
+        ([["a", "b"], ["c"], []], "3 samples with 3 captions (1 to 2 each); 1 without"),
+        ([["a"], []], "2 samples, 1 caption each; 1 without"),
         ([[], []], "2 samples without captions"),
     ):
         assert str(CaptionCounts.of(Captions.of(captions))) == words

@@ -33,6 +33,7 @@ class GroupedByImage(Source):
         self.source = source
         self.name = source.name
         self.kind = source.kind
+        self.split = source.split
         self.files = source.files
         self.fetches = source.fetches
         self.captions_are_files = source.captions_are_files
@@ -69,12 +70,19 @@ class GroupedByImage(Source):
         for piece in self.source.caption_pieces():
             several = set((piece.further["number"] + len(captions)).tolist())
             captions += [
-                self.source[row].captions if row in several else (text,)
+                self._captions_of_row(row) if row in several else (text,)
                 for row, text in enumerate(piece.first, start=len(captions))
             ]
         for first in range(0, len(self), PIECE):
             ids = range(first, min(first + PIECE, len(self)))
             yield Captions.of(chain.from_iterable(captions[row] for row in self.rows(id)) for id in ids)
+
+    def _captions_of_row(self, row: int) -> tuple[str, ...]:
+        """Of a row with several; none if it cannot be read, which is the same for all rows of its image."""
+        try:
+            return self.source[row].captions
+        except BadSample:
+            return ()
 
     def describe_files(self) -> SourceFiles:
         return self.source.describe_files()

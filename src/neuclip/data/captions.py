@@ -213,7 +213,7 @@ class CaptionCounts(NamedTuple):
             return f"{samples} without captions"
         each = f"{self.fewest}" if self.fewest == self.most else f"{self.fewest} to {self.most}"
         number = ", 1 caption each" if self.most == 1 else f" with {plural(self.captions, 'caption')} ({each} each)"
-        return f"{samples}{number}{f'; {self.without:,} have none' if self.without else ''}"
+        return f"{samples}{number}{f'; {self.without:,} without' if self.without else ''}"
 
 
 def _first_captions(

@@ -152,12 +152,10 @@ def _check_captions(address: str, source: Source) -> None:
 
 def _print_several_lines(address: str, source: Source) -> None:
     """Texts of several lines may be several captions; nothing but a mark tells."""
-    if not source.texts_are_captions:
-        return
-    count = sum(b"\n" in text for piece in source.caption_pieces() for text in piece.first)
-    if count:
+    pieces = (piece for part in source.parts if part.texts_are_captions for piece in part.caption_pieces())
+    if count := sum(b"\n" in text for piece in pieces for text in piece.first):
         print_once(
             f"{without_queries(address)}: the texts of {count:,} of {plural(len(source), 'image')} have several lines "
-            f"and are read as one caption each; if every line is a caption, write the word {RETRIEVAL} into the file "
-            f"{DATASET_TYPE} beside the images or shards"
+            f"and are read as one caption each; if every line is a caption, {'download the set and ' * source.fetches}"
+            f"write the word {RETRIEVAL} into the file {DATASET_TYPE} beside the images or shards"
         )

@@ -38,6 +38,7 @@ class Source(ABC):
 
     name: str
     kind: str  # as `neuclip doctor` calls it: tar, csv, folder ...
+    split: str = ""  # of a file that lists several: the one that is read
     files: Sequence[Path] = ()  # that hold its pairs on this disk; images in files of their own aside
     faults: tuple[Fault, ...] = ()  # what could not be indexed: members without an image, cut-off shards; id -1
     captions_sha256: str | None = None  # the fingerprint of all captions, where it is stored
@@ -90,7 +91,7 @@ class Source(ABC):
 
     def places(self) -> set[str]:
         """The files or folders that hold its pairs, resolved, to see whether two sources share data."""
-        return {str(file.resolve()) for file in self.files}
+        return {f"{file.resolve()}{self.split and f' ({self.split})'}" for file in self.files}
 
     def image_keys(self) -> np.ndarray | None:
         """(n,) uint64, equal for pairs of one image; None: every pair has its own, as far as it is known unread."""

@@ -41,10 +41,11 @@ MATCHES_SHOWN = 5  # per query of the gallery
 
 def open_held_out(settings: Settings) -> HeldOutSets:
     """Collective. Before the run starts: a set that cannot be opened is found now."""
-    if is_main() and settings.data.train in [named(address)[1] for address in settings.evaluation.retrieval]:
+    sets = main_rank_first(lambda: HeldOutSets.open(settings))
+    trained_on = [name for name, path in map(named, settings.evaluation.retrieval) if path == settings.data.train]
+    if is_main() and any(not sets.retrieval[name].split for name in trained_on):
         warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
         print(warning, file=sys.stderr)
-    sets = main_rank_first(lambda: HeldOutSets.open(settings))
     sources = (*sets.retrieval.values(), *(task.source for task in sets.zero_shot.values()))
     sizes = all_gather_object([len(source) for source in sources])  # each rank embeds a part of every set
     if any(other != sizes[0] for other in sizes):

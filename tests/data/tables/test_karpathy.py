@@ -72,6 +72,7 @@ def test_retrieval_reads_the_test_split_and_training_the_others(tmp_path, kind, 
     assert source[1].image == image_bytes(4, "jpg") and source.where(1) == f"{path}: 4.jpg"
     training = open_source(str(path))
     assert [training[id].captions for id in range(len(training))] == [tuple(captions(k)) for k in (1, 2, 5)]
+    assert source.places().isdisjoint(training.places())  # one file, and no image on both sides
     printed = capsys.readouterr().err
     assert (
         f"2 images from {tmp_path}/flickr30k-images, 10 captions; of its splits only test (2) for retrieval" in printed

@@ -71,7 +71,9 @@ def open_karpathy(name: str, path: Path, entries: Iterable[Entry], *, retrieval:
         f"{plural(sum(len(entry.captions) for entry in listed), 'caption')}"
         + (f"; of its splits only {chosen} for {'retrieval' if retrieval else 'training'}" if chosen else "")
     )
-    return ListedImages(name, path, rows, folder)
+    source = ListedImages(name, path, rows, folder)
+    source.split = wanted[0] if chosen else ""
+    return source
 
 
 def json_entries(content: dict[str, Any]) -> Iterator[Entry]:
