@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def measure_tasks(embedder: Embedder, chosen: Iterable[Task], root: Path, file: 
             failed[task.name] = str(error)
             continue
         line = result_line(task, measured, facts[task] | {"seconds": time.monotonic() - started})
-        on_main_rank(lambda line=line: results.write(line))  # type: ignore[misc]
+        on_main_rank(partial(results.write, line))
         pace.show(task, line, count_images(one))
     stored = all_gather_object(results.read() if is_main() else [])[0]
     lines = [line for task in opened for line in stored if line["key"] == task.key and task.name not in failed]
