@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -183,6 +184,12 @@ class TrainingWindows(Windows):
         return random.choice(sample.captions) if len(sample.captions) > 1 else sample.captions[0]
 
 
+def decode_rgb(content: bytes) -> Image.Image:
+    """As the field's evaluations do it, before any resizing: a palette cannot be interpolated, and colours under full
+    transparency count."""
+    return decode(content).convert("RGB")
+
+
 @dataclass(eq=False)
 class ImageWindows(Windows):
     """Images as they lie, with all their captions; nothing is drawn, and a bad sample is left out, not replaced."""
@@ -197,7 +204,7 @@ class ImageWindows(Windows):
             for id in range(start, min(start + self.size, self.end)):
                 try:
                     sample = self.source[id]
-                    images.append(self.pixels(id, sample))
+                    images.append(self.pixels(id, sample, decode_rgb))
                 except BadSample as bad:
                     faults.append(Fault(id, bad.reason, bad.where))
                     continue

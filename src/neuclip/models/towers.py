@@ -175,9 +175,9 @@ def encode_once(model: Any, tokenize: Tokenize) -> None:
 
 @contextlib.contextmanager
 def silence_open_clip() -> Iterator[None]:
-    """open_clip warns that a model which was to be initialized randomly is random."""
+    """open_clip warns that a model which was to be initialized randomly is random; its errors it logs and raises."""
     previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         yield
     finally:
