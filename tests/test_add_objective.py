@@ -69,7 +69,7 @@ class ConstantCLIP(Objective):
             self.mean.lerp_(torch.stack([image.mean(), text.mean()]), 1 - self.settings.decay)
         return image.mean() + text.mean() + gradient_only(mean_normalizer_ratio(pairs, tau, self.estimates(pairs, tau)))
 
-    def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
+    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> Both:
         return self.mean[0].expand(len(pairs.image)), self.mean[1].expand(len(pairs.image))
 
 
@@ -90,8 +90,8 @@ def test_an_objective_defined_elsewhere_is_trained_evaluated_doctored_measured_a
     assert len(records) == STEPS and all(math.isfinite(record["loss"]) for record in records)
     assert "calibration_image" in records[-1]
     assert any("recall" in key for key in api.evaluate(str(folder.path)))
-    error = api.normalizer_error(folder.path, anchors=10, seed=0)
-    assert error["estimators"]["method"]["mean"] > 0 and error["eps"] == 1e-4
+    error = api.normalizer_errors([folder.path], anchors=10, seed=0)
+    assert error["runs"][0]["mean"]["method"] > 0 and error["eps"] == 1e-4
     assert "ConstantCLIP" in folder.report.read_text()
     assert "decay: 0.25" in folder.settings.read_text()
 

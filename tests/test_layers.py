@@ -10,7 +10,7 @@ import pytest
 import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
-FLOOR = {"errors", "formatting", "progress", "settings", "records"}
+FLOOR = {"errors", "formatting", "progress", "settings", "records", "tasks"}
 MIDDLE = FLOOR | {"distributed"}
 PARTS = MIDDLE | {"objectives", "models", "data", "plan"}
 MAY_IMPORT = {
@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "progress": {"formatting"},
     "settings": {"errors"},
     "records": {"errors", "settings"},
+    "tasks": {"errors", "settings"},
     "distributed": FLOOR,
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
@@ -37,14 +38,14 @@ MAY_IMPORT = {
 INSIDE = {
     "data": [
         {"held_out", "convert", "loader"},
-        {"zero_shot"},
+        {"zero_shot", "puzzles"},
         {"open"},
-        {"hold_out"},
+        {"hold_out", "by_image"},
         {"mixture"},
         {"tables", "tar"},
         {"faults", "fingerprint"},
         {"source"},
-        {"captions", "decoding", "locations"},
+        {"captions", "decoding", "locations", "retrieval_layout"},
         {"sample", "order", "machine", "splits", "by_name"},
     ],
     "objectives": [
@@ -56,7 +57,7 @@ INSIDE = {
         {"formulas"},
     ],
 }
-NO_TORCH = ("errors", "formatting", "progress", "settings", "records", "report", "cli")
+NO_TORCH = (*FLOOR, "report", "cli")
 
 
 def imports(file: Path, *, lazy: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
 from torch import nn
 
@@ -13,15 +14,15 @@ from neuclip.models.towers import Tokenize, Transform
 from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
 from neuclip.runs.build import absolute_paths, resolve_held_out
-from neuclip.runs.error import normalizer_error
-from neuclip.runs.evaluate import measure
+from neuclip.runs.error import normalizer_errors
+from neuclip.runs.evaluate import Given, measure, measure_datacomp
 from neuclip.runs.pretrained import resolve_model
 from neuclip.runs.target import open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import loop
 
-__all__ = ["evaluate", "load", "measure", "normalizer_error", "train"]
+__all__ = ["evaluate", "load", "measure", "measure_datacomp", "normalizer_errors", "train"]
 
 
 def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:
@@ -43,39 +44,21 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
     return run.folder.path
 
 
-def evaluate(
-    target: str,
-    *,
-    retrieval: tuple[str, ...] | None = None,
-    zero_shot: tuple[str, ...] | None = None,
-    batch_size: int | None = None,
-    max_bad_share: float | None = None,
-    image_column: str | None = None,
-    caption_column: str | None = None,
-    caption_key: str | None = None,
-) -> dict[str, float]:
-    """Held-out figures of a run, a checkpoint or `local-dir:FOLDER`. What is not given comes from the run's settings.
+def evaluate(target: str, **given: Unpack[Given]) -> dict[str, float]:
+    """Held-out figures of a run, a checkpoint or a model: `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a
+    tag of open_clip or the path of a file. What is not given comes from the run's settings.
 
     Each set has a figure `skipped`: the samples that could not be used. Too many of them raise RunFailed.
 
     >>> evaluate("runs/first", retrieval=("shards/{00020..00021}.tar",))        # doctest: +SKIP
     """
-    evaluation = measure(
-        target,
-        retrieval=retrieval,
-        zero_shot=zero_shot,
-        batch_size=batch_size,
-        max_bad_share=max_bad_share,
-        image_column=image_column,
-        caption_column=caption_column,
-        caption_key=caption_key,
-    )
+    evaluation = measure(target, **given)
     evaluation.raise_refused()
     return evaluation.figures
 
 
 def load(target: str) -> tuple[nn.Module, Transform, Tokenize]:
-    """The open_clip model of a run, a checkpoint or `local-dir:FOLDER`, with its transform and tokenizer.
+    """The open_clip model of whatever `evaluate` measures, with its transform and tokenizer.
 
     >>> model, transform, tokenizer = load("runs/first")        # doctest: +SKIP
     """

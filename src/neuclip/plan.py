@@ -32,6 +32,7 @@ class Plan:
     warmup_steps: int
     local_batch: int  # pairs per step and rank
     micro_batch: int  # pairs per forward pass, at most
+    milestones: tuple[int, ...] = ()  # steps after which a checkpoint is kept for good
 
     @classmethod
     def of(cls, settings: Settings, ranks: int = 1) -> Plan:
@@ -44,6 +45,7 @@ class Plan:
             warmup_steps=warmup_steps(settings.optimizer.warmup, steps),
             local_batch=local,
             micro_batch=min(local, train.micro_batch_size or local),
+            milestones=milestone_steps(settings.checkpoint.milestones, train.samples, train.batch_size),
         )
 
     @property
@@ -64,6 +66,16 @@ class Plan:
 def warmup_steps(warmup: float, steps: int) -> int:
     """`warmup` below 1 is a share of the run, from 1 on a number of steps."""
     return round(warmup * steps) if warmup < 1 else int(warmup)
+
+
+def milestone_steps(count: int, samples: int, batch_size: int) -> tuple[int, ...]:
+    """The first steps at or past each of `count` equal parts of the budget; whole batches may end before the last.
+
+    >>> milestone_steps(5, 1000, 100), milestone_steps(2, 1000, 96)
+    ((2, 4, 6, 8, 10), (6, 10))
+    """
+    ends = (-(-part * samples // (count * batch_size)) for part in range(1, count + 1))
+    return tuple(dict.fromkeys(min(step, samples // batch_size) for step in ends))
 
 
 def chunk_count(pairs: int, micro_batch: int) -> int:

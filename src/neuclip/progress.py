@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TextIO, TypeVar
 
-from neuclip.formatting import format_duration
+from neuclip.formatting import format_duration, format_number
 
 T = TypeVar("T")
 
@@ -53,16 +53,20 @@ class StatusLine:
             self.stream.flush()
 
 
-def track(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator[T]:
-    """Pass items through and show how far it is: `for x in track(xs, "indexing shards", len(xs))`."""
+def track(items: Iterable[T], what: str, total: int, unit: str = "", *, step: int = 1) -> Iterator[T]:
+    """Pass items through and show how far it is: `for x in track(xs, "indexing shards", len(xs))`. Each item is `step`
+    of the total; with steps the speed is shown too."""
     status = StatusLine(silent_seconds=SILENT_SECONDS)
     start = time.monotonic()
     for count, item in enumerate(items):
         if status.due():
-            status.show(progress_text(what, count, total, time.monotonic() - start, unit))
+            done, seconds = min(count * step, total), time.monotonic() - start
+            status.show(progress_text(what, done, total, seconds, unit, with_speed=step > 1))
         yield item
     if status.shown and not status.live:
-        status.show(f"{what}  {total:,} {unit}".rstrip() + f"  in {format_duration(time.monotonic() - start)}")
+        seconds = time.monotonic() - start
+        speed = speed_text(total, seconds, unit) if step > 1 else ""
+        status.show(f"{what}  {total:,} {unit}".rstrip() + f"  in {format_duration(seconds)}{speed}")
     status.close()
 
 
@@ -75,6 +79,11 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
-def progress_text(what: str, done: int, total: int, seconds: float, unit: str = "") -> str:
+def progress_text(what: str, done: int, total: int, seconds: float, unit: str = "", *, with_speed: bool = False) -> str:
     left = f"  {format_duration(seconds / done * (total - done))} left" if done else ""
-    return f"{what}  {done:,} of {total:,} {unit}".rstrip() + left
+    speed = speed_text(done, seconds, unit) if with_speed and done else ""
+    return f"{what}  {done:,} of {total:,} {unit}".rstrip() + speed + left
+
+
+def speed_text(done: int, seconds: float, unit: str) -> str:
+    return f"  {format_number(done / max(seconds, 1e-9))} {unit} per second"

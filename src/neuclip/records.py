@@ -21,6 +21,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.records = self.path / "records.jsonl"
         self.evaluation = self.path / "evaluation.jsonl"
+        self.tasks = self.path / "tasks.jsonl"
         self.skipped = self.path / "skipped.jsonl"
         self.summary = self.path / "summary.json"
         self.gallery = self.path / "gallery.json"

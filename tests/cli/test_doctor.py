@@ -24,8 +24,9 @@ KEYS = {
     "captions": {
         *("several_share", "smallest_tokens", "median_tokens", "largest_tokens", "context_tokens", "cut_off_share"),
         *("equal_share", "commonest", "commonest_count", "counted", "equal_in_batch_share"),
+        *("number", "fewest", "most", "missing", "different_images"),
     },
-    "evaluation": {"sets", "automatic"},
+    "evaluation": {"sets", "automatic", "captions"},
     "model": {"name", "parameters", "image_height", "image_width", "context_tokens", "embed_dim"},
     "plan": {
         *("batch_size", "steps", "samples", "epochs", "batches_per_epoch", "ranks", "batch_per_rank", "micro_batch"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from neuclip.data.convert import convert
-from neuclip.data.fingerprint import fingerprint
+from neuclip.data.fingerprint import count_captions, fingerprint
 from neuclip.data.open import open_source
 from tests.data.small_shards import image_bytes, write_tar
 
@@ -124,6 +124,26 @@ def test_one_caption_per_sample_is_hashed_by_length_and_text_alone(tmp_path):
     assert of(write_jsonl(tmp_path / "jsonl", captions)) == expected.hexdigest()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fingerprint_of_several_captions_is_that_of_earlier_versions(tmp_path, kind):
+    """Counting captions must not change it: checkpoints of earlier runs could not be continued."""
+    assert of(KINDS[kind](tmp_path / "data", CAPTIONS)) == (
+        "65329edc2132e353fd911b02afb28e0af97a33d80ecad6665e8d52dd143e0536"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captions_are_counted_without_reading_images(tmp_path, kind):
+    address = str(KINDS[kind](tmp_path / "data", CAPTIONS))
+    for image in (tmp_path / "data").glob("[1-9].png"):
+        image.unlink()
+    one, twice, mixed = (open_source(form) for form in (address, address, f"{address},{address}:2"))
+    assert count_captions(one) == (7, 11, 1, 3, 1)
+    for source, expected in ((twice, (7, 11, 1, 3, 1)), (mixed, (14, 22, 1, 3, 2))):
+        fingerprint(source)  # which counts them on its way
+        assert source.caption_counts == expected
+
+
 def test_a_mapped_index_stores_the_fingerprint_of_all_captions(tmp_path, monkeypatch):
     folder = write_json_shards(tmp_path / "shards", CAPTIONS, 2)
     in_memory = of(folder)
@@ -131,6 +151,7 @@ def test_a_mapped_index_stores_the_fingerprint_of_all_captions(tmp_path, monkeyp
     for _ in range(2):  # made, then found
         source = open_source(str(folder))
         assert source.captions_sha256 == in_memory and source.joined.place is not None
+        assert source.caption_counts == (7, 11, 1, 3, 1)
 
 
 def test_parts_of_a_mixture_have_the_fingerprint_of_the_whole(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.data.held_out import HeldOutSets, held_out_addresses
+from neuclip.data.held_out import HeldOutSets, held_out_addresses, named
 from neuclip.data.open import open_training_data
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.reading import read_settings
@@ -85,3 +85,34 @@ def test_what_is_kept_from_training_is_measured_beside_what_is_named(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             HeldOutSets.open(read_settings(None, [*held_out, "--evaluation.retrieval", name, *flags]))
+
+
+def test_a_name_before_the_address_is_that_of_the_figures(tmp_path, monkeypatch):
+    assert named("flickr 30k=/data/x.csv") == ("flickr 30k", "/data/x.csv")
+    url = "https://host/x.tar?id=1&sig=2"
+    assert named(url) == ("https://host/x.tar", url) and named(f"mine={url}") == ("mine", url)
+    table = write_csv(tmp_path / "a=b", 4)
+    monkeypatch.chdir(tmp_path)
+    for whole in (str(table), f"a=b/{table.name}", "a=b", "a=b/*.csv", f"a=b/{table.name},c.csv"):
+        assert named(whole) == (whole, whole)
+    settings = evaluated_on(f"mine=a=b/{table.name}", f"a=b/{table.name}")
+    assert {name: len(source) for name, source in HeldOutSets.open(settings).retrieval.items()} == {
+        "mine": 4,
+        f"a=b/{table.name}": 4,
+    }
+
+
+def test_names_that_are_empty_or_given_twice_are_refused(tmp_path):
+    one, two = (write_csv(tmp_path / name, 4) for name in "ab")
+    for addresses, message in (
+        ((f"={one}",), "no name before '='; give NAME=ADDRESS"),
+        (("mine=",), "mine=: no address behind '='"),
+        ((f"mine={one}", f"mine={two}"), f"mine: is the name of two held-out sets, {one} and {two}; give each a name"),
+        ((f"{two}={one}",), "no such file"),  # an address is no name
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            HeldOutSets.open(evaluated_on(*addresses))
+        assert "\n" not in str(caught.value)
+    settings = Settings(evaluation=EvaluationSettings(retrieval=(f"mine={one}",), zero_shot=("mine=photos",)))
+    with pytest.raises(UserError, match="is the name of two held-out sets"):
+        HeldOutSets.open(settings)

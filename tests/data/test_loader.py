@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import random
 import tempfile
@@ -98,27 +99,45 @@ def test_loading_leaves_the_main_process_random_state_alone(source, workers):
     assert torch.equal(torch.get_rng_state(), expected[0]) and random.getstate() == expected[1]
 
 
-def test_one_of_several_captions_is_chosen_by_epoch_and_evaluation_takes_the_first(tmp_path):
+def test_one_of_several_captions_is_chosen_by_epoch_and_evaluation_takes_all(tmp_path):
     members = [("a.png", image_bytes(0)), ("a.json", b'{"caption": ["is 1", "is 2", "is 3"]}')]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
     chosen = [batch.tokens.item() for batch in batches_of(source, batch_size=1).steps(0, 40)]
     assert set(chosen) == {1, 2, 3}
-    (batch,) = sequential(source, transform=plain, tokenize=tokenize, batch_size=4, workers=0)
-    assert batch.tokens.item() == 1
+    (batch,) = sequential(source, transform=plain, batch_size=4, workers=0)
+    assert batch.captions == (("is 1", "is 2", "is 3"),)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_sees_every_id_once_in_order(source, workers):
-    batches = list(sequential(source, transform=plain, tokenize=tokenize, batch_size=4, workers=workers))
+    batches = list(sequential(source, transform=plain, batch_size=4, workers=workers))
     assert ids_of(batches) == list(range(15))
     assert [len(batch.ids) for batch in batches] == [4, 4, 4, 3]
-    assert [token for batch in batches for token in batch.tokens[:, 0].tolist()] == list(range(15))
+    assert [captions for batch in batches for captions in batch.captions] == [source[id].captions for id in range(15)]
+    digests = [hashlib.blake2b(source[id].image, digest_size=16).digest() for id in range(15)]
+    assert [digest for batch in batches for digest in batch.digests] == digests
+
+
+def test_evaluation_of_a_share_of_the_ids_is_that_part_of_the_whole(source):
+    batches = list(sequential(source, transform=plain, batch_size=4, workers=0, ids=range(4, 11)))
+    assert [batch.ids.tolist() for batch in batches] == [[4, 5, 6, 7], [8, 9, 10]]
+    assert list(sequential(source, transform=plain, batch_size=4, workers=2, ids=range(8, 8))) == []
+
+
+def test_evaluation_leaves_bad_samples_out(tmp_path):
+    contents = [image_bytes(0), b"not an image", image_bytes(2), b""]
+    members = [m for k, image in enumerate(contents) for m in ((f"{k}.png", image), (f"{k}.txt", b"is 1"))]
+    source = open_source(str(write_tar(tmp_path / "0.tar", members)))
+    first, second, third, last = sequential(source, transform=plain, batch_size=1, workers=0)
+    assert first.ids.tolist() == [0] and third.ids.tolist() == [2]
+    assert not len(second.ids) and not len(second.images) and not second.captions and not second.digests
+    assert [fault.id for batch in (second, last) for fault in batch.faults] == [1, 3]
 
 
 def test_evaluation_takes_labelled_images_without_captions_and_training_does_not(tmp_path):
     members = [m for k in range(3) for m in ((f"{k}.png", image_bytes(k)), (f"{k}.cls", str(k).encode()))]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
-    (batch,) = sequential(source, transform=plain, tokenize=tokenize, batch_size=4, workers=0)
+    (batch,) = sequential(source, transform=plain, batch_size=4, workers=0)
     assert len(batch.images) == 3 and not batch.faults
     with pytest.raises(RunFailed, match="caption is missing"):
         next(batches_of(source, batch_size=1).steps(0, 1))

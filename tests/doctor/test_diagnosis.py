@@ -80,7 +80,7 @@ def test_a_table_of_images_is_examined_too(tmp_path):
         (["--evaluation.retrieval", "nowhere"], 1, "nowhere: no such file or folder"),
         (["--evaluation.retrieval", "nowhere.csv:2"], 1, "nowhere.csv: no such file or folder"),
         (["--evaluation.retrieval", "nowhere/*.tar"], 1, "no file matches this pattern"),
-        (["--evaluation.zero_shot", "nowhere"], 1, "nowhere/classnames.txt: no such file"),
+        (["--evaluation.zero_shot", "nowhere"], 1, "nowhere: no such folder"),
     ],
 )
 def test_what_would_make_training_fail_is_one_problem_with_a_remedy(shards, flags, ranks, expected):

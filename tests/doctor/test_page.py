@@ -9,7 +9,7 @@ from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.page import page_text
 from neuclip.settings.reading import read_settings
-from tests.images import write_shards
+from tests.images import image_bytes, write_shards
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,18 @@ def test_remote_shards_and_an_estimate_of_duplicates_are_described(shards, tmp_p
     page = page_text(examined(f"file://{shards}"), width=200)
     assert "2 shards of 70 pairs, mixed 16 at a time; the cache holds up to 2 of them" in page
     assert "once, all shards fit into the cache" in page and "(estimated from 3 captions)" in page
+
+
+def test_the_number_of_captions_stands_on_the_page_also_of_held_out_data(shards, tmp_path):
+    assert "captions    140 samples, 1 caption each\n" in page_text(examined(shards), width=200)
+    (tmp_path / "a.png").write_bytes(image_bytes(0))
+    (tmp_path / "b.png").write_bytes(image_bytes(1))
+    rows = "".join(f"{'ab'[number % 2]}.png,caption {number}\n" for number in range(40))
+    (tmp_path / "rows.csv").write_text(f"image,caption\n{rows}")
+    page = page_text(examined(tmp_path / "rows.csv", f"--evaluation.retrieval mine={tmp_path}/rows.csv"), width=200)
+    assert "captions    40 samples, 1 caption each\n" in page
+    assert "2 different images: rows of one image are separate samples in training, and one sample where" in page
+    assert "held out    mine: 2 samples with 40 captions (20 each)\n" in page
 
 
 def test_captions_cannot_command_the_terminal_and_are_cut_to_its_width(shards, monkeypatch):

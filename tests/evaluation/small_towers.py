@@ -23,7 +23,7 @@ class ColourTowers(nn.Module):
         self.locked = nn.Dropout(0.5)
         nn.init.eye_(self.map.weight)
         self.modes: list[bool] = []
-        self.encoded_texts = 0
+        self.encoded_images = self.encoded_texts = 0
 
     @property
     def device(self) -> torch.device:
@@ -31,6 +31,7 @@ class ColourTowers(nn.Module):
 
     def encode_image(self, images: Tensor) -> Tensor:
         self.modes.append(self.training)
+        self.encoded_images += len(images)
         return F.normalize(self.map(self.locked(images.mean(dim=(2, 3)))), dim=1)
 
     def encode_text(self, tokens: Tensor) -> Tensor:

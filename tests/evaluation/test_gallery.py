@@ -23,7 +23,7 @@ def make_gallery(folder, *, ids=None, **changes):
     generator = torch.Generator().manual_seed(2)
     image, text = (F.normalize(torch.randn(n, 4, generator=generator), dim=1) for n in (8, 6))
     ids = torch.arange(8) if ids is None else ids
-    pairs = EmbeddedPairs(image, text, CAPTIONS, CAPTION_OF, ids, faults=())
+    pairs = EmbeddedPairs(image, text, CAPTIONS, torch.arange(8), CAPTION_OF, ids, faults=())
     return gallery(pairs, source, **{"count": 5, "top": 3, "seed": 1} | changes), image, text
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from neuclip.errors import UserError
 from neuclip.evaluation.normalizer_error import (
     both_log_normalizers,
+    draw_rows,
     exact_log_normalizers,
     minibatch_log_normalizers,
     normalizer_error,
@@ -44,7 +45,7 @@ class Knows:
     def __init__(self, image, text):
         self.image, self.text = image, text
 
-    def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None):
+    def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None, eps=None):
         return self.image[sample_ids], self.text[sample_ids]
 
 
@@ -132,7 +133,7 @@ def test_prototypes_that_are_all_other_texts_have_no_error():
     image, text = unit(30, 6, 1), unit(30, 6, 2)
 
     class AllOthers:
-        def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None):
+        def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None, eps=None):
             def side(anchors, partners, data):
                 estimates = []
                 for anchor, partner, id in zip(anchors, partners, sample_ids.tolist(), strict=True):
@@ -208,3 +209,43 @@ def test_the_share_at_the_floor_grows_with_eps():
 def test_one_pair_has_no_normalizer():
     with pytest.raises(UserError, match="two or more pairs"):
         measure(unit(1, 6), unit(1, 6), CannotSay())
+
+
+def test_samples_that_cannot_be_read_leave_the_order_of_the_others():
+    whole = draw_rows(torch.arange(50), 50, seed=3)
+    readable = torch.tensor([id for id in range(50) if id not in (7, 21, 49)])
+    drawn = readable[draw_rows(readable, 50, seed=3)]
+    assert drawn.tolist() == [id for id in whole.tolist() if id not in (7, 21, 49)]
+    assert torch.equal(whole, torch.randperm(50, generator=torch.Generator().manual_seed(3)))
+
+
+def test_a_permuted_data_set_has_the_same_error():
+    image, text, order = unit(40, 6, 1), unit(40, 6, 2), torch.randperm(40, generator=torch.Generator().manual_seed(9))
+    told = Knows(torch.zeros(40, dtype=torch.float64), torch.ones(40, dtype=torch.float64))
+    plain = measure(image, text, told)
+    moved = measure(image[order], text[order], told, sample_ids=order)
+    for name in ("method", "minibatch"):
+        assert moved["estimators"][name] == pytest.approx(plain["estimators"][name], rel=1e-9)
+
+
+def test_the_method_is_asked_with_the_eps_of_the_truth():
+    asked = []
+
+    class Listens(CannotSay):
+        def log_normalizers(self, *_, eps=None, **__):
+            asked.append(eps)
+            raise NoEstimate("")
+
+    measure(unit(40, 6, 1), unit(40, 6, 2), Listens(), eps=1e-4)
+    assert asked == [1e-4]
+
+
+def test_anchors_that_the_method_holds_are_counted_and_left_out_of_a_mean_of_their_own():
+    image, text = unit(40, 6, 1), unit(40, 6, 2)
+    truth = both_references(image, text, torch.arange(40), 1 / 20, 1e-6)
+    wrong = truth[0] + (torch.arange(40) < 10)
+    found = measure(image, text, Knows(wrong, truth[1]), anchors=40, held_ids=torch.arange(10))
+    assert found["held"] == 10
+    method = found["estimators"]["method"]
+    assert method["mean"] == pytest.approx(10 / 40 / 2) and method["mean_without_held"] < 1e-20
+    assert "held" not in measure(image, text, Knows(*truth))

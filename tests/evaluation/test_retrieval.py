@@ -8,57 +8,122 @@ import torch
 import torch.nn.functional as F
 
 from neuclip.errors import RunFailed
+from neuclip.evaluation.embedding import EmbeddedPairs
 from neuclip.evaluation.retrieval import best_ranks, recall
+
+DIRECTIONS = ("image_to_text", "text_to_image", "image_to_different_text", "different_text_to_image")
 
 
 def unit(rows: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return F.normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=1)
 
 
-def captions_with_repeats(images: int, captions: int) -> torch.Tensor:
-    extra = torch.randint(captions, (images - captions,), generator=torch.Generator().manual_seed(5))
-    return torch.cat([torch.arange(captions), extra])
+def pairs_of(image: torch.Tensor, text: torch.Tensor, captions: list[list[int]]) -> EmbeddedPairs:
+    """Image i has the captions `captions[i]`, rows of `text`."""
+    caption_text = torch.tensor([row for own in captions for row in own])
+    caption_image = torch.tensor([i for i, own in enumerate(captions) for _ in own])
+    texts = [f"text {row}" for row in range(len(text))]
+    return EmbeddedPairs(image, text, texts, caption_image, caption_text, torch.arange(len(image)), ())
 
 
-def reference_share(queries, candidates, right, k):
-    """Sort each query's candidates by (score down, index up), look for a right one among the first k."""
-    hits = 0
-    for i, query in enumerate(queries.tolist()):
-        scores = [sum(a * b for a, b in zip(query, row, strict=True)) for row in candidates.tolist()]
-        order = sorted(range(len(scores)), key=lambda j: (-scores[j], j))
-        hits += any(j in right[i] for j in order[:k])
-    return hits / len(queries)
+def drawn_captions(images: int, texts: int, most: int, seed: int = 5) -> list[list[int]]:
+    """One to `most` of each image; every text occurs, some several times, also with one image. Rows are numbered in
+    order of first appearance, as they are when a set is embedded."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(1, most + 1, (images,), generator=generator).tolist()
+    rows = torch.randint(texts, (sum(counts),), generator=generator).tolist()
+    number: dict[int, int] = {}
+    rows = [number.setdefault(row, len(number)) for row in rows]
+    return [[rows.pop(0) for _ in range(count)] for count in counts]
 
 
-@pytest.mark.parametrize("k", [1, 5, 10])
-def test_recall_matches_the_double_loop_with_repeated_captions(k):
-    image, text, caption_of = unit(40, 6, 1), unit(25, 6, 2), captions_with_repeats(40, 25)
-    images = [{i for i in range(40) if caption_of[i] == c} for c in range(25)]
-    got = recall(image, text, caption_of)
-    want = reference_share(image, text, [{int(c)} for c in caption_of], k)
-    assert got[f"image_to_text_recall_at_{k}"] == pytest.approx(want)
-    assert got[f"text_to_image_recall_at_{k}"] == pytest.approx(reference_share(text, image, images, k))
+def count_texts(captions: list[list[int]]) -> int:
+    return len({row for own in captions for row in own})
+
+
+def reference_ranks(scores: torch.Tensor, right: list[set[int]]) -> list[int]:
+    """Sort each query's candidates by (score down, index up), look for the first right one."""
+    ranks = []
+    for row, answers in zip(scores.tolist(), right, strict=True):
+        order = sorted(range(len(row)), key=lambda j: (-row[j], j))
+        ranks.append(next(place for place, j in enumerate(order, start=1) if j in answers))
+    return ranks
+
+
+def reference(pairs: EmbeddedPairs) -> dict[str, list[int]]:
+    """Ranks by direction, from the expanded captions."""
+    owner, texts = pairs.caption_image.tolist(), pairs.caption_text.tolist()
+    images, different = range(len(pairs.image_features)), range(len(pairs.text_features))
+    scores = pairs.image_features.double() @ pairs.text_features.double().T  # (n, t)
+    expanded = scores[:, pairs.caption_text]
+    has = {(i, t) for i, t in zip(owner, texts, strict=True)}
+    return {
+        "image_to_text": reference_ranks(expanded, [{c for c, own in enumerate(owner) if own == i} for i in images]),
+        "text_to_image": reference_ranks(expanded.T, [{own} for own in owner]),
+        "image_to_different_text": reference_ranks(scores, [{t for t in different if (i, t) in has} for i in images]),
+        "different_text_to_image": reference_ranks(scores.T, [{i for i in images if (i, t) in has} for t in different]),
+    }
+
+
+def tied(rows: int, seed: int) -> torch.Tensor:
+    """Few different values: most scores are those of others too."""
+    return torch.randint(-1, 2, (rows, 3), generator=torch.Generator().manual_seed(seed)).double()
+
+
+@pytest.mark.parametrize("features", [unit, tied])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_recall_is_that_of_sorting_with_several_captions_repeats_and_ties(features, seed):
+    captions = drawn_captions(40, 60, most=5, seed=seed)
+    image, text = (unit(40, 6, seed), unit(count_texts(captions), 6, 9 + seed))
+    if features is tied:
+        image, text = tied(40, seed), tied(len(text), 9 + seed)
+    pairs = pairs_of(image, text, captions)
+    got = recall(pairs)
+    for direction, ranks in reference(pairs).items():
+        for k in (1, 5, 10):
+            want = sum(rank <= k for rank in ranks) / len(ranks)
+            assert got[f"{direction}_recall_at_{k}"] == pytest.approx(want), (direction, k)
+        assert got[f"{direction}_median_rank"] == sorted(ranks)[(len(ranks) - 1) // 2]
+    counts = {"images": 40, "captions": sum(map(len, captions)), "different_captions": len(text)}
+    assert {key: got[key] for key in counts} == counts and counts["captions"] > len(text)
+
+
+def test_captions_that_do_not_repeat_have_no_second_definition():
+    pairs = pairs_of(unit(4, 3, 1), unit(7, 3, 2), [[0, 1], [2], [3, 4, 5], [6]])
+    got = recall(pairs)
+    assert not any("different" in key for key in got) and got["captions"] == 7
+    for direction in ("image_to_text", "text_to_image"):
+        ranks = reference(pairs)[direction]
+        assert got[f"{direction}_recall_at_1"] == pytest.approx(sum(rank == 1 for rank in ranks) / len(ranks))
+
+
+def test_of_equal_captions_the_first_comes_first_and_over_different_ones_both_are_right():
+    image = torch.eye(2)[[0, 0, 1]]
+    got = recall(pairs_of(image, torch.eye(2), [[0], [0], [1]]), ks=(1, 2))
+    assert got["image_to_text_recall_at_1"] == got["text_to_image_recall_at_1"] == pytest.approx(2 / 3)
+    assert got["image_to_text_recall_at_2"] == got["text_to_image_recall_at_2"] == 1
+    assert got["image_to_different_text_recall_at_1"] == got["different_text_to_image_recall_at_1"] == 1
 
 
 def test_half_of_the_queries_have_their_answer_at_the_median_rank_or_before():
-    caption_of = captions_with_repeats(41, 24)
-    image, text = unit(41, 6, 1), unit(24, 6, 2)
-    figures = recall(image, text, caption_of, ks=range(1, 42))
-    for direction, queries in (("image_to_text", 41), ("text_to_image", 24)):  # an odd and an even number
+    captions = drawn_captions(41, 24, most=1)
+    figures = recall(pairs_of(unit(41, 6, 1), unit(count_texts(captions), 6, 2), captions), ks=range(1, 42))
+    for direction in DIRECTIONS:
         recalls = [figures[f"{direction}_recall_at_{k}"] for k in range(1, 42)]
-        want = next(k for k, share in enumerate(recalls, 1) if share * queries >= queries / 2)
+        want = next(k for k, share in enumerate(recalls, 1) if share >= 0.5 - 1e-9)
         assert figures[f"{direction}_median_rank"] == want and want > 1
 
 
 def test_recall_does_not_depend_on_the_chunk():
-    image, text, caption_of = unit(300, 8, 3), unit(170, 8, 4), captions_with_repeats(300, 170)
-    whole = recall(image, text, caption_of, chunk=10_000)
-    assert all(recall(image, text, caption_of, chunk=chunk) == whole for chunk in (1, 7, 64, 299))
+    captions = drawn_captions(300, 400, most=3)
+    pairs = pairs_of(unit(300, 8, 3), unit(count_texts(captions), 8, 4), captions)
+    whole = recall(pairs, chunk=10_000)
+    assert all(recall(pairs, chunk=chunk) == whole for chunk in (1, 7, 64, 299))
 
 
 def test_ties_go_to_the_lowest_index():
     image, text = torch.ones(4, 1), torch.ones(4, 1)
-    figures = recall(image, text, torch.arange(4), ks=(1, 3))
+    figures = recall(pairs_of(image, text, [[0], [1], [2], [3]]), ks=(1, 3))
     assert figures["image_to_text_recall_at_1"] == 1 / 4  # only image 0 has the caption that stands first
     assert figures["text_to_image_recall_at_3"] == 3 / 4
     everything = torch.arange(4)
@@ -78,31 +143,37 @@ def test_a_query_without_a_right_answer_comes_last():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
 def test_chance_equals_the_enumeration_of_all_draws(k):
-    caption_of = torch.tensor([0, 0, 0, 1, 2, 2])
-    figures = recall(unit(6, 3), unit(3, 3), caption_of, ks=(k,))
-    draws = list(itertools.combinations(range(6), min(k, 6)))
-    want = [sum(any(caption_of[i] == c for i in draw) for draw in draws) / len(draws) for c in range(3)]
-    assert figures[f"text_to_image_chance_at_{k}"] == pytest.approx(sum(want) / 3)
-    assert figures[f"image_to_text_chance_at_{k}"] == min(1, k / 3)
+    captions = [[0, 0], [0, 1], [1], [2, 3]]  # of 4 images, 7 captions, 4 different ones
+    pairs = pairs_of(unit(4, 3), unit(4, 3), captions)
+    figures = recall(pairs, ks=(k,))
+    owner, texts = pairs.caption_image.tolist(), pairs.caption_text.tolist()
+
+    def chance(candidates: int, right: list[set[int]]) -> float:
+        draws = list(itertools.combinations(range(candidates), min(k, candidates)))
+        return sum(bool(answers & {*draw}) for answers in right for draw in draws) / len(draws) / len(right)
+
+    want = {
+        "image_to_text": chance(7, [{c for c in range(7) if owner[c] == i} for i in range(4)]),
+        "text_to_image": chance(4, [{owner[c]} for c in range(7)]),
+        "image_to_different_text": chance(4, [{*own} for own in captions]),
+        "different_text_to_image": chance(4, [{owner[c] for c in range(7) if texts[c] == t} for t in range(4)]),
+    }
+    for direction, share in want.items():
+        assert figures[f"{direction}_chance_at_{k}"] == pytest.approx(share), direction
 
 
 def test_random_features_score_near_chance():
-    image, text, caption_of = unit(3000, 16, 7), unit(1000, 16, 8), captions_with_repeats(3000, 1000)
-    figures = recall(image, text, caption_of)
-    for direction, queries in (("image_to_text", 3000), ("text_to_image", 1000)):
+    captions = drawn_captions(1500, 2000, most=3)
+    figures = recall(pairs_of(unit(1500, 16, 7), unit(count_texts(captions), 16, 8), captions))
+    for direction in DIRECTIONS:
         chance = figures[f"{direction}_chance_at_10"]
-        spread = math.sqrt(chance * (1 - chance) / queries)
-        # Images of one caption share their query direction, so the hits are not quite independent: 5 deviations.
+        spread = math.sqrt(chance * (1 - chance) / 1500)
+        # Captions of one image share their answer, so the hits are not quite independent: 5 deviations.
         assert abs(figures[f"{direction}_recall_at_10"] - chance) < 5 * spread
-
-
-def test_counts_are_those_of_the_queries():
-    figures = recall(unit(6, 3), unit(3, 3), torch.tensor([0, 0, 0, 1, 2, 2]))
-    assert (figures["images"], figures["captions"]) == (6, 3)
 
 
 def test_features_that_are_not_numbers_are_no_score():
     broken = unit(5, 3)
     broken[3, 1] = math.nan
     with pytest.raises(RunFailed, match="row 3"):
-        recall(broken, unit(5, 3), torch.arange(5))
+        recall(pairs_of(broken, unit(5, 3), [[i] for i in range(5)]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,6 +135,21 @@ def test_a_restart_that_falls_due_during_a_fill_waits_for_its_end():
     written = [(None if (renewal := schedule.advance(10)) is None else renewal[0].tolist()) for _ in range(6)]
     fill = [list(range(10)), list(range(10, 20)), list(range(20, 25))]
     assert written == fill + fill
+
+
+@pytest.mark.parametrize("restart", ["periodic", "rolling"])
+@pytest.mark.parametrize("restart_every", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("num_prototypes", [4, 10, 25, 30])
+def test_the_steps_of_the_last_restart_are_those_that_wrote(num_prototypes, restart_every, restart):
+    schedule = RestartSchedule(num_prototypes, restart, restart_every)
+    assert not schedule.last_restart(10)
+    wrote: list[int] = []
+    for step in range(20):
+        remaining = schedule.remaining
+        if schedule.advance(10) is not None:
+            wrote = [*wrote, step] if remaining or restart == "rolling" else [step]
+        expected = wrote[-math.ceil(num_prototypes / 10) :] if restart == "rolling" else wrote
+        assert list(schedule.last_restart(10)) == expected
 
 
 def test_restart_keeps_adagrad_sums_unless_told_to_reset_them():

@@ -16,8 +16,9 @@ from neuclip import api
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.writing import settings_as_yaml
-from tests.images import write_shards
-from tests.processes.trainer import BATCH, STEPS, settings_for
+from tests.evaluation.colour_shards import write_samples
+from tests.images import COLOURS, caption, image_bytes, write_shards
+from tests.processes.trainer import BATCH, STEPS, held_out, settings_for
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,23 @@ SMALL = {
     "vision_cfg": {"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32},
     "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
 }
+
+
+NORMS = SMALL | {"vision_cfg": {"layers": [1, 1, 1, 1], "width": 8, "patch_size": None, "image_size": 32}}
+
+
+def write_held_out(folder: Path) -> None:
+    """`several`: 40 images, one of them bad, with one to three captions, some equal. `classes`: the same by colour."""
+    pairs, classes = [], []
+    for number in range(40):
+        image = b"bad" if number == 11 else image_bytes(number)
+        captions = [caption(number), f"{caption(number)} {number}", caption(number + 8)][: 1 + number % 3]
+        pairs.append({"png": image, "json": json.dumps({"caption": captions}).encode()})
+        classes.append({"png": image, "cls": str(number % len(COLOURS)).encode()})
+    write_samples(folder / "several" / "0.tar", pairs)
+    write_samples(folder / "classes" / "test" / "0.tar", classes)
+    (folder / "classes" / "classnames.txt").write_text("\n".join(COLOURS))
+    (folder / "classes" / "zeroshot_classification_templates.txt").write_text("a {c} shape\n{c}\n")
 
 
 def on_two_ranks(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -41,6 +59,8 @@ def folder(tmp_path_factory) -> Path:
     """All runs: one rank, two that were killed, and everything in tests/processes/trainer.py."""
     folder = tmp_path_factory.mktemp("processes")
     (folder / "small.json").write_text(json.dumps(SMALL))
+    (folder / "norms.json").write_text(json.dumps(NORMS))
+    write_held_out(folder)
     write_shards(folder / "shards", 40)
     write_shards(folder / "spoilt", 60, spoilt=[7, 30, 51])
     write_shards(folder / "bad", 120, spoilt=range(0, 120, 3))
@@ -51,7 +71,7 @@ def folder(tmp_path_factory) -> Path:
     alive = on_two_ranks("scenarios", folder)
     assert alive.returncode == 0, alive.stderr
     (folder / "alive.log").write_text(alive.stdout + alive.stderr)
-    api.train(settings_for(folder, "one", "--evaluation.error_anchors", "20"))
+    api.train(settings_for(folder, "one", *held_out(folder), "--evaluation.error_anchors", "20"))
     return folder
 
 
@@ -82,10 +102,29 @@ def test_two_ranks_give_the_losses_and_the_weights_of_one(folder):
 
 def test_evaluation_and_normalizer_error_are_those_of_one_rank(folder):
     one, two = (json.loads((folder / name / "summary.json").read_text()) for name in ("one", "two"))
-    assert two["evaluation"] == pytest.approx(one["evaluation"])
+    assert two["evaluation"].keys() == one["evaluation"].keys()
+    assert two["evaluation"][f"{folder}/several.captions"] == 76 and two["evaluation"][f"{folder}/several.skipped"] == 1
     error = [summary["normalizer_error"]["estimators"]["method"]["mean"] for summary in (one, two)]
     assert error[1] == pytest.approx(error[0], rel=1e-3)
     assert (folder / "two" / "report.html").exists() and two["samples_seen"] == one["samples_seen"]
+
+
+@pytest.mark.parametrize("run", ["two", "norms"])
+def test_what_the_ranks_measure_together_is_what_one_measures_with_the_model_that_they_leave(folder, run):
+    """Also with BatchNorm, of which each rank has statistics of its own."""
+    measured = json.loads((folder / run / "summary.json").read_text())["evaluation"]
+    asked = {"retrieval": (f"{folder}/several",), "zero_shot": (f"{folder}/classes",), "batch_size": 7}
+    assert measured == pytest.approx(api.evaluate(f"local-dir:{folder / run / 'model'}", **asked))
+
+
+def test_ranks_that_see_other_held_out_data_are_refused(endings):
+    assert endings[0]["elsewhere"].startswith("UserError: ranks see different held-out data: rank 0 sets of [40]")
+    assert endings[1]["elsewhere"] == "left with 2"
+
+
+def test_a_rank_that_fails_in_an_evaluation_ends_the_others(endings):
+    assert endings[1]["broken"] == "RunFailed: the second rank lost its disk"
+    assert endings[0]["broken"] == "left with 1"
 
 
 def test_both_ranks_return_the_folder_and_one_prints(folder, endings):

@@ -17,6 +17,7 @@ from neuclip import api
 from neuclip.data.held_out import HeldOutSets
 from neuclip.distributed.collectives import rank
 from neuclip.distributed.error_sync import process_group
+from neuclip.errors import RunFailed
 from neuclip.evaluation import embedding
 from neuclip.runs import results
 from neuclip.runs.results import evaluate_on_the_way
@@ -37,6 +38,12 @@ def settings_for(folder: Path, name: str, *flags: str) -> Settings:
     return read_settings(None, [*fixed, *flags])
 
 
+def held_out(folder: Path) -> list[str]:
+    """Several captions per image, a bad one, and batches that divide over neither the images nor the ranks."""
+    classes = ["--evaluation.zero_shot", str(folder / "classes")]
+    return ["--evaluation.retrieval", str(folder / "several"), "--evaluation.batch_size", "7", *classes]
+
+
 def scenarios(folder: Path) -> dict[str, Any]:
     """Runs, each to its end or to its failure; how each ended on this rank."""
     ask_second_to_stop = {"evaluate": lambda *_: signal.raise_signal(signal.SIGTERM) if rank() else None}
@@ -44,8 +51,14 @@ def scenarios(folder: Path) -> dict[str, Any]:
     bad = ["--data.train", str(folder / "bad"), "--train.samples", "240"]
     interrupted = ["--evaluation.retrieval", str(folder / "shards")]
     resumed = settings_for(folder, "killed", "--evaluation.every", "0")
+    measured = [*held_out(folder), "--evaluation.error_anchors", "20"]
+    norms = [*held_out(folder), "--model.name", str(folder / "norms.json")]
+    elsewhere = ["--evaluation.retrieval", str(folder / ("spoilt" if rank() else "several"))]
     return {
-        "two": ended(lambda: api.train(settings_for(folder, "two", "--evaluation.error_anchors", "20"))),
+        "two": ended(lambda: api.train(settings_for(folder, "two", *measured))),
+        "norms": ended(lambda: api.train(settings_for(folder, "norms", *norms))),
+        "elsewhere": ended(lambda: api.train(settings_for(folder, "elsewhere", *elsewhere))),
+        "broken": ended(lambda: api.train(settings_for(folder, "broken", *held_out(folder))), evaluate=broken),
         "chunks": ended(lambda: api.train(settings_for(folder, "chunks", "--train.micro_batch_size", "3"))),
         "spoilt": ended(lambda: api.train(settings_for(folder, "spoilt-run", *spoilt))),
         "bad": ended(lambda: api.train(settings_for(folder, "bad-run", *bad))),
@@ -74,7 +87,7 @@ def stopped(run: Run, sets: HeldOutSets) -> None:
     """The evaluation of the main rank gets SIGTERM at its first batch."""
     real = embedding.track
 
-    def track(items: Iterable[Any], *_: object) -> Iterator[Any]:
+    def track(items: Iterable[Any], *_: object, **__: object) -> Iterator[Any]:
         for item in items:
             signal.raise_signal(signal.SIGTERM)
             yield item
@@ -84,6 +97,20 @@ def stopped(run: Run, sets: HeldOutSets) -> None:
         evaluate_on_the_way(run, sets)
     finally:
         embedding.track = real
+
+
+def broken(run: Run, sets: HeldOutSets) -> None:
+    """The evaluation of the second rank fails at its first batch."""
+    real = embedding.sequential
+
+    def sequential(*_: object, **__: object) -> Iterator[Any]:
+        raise RunFailed("the second rank lost its disk")
+
+    embedding.sequential = sequential if rank() else real
+    try:
+        evaluate_on_the_way(run, sets)
+    finally:
+        embedding.sequential = real
 
 
 def killed(*_: object) -> None:

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 from neuclip.records import RunFolder
 from neuclip.report.contents import read_contents
-from neuclip.report.evaluations import all_evaluations, parse_evaluation
+from neuclip.report.evaluations import (
+    DEFINITION,
+    DIFFERENT_DEFINITION,
+    HeldOutSet,
+    all_evaluations,
+    parse_evaluation,
+)
 
 
 def test_figures_are_grouped_by_data_set_even_if_its_name_has_dots() -> None:
@@ -28,6 +34,18 @@ def test_figures_are_grouped_by_data_set_even_if_its_name_has_dots() -> None:
     assert icons.depths("image_to_text") == [1, 10] and icons.depths("text_to_image") == []
     assert icons.median_rank("image_to_text") == "8 of 960" and icons.median_rank("text_to_image") == ""
     assert evaluation.others == {"depth.distance": 7.0}  # counts are no figures
+
+
+def test_a_set_tells_its_size_and_by_which_definitions_it_was_measured() -> None:
+    def measured(**metrics: float) -> HeldOutSet:
+        return HeldOutSet("a", {"image_to_text_recall_at_1": 0.5, **metrics})
+
+    assert measured(images=1000, captions=5000).size == "1,000 images, 5,000 captions"
+    assert measured(images=1000, captions=5000).definitions == [DEFINITION]
+    both = measured(images=9, captions=9, image_to_different_text_recall_at_1=0.6)
+    assert both.definitions == [DEFINITION, DIFFERENT_DEFINITION]
+    # Fewer captions than images: a run of an earlier version, which merged equal ones.
+    assert measured(images=1144, captions=960).definitions == [DIFFERENT_DEFINITION]
 
 
 def test_the_final_evaluation_is_not_counted_twice(run: RunFolder) -> None:

@@ -12,6 +12,7 @@ from neuclip.report.plotting import (
     column,
     evenly_spaced,
     linear_ticks,
+    mean_curve,
     smooth,
     thin,
     tick_label,
@@ -47,6 +48,11 @@ def test_thinning_keeps_the_peaks_the_order_and_the_limit() -> None:
     assert len(kept) <= 600
     assert (4321.0, 50.0) in kept
     assert kept == sorted(kept)
+
+
+def test_the_mean_of_curves_is_taken_where_all_of_them_have_a_value() -> None:
+    assert mean_curve([[(1, 1.0), (2, 2.0), (4, 9.0)], [(1, 3.0), (2, 6.0), (3, 9.0)]]) == [(1, 2.0), (2, 4.0)]
+    assert mean_curve([]) == []
 
 
 def test_hover_places_include_the_first_and_the_last_record() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from neuclip.records import RunFolder, append_line, write_json
 from neuclip.report.contents import read_contents
-from neuclip.report.evaluations import parse_evaluation
+from neuclip.report.evaluations import DEFINITION, DIFFERENT_DEFINITION, parse_evaluation
 from neuclip.report.page import TEMPLATES
 from neuclip.report.tables import (
     Table,
@@ -34,6 +34,19 @@ def test_every_figure_of_an_evaluation_is_in_the_tables() -> None:
     assert zero_shot.rows == [["b", "43.2 %", "6.9x", "87.6 %", "40.0 %", "6.2 %", "30.2 %", "18", "1,301", "16"]]
     assert others.rows == [["c.error", "7.25"]]
     assert all(len(table.head) == len(table.rows[0]) for table in (retrieval, zero_shot, others))
+
+
+def test_recall_over_different_captions_has_rows_of_its_own_and_the_definitions_stand_below() -> None:
+    figures = {"a.images": 100, "a.captions": 500, "a.different_captions": 480, "a.skipped": 0}
+    figures |= {"a.image_to_text_recall_at_1": 0.5, "a.image_to_different_text_recall_at_1": 0.6}
+    (retrieval,) = evaluation_tables(parse_evaluation(figures))
+    shown = [(row[1], row[3], row[-2]) for row in retrieval.rows]
+    assert shown == [
+        ("image to text", "50.0 % (–)", "500"),
+        ("image to text, different captions", "60.0 % (–)", "480"),
+    ]
+    assert retrieval.note == f"Recall@k: {DEFINITION}; {DIFFERENT_DEFINITION}."
+    assert "any of its captions" in TEMPLATES.get_template("tables.html").module.write(retrieval)
 
 
 def test_counts_alone_make_no_table() -> None:

@@ -17,10 +17,11 @@ from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder
-from neuclip.runs.build import absolute_address, build_towers
+from neuclip.runs.build import absolute_address, absolute_paths, build_towers
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import start_run
 from neuclip.settings.objectives import SigLIPSettings
+from neuclip.settings.sections import EvaluationSettings, Settings
 from neuclip.training.loop import train
 from tests.images import write_shards
 from tests.runs.conftest import BATCH, losses
@@ -105,6 +106,17 @@ def test_addresses_are_stored_so_that_they_mean_the_same_from_any_folder(given, 
         (tmp_path / name).mkdir()
     assert absolute_address(given) == stored.format(*[tmp_path] * 2)
     assert absolute_address(absolute_address(given)) == absolute_address(given)
+
+
+def test_the_names_of_held_out_sets_are_stored_with_absolute_addresses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "a=b", "cars"):
+        (tmp_path / name).mkdir()
+    sets = EvaluationSettings(retrieval=("mine=photos", "a=b"), zero_shot=("cars", "wheels=cars", "x=mnist"))
+    stored = absolute_paths(Settings(evaluation=sets)).evaluation
+    assert stored.retrieval == (f"mine={tmp_path}/photos", f"{tmp_path}/a=b")
+    assert stored.zero_shot == (f"{tmp_path}/cars", f"wheels={tmp_path}/cars", "x=mnist")
+    assert absolute_paths(Settings(evaluation=stored)).evaluation == stored
 
 
 def test_a_pattern_in_a_folder_whose_name_is_a_pattern_stays_as_it_is(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from neuclip.runs.checkpoint import (
     checkpoints_in,
     find_checkpoint,
     load_checkpoint,
+    samples_at,
     save_checkpoint,
     set_aside_damaged,
 )
@@ -27,6 +28,13 @@ def test_only_the_newest_stay_and_they_load_without_running_code(tmp_path):
     assert [path.name for path in checkpoints_in(tmp_path)] == [checkpoint_name(100), checkpoint_name(3000)]
     assert torch.equal(load_checkpoint(checkpoints_in(tmp_path)[-1])["weights"], torch.full((3,), 3000))
     assert torch.load(checkpoints_in(tmp_path)[-1], weights_only=True)
+
+
+def test_milestones_stay_beside_the_newest(tmp_path):
+    for samples in range(10, 70, 10):
+        state = {"weights": torch.zeros(3)}
+        save_checkpoint(tmp_path, state, samples=samples, keep=2, milestones=[20, 60])
+    assert [samples_at(path) for path in checkpoints_in(tmp_path)] == [20, 50, 60]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")

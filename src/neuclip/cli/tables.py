@@ -8,6 +8,7 @@ from typing import Any
 
 from neuclip.formatting import format_count, format_number, percent
 from neuclip.records import strict
+from neuclip.report.evaluations import CANDIDATES, parse_evaluation
 
 SHARES = ("recall", "chance", "top1", "top5", "mean_per_class", "accuracy", "largest_class")  # written as percent
 
@@ -32,7 +33,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def figures_table(figures: Mapping[str, Any]) -> str:
-    """An evaluation's flat keys, `DATASET.METRIC`, by data set; beside each figure is what to judge it by."""
+    """An evaluation's flat keys, `DATASET.METRIC`, by data set; beside each figure is what to judge it by, and below
+    when a query is right."""
     rows: list[list[str]] = []
     dataset = None
     for key, value in figures.items():
@@ -43,7 +45,9 @@ def figures_table(figures: Mapping[str, Any]) -> str:
             rows.append([name])
             dataset = name
         rows.append([f"  {metric.replace('_', ' ')}", as_figure(metric, value), standard_of(name, metric, figures)])
-    return aligned(rows)
+    sets = parse_evaluation(figures).retrieval
+    definitions = dict.fromkeys(text for held_out in sets for text in held_out.definitions)
+    return aligned(rows) + "".join(f"recall at k: {text}\n" for text in definitions)
 
 
 def standard_of(dataset: str, metric: str, figures: Mapping[str, Any]) -> str:
@@ -56,8 +60,8 @@ def standard_of(dataset: str, metric: str, figures: Mapping[str, Any]) -> str:
     if "recall" in metric:
         return beside("chance {}", metric.replace("recall", "chance"))
     if metric.endswith("_median_rank"):
-        candidates = "captions" if metric.startswith("image_to_text") else "images"
-        return beside(f"of {{}} {candidates}", candidates)
+        candidates = CANDIDATES[metric.removesuffix("_median_rank")]
+        return beside(f"of {{}} {candidates}", candidates.replace(" ", "_"))
     of_task = {"chance": ("top1", "mean_per_class"), "largest_class": ("top1",)}
     parts = [beside(f"{key.replace('_', ' ')} {{}}", key) for key, metrics in of_task.items() if metric in metrics]
     return ", ".join(filter(None, parts))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from neuclip.data.sample import BadSample
+from neuclip.formatting import plural
 
 DEFAULT_KEY = "caption"
 USUAL_KEYS = ("text", "title", "description", "alt", "alt_text", "captions", "txt")  # where others keep captions
@@ -21,7 +22,7 @@ LISTED_KEYS = 12
 # that some editors put in front of UTF-8.
 BLANKS = "\0\ufeff" + "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())
 PIECE = 100_000  # captions that become Python strings at a time
-FURTHER = np.dtype([("number", "<i8"), ("hash", "S16")])
+FURTHER = np.dtype([("number", "<i8"), ("hash", "S16"), ("count", "<i4")])
 
 
 def json_object(raw: bytes) -> dict[str, Any] | None:
@@ -136,9 +137,13 @@ class Texts:
         together = self.bytes[before : before + ends[-1]].tobytes()
         return [together[start:end] for start, end in pairwise(ends)]
 
+    def __iter__(self) -> Iterator[bytes]:
+        for first in range(0, len(self), PIECE):
+            yield from self.between(first, min(first + PIECE, len(self)))
+
     def strings(self) -> list[str]:
         """All texts; what is not UTF-8 is empty."""
-        return [_decode_or_empty(text) for text in self.between(0, len(self))]
+        return [_decode_or_empty(text) for text in self]
 
 
 def _decode_or_empty(text: bytes) -> str:
@@ -152,7 +157,7 @@ class Captions(NamedTuple):
     """The captions of consecutive samples, as far as the fingerprint needs them (data/fingerprint.py)."""
 
     first: Texts  # of each sample, stripped; empty where it has none that can be used
-    further: np.ndarray  # (k,) of FURTHER: for each sample with several, its number here and a hash of the others
+    further: np.ndarray  # (k,) of FURTHER: each sample with several, by number: a hash of the others and their count
 
     @classmethod
     def of(cls, captions: Iterable[Iterable[str | bytes]]) -> Captions:
@@ -161,12 +166,59 @@ class Captions(NamedTuple):
         >>> Captions.of([["one"], [], ["two", "zwei"]]).first.strings()
         ['one', '', 'two']
         """
-        further: list[tuple[int, bytes]] = []
+        further: list[tuple[int, bytes, int]] = []
         first = Texts.of(_first_captions(captions, further))
         return cls(first, np.array(further, dtype=FURTHER))
 
+    def per_sample(self) -> np.ndarray:
+        """(n,) int64: how many captions each sample has that can be used.
 
-def _first_captions(captions: Iterable[Iterable[str | bytes]], further: list[tuple[int, bytes]]) -> Iterator[bytes]:
+        >>> Captions.of([["one"], [], ["two", "zwei"]]).per_sample()
+        array([1, 0, 2])
+        """
+        counts = (np.diff(self.first.ends, prepend=0) > 0).astype(np.int64)
+        counts[self.further["number"]] += self.further["count"]
+        return counts
+
+
+class CaptionCounts(NamedTuple):
+    """How many captions samples have, counted without reading an image."""
+
+    samples: int = 0
+    captions: int = 0
+    fewest: int = 0  # captions of a sample, among those that have any
+    most: int = 0
+    without: int = 0  # samples that have none
+
+    @classmethod
+    def of(cls, captions: Captions) -> CaptionCounts:
+        per_sample = captions.per_sample()
+        some = per_sample[per_sample > 0]
+        fewest, most = (int(some.min()), int(some.max())) if len(some) else (0, 0)
+        return cls(len(per_sample), int(some.sum()), fewest, most, len(per_sample) - len(some))
+
+    def plus(self, other: CaptionCounts) -> CaptionCounts:
+        return CaptionCounts(
+            self.samples + other.samples,
+            self.captions + other.captions,
+            min(self.fewest, other.fewest) or self.fewest or other.fewest,
+            max(self.most, other.most),
+            self.without + other.without,
+        )
+
+    def __str__(self) -> str:
+        """'27,424 samples, 1 caption each', '1,000 samples with 5,000 captions (4 to 6 each)'."""
+        samples = plural(self.samples, "sample")
+        if self.most == 0:
+            return f"{samples} without captions"
+        each = f"{self.fewest}" if self.fewest == self.most else f"{self.fewest} to {self.most}"
+        number = ", 1 caption each" if self.most == 1 else f" with {plural(self.captions, 'caption')} ({each} each)"
+        return f"{samples}{number}{f'; {self.without:,} without' if self.without else ''}"
+
+
+def _first_captions(
+    captions: Iterable[Iterable[str | bytes]], further: list[tuple[int, bytes, int]]
+) -> Iterator[bytes]:
     """The first usable caption of each sample; `further` grows by the others."""
     for number, texts in enumerate(captions):
         try:
@@ -175,5 +227,5 @@ def _first_captions(captions: Iterable[Iterable[str | bytes]], further: list[tup
             first, others = "", []
         if others:
             with_lengths = "".join(f"{len(text)}:{text}" for text in others)  # which say where one ends
-            further.append((number, hashlib.sha256(with_lengths.encode()).digest()[:16]))
+            further.append((number, hashlib.sha256(with_lengths.encode()).digest()[:16], len(others)))
         yield first.encode()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuclip.data.captions import Captions
+from neuclip.data.captions import CaptionCounts, Captions
 from neuclip.data.machine import cache_folder
 from neuclip.records import write_text_safely
 
@@ -19,12 +19,29 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 256 << 20  # of captions between the two passes; of more the second pass reads them again
 SHA256 = re.compile(r"[0-9a-f]{64}")
+HASHED = np.dtype([("number", "<i8"), ("hash", "S16")])  # of FURTHER; other captions or more have another hash
 
 
 def fingerprint(source: Source) -> dict[str, int | str]:
     """{"count": n, "sha256": of the captions in order of id}: equal for equal pairs, in whatever files they lie."""
     sha256 = source.captions_sha256 or _of_mixture(source) or _of_captions(source)
+    if source.caption_counts is None and all(part.caption_counts for part in source.parts):
+        count_captions(source)
     return {"count": len(source), "sha256": sha256}
+
+
+def count_captions(source: Source) -> CaptionCounts:
+    """Of all its samples; the source remembers it. They are read for it unless they were fingerprinted before."""
+    if source.caption_counts is None:
+        counts = CaptionCounts()
+        if len(source.parts) > 1:
+            for part in source.parts:
+                counts = counts.plus(count_captions(part))
+        else:
+            for captions in source.caption_pieces():
+                counts = counts.plus(CaptionCounts.of(captions))
+        source.caption_counts = counts
+    return source.caption_counts
 
 
 def _of_mixture(source: Source) -> str | None:
@@ -57,6 +74,7 @@ def _of_captions(source: Source) -> str:
             kept.clear()
     for texts in kept if size <= KEPT_BYTES else (captions.first.bytes for captions in source.caption_pieces()):
         digest.add_texts(texts)
+    source.caption_counts = digest.counts
     return digest.hexdigest()
 
 
@@ -72,17 +90,18 @@ class CaptionDigest:
         self._sha256 = hashlib.sha256()
         self._further = hashlib.sha256()
         self._several = False
-        self._count = 0
+        self.counts = CaptionCounts()
 
     def add_lengths(self, captions: Captions) -> None:
         """First for all pieces."""
         self._sha256.update(np.diff(captions.first.ends, prepend=0).astype("<i8").tobytes())
         if len(captions.further):
-            further = captions.further.copy()
-            further["number"] += self._count  # ids, which do not depend on the cut into pieces
+            further = np.empty(len(captions.further), dtype=HASHED)
+            further["number"] = captions.further["number"] + self.counts.samples  # ids, whatever the cut into pieces
+            further["hash"] = captions.further["hash"]
             self._further.update(further.tobytes())
             self._several = True
-        self._count += len(captions.first)
+        self.counts = self.counts.plus(CaptionCounts.of(captions))
 
     def add_texts(self, first: np.ndarray) -> None:
         """Then, for all pieces again, the bytes of their first captions."""

@@ -36,6 +36,8 @@ class Subset(Source):
         self.faults = source.faults if others else ()  # what could not be indexed counts once
         self.fetches = source.fetches
         self.captions_are_files = source.captions_are_files
+        self.texts_are_captions = source.texts_are_captions
+        self.images_in_rows = source.images_in_rows
         if source.captions_sha256:  # of so many captions that reading them again would take long
             identity = f"{source.captions_sha256} {others} ".encode() + ids.astype("<i8").tobytes()
             self.captions_sha256 = hashlib.sha256(identity).hexdigest()
@@ -103,6 +105,10 @@ class Subset(Source):
 
     def places(self) -> set[str]:
         return self.source.places()
+
+    def image_keys(self) -> np.ndarray | None:
+        keys = self.source.image_keys()
+        return None if keys is None else np.delete(keys, self.ids) if self.others else keys[self.ids]
 
     def has_remote_indexes(self) -> bool:
         return self.source.has_remote_indexes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import random
 import signal
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from neuclip.data.decoding import decode
 from neuclip.data.faults import ReadingFailed, replacements
 from neuclip.data.order import Order, SourceOrder, augmentation_seeds
-from neuclip.data.sample import BadSample, Batch, Fault, Sample
+from neuclip.data.sample import BadSample, Batch, Fault, ImageBatch, Sample
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed, UserError
 
@@ -29,7 +30,6 @@ Decode = Callable[[bytes], Any]
 Transform = Callable[[Any], Tensor]  # takes what the decoder gives: a Pillow image, or an array
 Tokenize = Callable[[list[str]], Tensor]
 PREFETCH = 2  # batches that each worker has ready
-BLANK = (64, 64)  # pixels
 
 
 class Batches:
@@ -72,7 +72,7 @@ class Batches:
         self.rank = rank
         self.workers = workers
         self.start_method = start_method
-        self.windows = Windows(source, order, self.local_batch, transform, tokenize, seed, decode)
+        self.windows = TrainingWindows(source, self.local_batch, transform, order, tokenize, seed, decode)
 
     def steps(self, first_sample: int, count: int) -> Iterator[Batch]:
         """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
@@ -85,14 +85,16 @@ def sequential(
     source: Source,
     *,
     transform: Transform,
-    tokenize: Tokenize,
     batch_size: int,
     workers: int,
+    ids: range | None = None,
     start_method: str | None = None,
-) -> Iterator[Batch]:
-    """Every id once, in order, with its first caption; the last batch is what is left."""
-    starts = range(0, len(source), batch_size)
-    windows = Windows(source, SourceOrder(len(source)), batch_size, transform, tokenize, seed=None)
+) -> Iterator[ImageBatch]:
+    """Every id once, in order, with all its captions; `ids`: only these consecutive ones. The last batch is what is
+    left."""
+    ids = range(len(source)) if ids is None else ids
+    starts = range(ids.start, ids.stop, batch_size)
+    windows = ImageWindows(source, batch_size, transform, end=ids.stop)
     return _load(windows, starts, min(workers, len(starts)), start_method)
 
 
@@ -101,16 +103,32 @@ class Windows(Dataset):
     """Map-style: the start of a window of positions -> its batch. What worker processes receive."""
 
     source: Source
-    order: Order
     size: int
     transform: Transform
+
+    def pixels(self, id: int, sample: Sample, decode: Decode = decode) -> Tensor:
+        try:
+            image = decode(sample.image)
+        except BadSample as bad:
+            raise BadSample(bad.reason, self.source.where(id)) from bad
+        try:
+            return self.transform(image)
+        except (ValueError, OSError, ZeroDivisionError) as error:  # an image one pixel wide, for example
+            raise BadSample("image cannot be transformed", f"{self.source.where(id)} ({error})") from error
+
+
+@dataclass(eq=False)
+class TrainingWindows(Windows):
+    """Pairs in the order of training; augmentation and one of several captions are drawn by (seed, epoch, id)."""
+
+    order: Order
     tokenize: Tokenize
-    seed: int | None  # None: nothing is drawn, always the first caption
+    seed: int
     decode: Decode = decode
 
     def __getitem__(self, start: int) -> Batch | RunFailed:
         ids = self.order.ids(start, self.size)
-        seeds = augmentation_seeds(self.seed or 0, self.order.epochs(start, self.size), ids)
+        seeds = augmentation_seeds(self.seed, self.order.epochs(start, self.size), ids)
         torch_state, python_state = torch.get_rng_state(), random.getstate()
         try:
             self.source.prefetch(self.order, start, self.size)
@@ -140,8 +158,6 @@ class Windows(Dataset):
         except BadSample as bad:
             faults.append(Fault(id, bad.reason, bad.where))
             first = bad
-        if self.seed is None:  # evaluation leaves it out again: any image will do
-            return self.transform(Image.new("RGB", BLANK)), ""
         tried = []
         for other in replacements(id, len(self.source)):
             try:
@@ -156,29 +172,52 @@ class Windows(Dataset):
 
     def _pair(self, id: int, seed: int) -> tuple[Tensor, str]:
         """Image and caption; every draw in it depends on (seed, epoch, id) alone."""
-        if self.seed is not None:
-            torch.default_generator.manual_seed(seed)
-            random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
         sample = self.source[id]
         caption = self._caption(id, sample)
-        try:
-            image = self.decode(sample.image)
-        except BadSample as bad:
-            raise BadSample(bad.reason, self.source.where(id)) from bad
-        try:
-            return self.transform(image), caption
-        except (ValueError, OSError, ZeroDivisionError) as error:  # an image one pixel wide, for example
-            raise BadSample("image cannot be transformed", f"{self.source.where(id)} ({error})") from error
+        return self.pixels(id, sample, self.decode), caption
 
     def _caption(self, id: int, sample: Sample) -> str:
-        if self.seed is None:
-            return sample.captions[0] if sample.captions else ""
         if not sample.captions:
             raise BadSample("caption is missing", self.source.where(id))
         return random.choice(sample.captions) if len(sample.captions) > 1 else sample.captions[0]
 
 
-def _load(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch]:
+def decode_rgb(content: bytes) -> Image.Image:
+    """As the field's evaluations do it, before any resizing: a palette cannot be interpolated, and colours under full
+    transparency count."""
+    return decode(content).convert("RGB")
+
+
+@dataclass(eq=False)
+class ImageWindows(Windows):
+    """Images as they lie, with all their captions; nothing is drawn, and a bad sample is left out, not replaced."""
+
+    end: int  # the id after the last
+
+    def __getitem__(self, start: int) -> ImageBatch | RunFailed:
+        images, ids, captions, digests = [], [], [], []
+        faults: list[Fault] = []
+        try:
+            self.source.prefetch(SourceOrder(len(self.source)), start, self.size)
+            for id in range(start, min(start + self.size, self.end)):
+                try:
+                    sample = self.source[id]
+                    images.append(self.pixels(id, sample, decode_rgb))
+                except BadSample as bad:
+                    faults.append(Fault(id, bad.reason, bad.where))
+                    continue
+                ids.append(id)
+                captions.append(sample.captions)
+                digests.append(hashlib.blake2b(sample.image, digest_size=16).digest())
+        except RunFailed as failure:
+            return failure
+        stacked = default_collate(images) if images else torch.empty(0)
+        return ImageBatch(stacked, torch.tensor(ids, dtype=torch.int64), tuple(captions), tuple(digests), tuple(faults))
+
+
+def _load(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Any]:
     others, finished = multiprocessing.active_children(), False
     try:
         # No name for the iterator: a failure's traceback would hold it, and workers that the garbage collector ends
@@ -210,7 +249,7 @@ def _is_lost_worker(error: Exception) -> bool:
     return not isinstance(error, RuntimeError) or "DataLoader worker" in str(error)
 
 
-def _start(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Batch | RunFailed]:
+def _start(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Any]:
     """torch's iterator, with its workers started."""
     with warnings.catch_warnings():
         # More workers than cores: three lines in torch's words; training/run.py says it in one.
@@ -252,7 +291,7 @@ def _start_method_for(windows: Windows) -> str | None:
         return None
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
-    needed = [getattr(part, "__module__", "") for part in (windows, windows.transform, windows.tokenize)]
+    needed = [getattr(part, "__module__", "") for part in (windows, *vars(windows).values())]
     multiprocessing.set_forkserver_preload([name for name in needed if name])
     return "forkserver"
 

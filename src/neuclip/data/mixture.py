@@ -33,6 +33,8 @@ class Mixture(Source):
         self.faults = tuple(fault for source in sources for fault in source.faults)
         self.fetches = any(source.fetches for source in sources)
         self.captions_are_files = any(source.captions_are_files for source in sources)
+        self.texts_are_captions = any(source.texts_are_captions for source in sources)
+        self.images_in_rows = any(source.images_in_rows for source in sources)
         self._ends = np.cumsum([len(source) for source in sources])
 
     @property
@@ -91,6 +93,15 @@ class Mixture(Source):
 
     def places(self) -> set[str]:
         return set().union(*(source.places() for source in self.sources))
+
+    def image_keys(self) -> np.ndarray | None:
+        """Those of its sources; None if the images of one must be read to know."""
+        keys = [source.image_keys() for source in self.sources]
+        if self.images_in_rows or all(key is None for key in keys):
+            return None
+        own = mix(np.arange(len(self), dtype=np.uint64))  # for sources whose pairs all have an image of their own
+        parts = zip(keys, np.split(own, self._ends[:-1]), strict=True)
+        return np.concatenate([unique if key is None else key for key, unique in parts])
 
     def _source_and_id(self, id: int) -> tuple[Source, int]:
         number = int(np.searchsorted(self._ends, id, side="right"))

@@ -27,18 +27,29 @@ from neuclip.data.locations import (
     shards_of,
 )
 from neuclip.data.mixture import Mixture
+from neuclip.data.retrieval_layout import (
+    DATASET_TYPE,
+    SHARD_COUNT,
+    check_shard_count,
+    evaluated_part,
+    is_retrieval_set,
+)
 from neuclip.data.source import Source
 from neuclip.data.splits import is_part, refuse_several_parts
 from neuclip.data.tables.arrow import holds_images, is_saved_dataset, open_parquet, open_saved_dataset
 from neuclip.data.tables.coco import open_coco
-from neuclip.data.tables.columns import ColumnChoice, print_once
+from neuclip.data.tables.columns import ColumnChoice, print_once, read_json_file
 from neuclip.data.tables.csv import read_csv
 from neuclip.data.tables.folder import coco_captions, has_header, open_folder
 from neuclip.data.tables.jsonl import read_jsonl
-from neuclip.data.tables.listed import ListedPairs, Rows
+from neuclip.data.tables.karpathy import csv_entries, is_karpathy_csv, is_karpathy_json, json_entries, open_karpathy
+from neuclip.data.tables.listed import ListedPairs
+from neuclip.data.tar.gzip import PACKED_CUT_OFF, PACKED_DAMAGED
+from neuclip.data.tar.index import LINES
 from neuclip.data.tar.remote import Limits, RemoteShard, remote_shards
 from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.data.tar.source import TarSource
+from neuclip.data.tar.walk import CUT_OFF, DAMAGED, ENDS_IN_ZEROS, NO_END_MARK, NOT_TAR
 from neuclip.data.tar.writing import shards_missing
 from neuclip.errors import UserError
 from neuclip.settings.secrets import without_query
@@ -46,6 +57,7 @@ from neuclip.settings.sections import DataSettings, Settings
 
 COUNTED_IMAGES = 10_000  # where counting those that are left out stops
 PACKED_SUFFIXES = (".zip", ".7z", ".bz2", ".xz", ".zst", ".rar")
+SHARD_DAMAGE = (CUT_OFF, DAMAGED, ENDS_IN_ZEROS, NO_END_MARK, NOT_TAR, PACKED_CUT_OFF, PACKED_DAMAGED)
 EXAMPLES = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of images"
 
 
@@ -55,6 +67,7 @@ class OpenOptions(NamedTuple):
     columns: ColumnChoice = ColumnChoice()
     caption_key: str = ""
     limits: Limits = Limits()
+    retrieval: bool = False  # to be measured on, not trained on
 
 
 Opener = Callable[[str, list[Path], OpenOptions], Source]  # takes the source's name and its files
@@ -70,7 +83,35 @@ class Kind(NamedTuple):
 
 
 def _open_shards(name: str, files: list[Path], options: OpenOptions) -> Source:
-    return TarSource(name, files, options.caption_key)
+    """The texts of a retrieval set are read as its mark says, whatever caption key the other data of a run have."""
+    marked = {folder for folder in {file.parent for file in files} if is_retrieval_set(folder)}
+    outside = [file for file in files if file.parent not in marked]
+    if marked and outside:
+        raise UserError(
+            f"{outside[0]}: is not of a retrieval set, and {min(marked)} is ({DATASET_TYPE}); their texts are read "
+            "differently: give them between commas"
+        )
+    source = TarSource(name, files, LINES if marked else options.caption_key)
+    damage = [fault for fault in source.faults if fault.reason in SHARD_DAMAGE]
+    if marked and options.retrieval and damage:
+        raise UserError(
+            f"{damage[0].where}: {damage[0].reason}; figures on a part of a set cannot be compared: copy it again"
+        )
+    return source
+
+
+def _open_json(name: str, files: list[Path], options: OpenOptions) -> Source:
+    content = read_json_file(files[0], "fetch it again")
+    if is_karpathy_json(content):
+        return open_karpathy(name, files[0], json_entries(content), retrieval=options.retrieval)
+    return open_coco(name, files[0], content)
+
+
+def _open_csv(name: str, files: list[Path], options: OpenOptions) -> Source:
+    path = files[0]
+    if is_karpathy_csv(path, options.columns):
+        return open_karpathy(name, path, csv_entries(path), retrieval=options.retrieval)
+    return ListedPairs(name, path, read_csv(path, options.columns))
 
 
 def _open_text(name: str, files: list[Path], options: OpenOptions) -> Source:
@@ -88,19 +129,19 @@ def _open_text(name: str, files: list[Path], options: OpenOptions) -> Source:
         return RemoteTarSource(name, remote, options.caption_key, options.limits)
     shards = [shard for place, line in lines for shard in _shards_of_line(place, line)]
     _refuse_repeated(path, [str(shard) for shard in shards])
-    return TarSource(name, shards, options.caption_key)
+    return _open_shards(name, shards, options)
 
 
-def _open_table(read: Callable[[Path, ColumnChoice], Rows]) -> Opener:
-    return lambda name, files, options: ListedPairs(name, files[0], read(files[0], options.columns))
+def _open_jsonl(name: str, files: list[Path], options: OpenOptions) -> Source:
+    return ListedPairs(name, files[0], read_jsonl(files[0], options.columns))
 
 
 KINDS: list[Kind] = [
     Kind(SHARD_SUFFIXES, _open_shards, several_files=True, remote=True),
-    Kind((".csv", ".tsv"), _open_table(read_csv)),
-    Kind((".jsonl", ".ndjson"), _open_table(read_jsonl)),
+    Kind((".csv", ".tsv"), _open_csv),
+    Kind((".jsonl", ".ndjson"), _open_jsonl),
     Kind((".parquet",), lambda name, files, options: open_parquet(name, files, options.columns), several_files=True),
-    Kind((".json",), lambda name, files, options: open_coco(name, files[0])),
+    Kind((".json",), _open_json),
     Kind((".txt",), _open_text),
 ]
 
@@ -117,23 +158,25 @@ def open_source(
     caption_column: str = "",
     caption_key: str = "",
     limits: Limits | None = None,
+    retrieval: bool = False,
 ) -> Source:
     """A data set by name, a file or folder of image-text pairs of any known kind, a pattern, or several between commas.
 
-    `limits` are those of remote data.
+    `limits` are those of remote data. With `retrieval` it is to be measured on: of files with splits the test split is
+    read.
 
     >>> open_source("icons-30k"); open_source("shards/{00000..00019}.tar"); open_source("pairs.csv:2,photos:0.5")
     """
     if not address:
         raise UserError(f"no data given; give --data.train icons-30k, or {EXAMPLES}")
-    options = OpenOptions(ColumnChoice(image_column, caption_column), caption_key, limits or Limits())
+    options = OpenOptions(ColumnChoice(image_column, caption_column), caption_key, limits or Limits(), retrieval)
     parts = parts_of(address)
     sources = [_open_one(part, options) for part, _ in parts]
     weights = [weight for _, weight in parts]
     return sources[0] if weights == [1] else Mixture(sources, weights)
 
 
-def open_as(address: str, data: DataSettings) -> Source:
+def open_as(address: str, data: DataSettings, *, retrieval: bool = False) -> Source:
     """With columns, caption key and limits of a run. Tables that lead to no image are refused here, before a run has a
     folder."""
     source = open_source(
@@ -142,6 +185,7 @@ def open_as(address: str, data: DataSettings) -> Source:
         caption_column=data.caption_column,
         caption_key=data.caption_key,
         limits=Limits(cache_size=data.cache_size, stall_seconds=data.remote_timeout),
+        retrieval=retrieval,
     )
     source.check_images()
     return source
@@ -174,7 +218,7 @@ def _open_one(address: str, options: OpenOptions) -> Source:
     folder = by_name.resolve(address)
     path, name = folder or Path(address), _part_name(address)
     if folder:  # its files are ours: what the user says about others does not hold for them
-        options = OpenOptions(limits=options.limits)
+        options = OpenOptions(limits=options.limits, retrieval=options.retrieval)
     source: Source
     if is_remote(address):
         remote = _remote_shards([address], options.limits)
@@ -235,6 +279,10 @@ def _open_files(name: str, files: list[Path], options: OpenOptions) -> Source:
 
 def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
     """By what lies in it: shards, else a saved data set, else Parquet files with images, else images."""
+    if options.retrieval and is_retrieval_set(folder):
+        folder = evaluated_part(folder)
+        if (folder / SHARD_COUNT).exists() or any(folder.glob("*.tar")):
+            check_shard_count(folder)
     if shards := files_in(folder, SHARD_SUFFIXES):
         if missing := shards_missing(folder):
             raise UserError(
@@ -242,7 +290,7 @@ def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
                 "run the same neuclip data convert again to continue it"
             )
         _print_left_out(folder, "tar shards")
-        return TarSource(name, shards, options.caption_key)
+        return _open_shards(name, shards, options)
     if is_saved_dataset(folder):
         return open_saved_dataset(name, folder, options.columns)
     tables = files_in(folder, (".parquet",))

@@ -80,3 +80,13 @@ class Batch(NamedTuple):
     tokens: Tensor  # (b, L)
     ids: Tensor  # (b,) int64
     faults: tuple[Fault, ...]
+
+
+class ImageBatch(NamedTuple):
+    """Images to embed, with all their captions; those that could not be read are left out and named in `faults`."""
+
+    images: Tensor  # (b, 3, H, W); (0,) where none could be read
+    ids: Tensor  # (b,) int64
+    captions: tuple[tuple[str, ...], ...]
+    digests: tuple[bytes, ...]  # 16 bytes each, equal for images of equal bytes
+    faults: tuple[Fault, ...]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuclip.data.captions import Captions
+from neuclip.data.captions import CaptionCounts, Captions
 from neuclip.data.order import Order
 from neuclip.data.sample import Fault, Sample
 
@@ -38,11 +38,15 @@ class Source(ABC):
 
     name: str
     kind: str  # as `neuclip doctor` calls it: tar, csv, folder ...
+    split: str = ""  # of a file that lists several: the one that is read
     files: Sequence[Path] = ()  # that hold its pairs on this disk; images in files of their own aside
     faults: tuple[Fault, ...] = ()  # what could not be indexed: members without an image, cut-off shards; id -1
     captions_sha256: str | None = None  # the fingerprint of all captions, where it is stored
+    caption_counts: CaptionCounts | None = None  # where they are known: stored, or counted before (data/fingerprint.py)
     fetches: bool = False  # data are downloaded while it is read: its workers must not be forks of this process
     captions_are_files: bool = False  # each caption is a file of its own: reading them all takes long
+    texts_are_captions: bool = False  # a whole text, however many lines it has, is one caption
+    images_in_rows: bool = False  # a table holds its images: only their bytes tell which rows have the same
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -87,7 +91,7 @@ class Source(ABC):
 
     def places(self) -> set[str]:
         """The files or folders that hold its pairs, resolved, to see whether two sources share data."""
-        return {str(file.resolve()) for file in self.files}
+        return {f"{file.resolve()}{self.split and f' ({self.split})'}" for file in self.files}
 
     def image_keys(self) -> np.ndarray | None:
         """(n,) uint64, equal for pairs of one image; None: every pair has its own, as far as it is known unread."""

@@ -233,12 +233,12 @@ def _show_progress(process: subprocess.Popen[bytes], package: Package, folder: P
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
         if status.due():
-            megabytes = min(_size(folder) // 1_000_000, package.megabytes)
+            megabytes = min(folder_size(folder) // 1_000_000, package.megabytes)
             status.show(progress_text(what, megabytes, package.megabytes, time.monotonic() - start, "MB"))
     status.close()
 
 
-def _size(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # temporary files come and go

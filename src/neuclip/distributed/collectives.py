@@ -136,10 +136,21 @@ def gather_shares(local: Tensor, size: int) -> Tensor:  # (local rows, ...) -> (
     if world_size() == 1:
         return local
     each, longer = divmod(size, world_size())
-    padded = local.new_zeros((each + (longer > 0), *local.shape[1:]))
+    return _gather_blocks(local, [each + (k < longer) for k in range(world_size())])
+
+
+def gather_rows(local: Tensor) -> Tensor:  # (local rows, ...) -> (all rows, ...)
+    """The rows of every rank, in rank order, without gradient; ranks may have different numbers of them, or none."""
+    return _gather_blocks(local.detach(), all_gather_int(len(local)))
+
+
+def _gather_blocks(local: Tensor, lengths: list[int]) -> Tensor:
+    if world_size() == 1:
+        return local
+    padded = local.new_zeros((max(lengths), *local.shape[1:]))
     padded[: len(local)] = local
     blocks = gather_values(padded).unflatten(0, (world_size(), -1)) if len(padded) else padded[None]
-    return torch.cat([block[: each + (k < longer)] for k, block in enumerate(blocks)])
+    return torch.cat([block[:length] for block, length in zip(blocks, lengths, strict=False)])
 
 
 def any_rank(flag: bool) -> bool:

@@ -15,6 +15,7 @@ from neuclip.doctor.model import cached_facts
 from neuclip.doctor.objective import note_objective
 from neuclip.doctor.pairs import (
     note_bad,
+    note_caption_counts,
     note_caption_lengths,
     note_equal_captions,
     note_images,
@@ -79,6 +80,7 @@ def examine_data(findings: Findings, settings: Settings, source: Source, probe: 
     note_probe(findings, probe, source)
     note_bad(findings, probe, settings, len(source))
     note_images(findings, probe, model)
+    note_caption_counts(findings, source)
     note_caption_lengths(findings, probe, settings, model)
     note_equal_captions(findings, source, probe, settings)
     note_held_out(findings, settings, source)

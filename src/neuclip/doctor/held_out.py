@@ -8,6 +8,7 @@ from neuclip.data.held_out import HeldOutSets, held_out_addresses
 from neuclip.data.hold_out import SUFFIX
 from neuclip.data.source import Source
 from neuclip.doctor.findings import Findings
+from neuclip.doctor.pairs import known_counts
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
@@ -21,15 +22,19 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
     findings.note("evaluation", sets=len(retrieval) + len(zero_shot), automatic=bool(automatic))
     for address in zero_shot:
         _open(findings, settings, zero_shot=(address,))
+    counts: dict[str, dict[str, int]] = {}
     for address in retrieval:
         sets = _open(findings, settings, retrieval=(address,))
-        others = {} if sets is None or address.endswith(SUFFIX) else sets.retrieval
+        opened = {} if sets is None else sets.retrieval
+        counts |= {name: known._asdict() for name, held in opened.items() if (known := known_counts(held))}
+        others = {} if address.endswith(SUFFIX) else opened
         if any(source.places() & held.places() for held in others.values()):
             findings.warn(
                 f"{without_queries(address)} is both training data and evaluation.retrieval",
                 "recall on it says nothing about other images",
                 "keep some files out of training and give them as --evaluation.retrieval DATA",
             )
+    findings.note("evaluation", captions=counts)
     if not (retrieval or zero_shot):
         findings.warn(
             "there is no held-out data",

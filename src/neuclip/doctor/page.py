@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+from neuclip.data.captions import CaptionCounts
 from neuclip.doctor.findings import Findings
 from neuclip.formatting import byte_size, percent, plural
 
@@ -72,18 +73,33 @@ def quality_lines(findings: Findings) -> Iterator[Line]:
         size = f"width {span(images, 'width')}, height {span(images, 'height')}"
         yield "images", f"{size}; {modes}; {byte_size(images.mean_bytes)} each"
         yield "", f"{percent(images.small_share)} smaller than the model's {image_size(findings)}"
+    yield "captions", captions_text(findings)
+    if captions.different_images not in (None, findings["data.pairs"]):
+        rows = "rows of one image are separate samples in training, and one sample where recall is measured"
+        yield "", f"{plural(captions.different_images, 'different image')}: {rows}"
     duplicates = f"{percent(captions.equal_in_batch_share)} of a batch have the same caption as another pair of it"
     if captions.equal_share is None:
-        yield "captions", f"{duplicates} (estimated from {plural(captions.counted, 'caption')})"
+        yield "", f"{duplicates} (estimated from {plural(captions.counted, 'caption')})"
     else:
-        yield "captions", f"{percent(captions.equal_share)} of all pairs share their caption with another, {duplicates}"
+        yield "", f"{percent(captions.equal_share)} of all pairs share their caption with another, {duplicates}"
         if captions.commonest_count > 1:
             yield "", f"most frequent: {captions.commonest!r}, {captions.commonest_count:,} times"
     if "captions.median_tokens" in findings:
         cut = f"{percent(captions.cut_off_share)} are cut off at the model's {captions.context_tokens}"
         yield "", f"{span(captions, 'tokens')} tokens; {cut}"
+    for name, counts in findings["evaluation.captions"].items():
+        yield "held out", f"{name}: {CaptionCounts(**counts)}"
     reasons = ", ".join(f"{count} x {reason}" for reason, count in bad.reasons.items()) or "none"
     yield "bad pairs", f"{reasons}; a run stops above {percent(bad.limit)}"
+
+
+def captions_text(findings: Findings) -> str:
+    """As counted, else as the probed samples have them."""
+    captions = findings.section("captions")
+    if captions.number is None:
+        return f"{percent(captions.several_share)} of the probed samples have several"
+    pairs = findings["data.pairs"]
+    return str(CaptionCounts(pairs, captions.number, captions.fewest, captions.most, captions.missing))
 
 
 def span(section: SimpleNamespace, name: str) -> str:

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from itertools import chain
 from statistics import median
 
+import numpy as np
+
+from neuclip.data.captions import CaptionCounts
 from neuclip.data.faults import count_unindexed, describe_unindexed, too_many, too_many_unindexed
+from neuclip.data.fingerprint import count_captions
 from neuclip.data.source import Source
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import SampleProbe
@@ -144,10 +148,36 @@ def note_caption_lengths(findings: Findings, probe: SampleProbe, settings: Setti
         )
 
 
+def note_caption_counts(findings: Findings, source: Source) -> None:
+    """How many captions the samples have, and whether several samples have the same image."""
+    if (counts := known_counts(source)) is None:
+        findings.note("captions", number=None, fewest=None, most=None, missing=None, different_images=None)
+        return
+    keys = source.image_keys()
+    findings.note(
+        "captions",
+        number=counts.captions,
+        fewest=counts.fewest,
+        most=counts.most,
+        missing=counts.without,
+        different_images=None if keys is None else len(np.unique(keys)),
+    )
+
+
+def known_counts(source: Source) -> CaptionCounts | None:
+    """None if too many captions would be read for it."""
+    large = len(source) > _most_counted(source) or any(part.captions_sha256 for part in source.parts)
+    return source.caption_counts if large else count_captions(source)
+
+
+def _most_counted(source: Source) -> int:
+    return CAPTION_FILES_COUNTED if source.captions_are_files else CAPTIONS_COUNTED
+
+
 def note_equal_captions(findings: Findings, source: Source, probe: SampleProbe, settings: Settings) -> None:
     """How many pairs share their caption, in the data and in a batch, where they are false negatives of each other."""
     batch = min(settings.train.batch_size, len(source))
-    if len(source) <= (CAPTION_FILES_COUNTED if source.captions_are_files else CAPTIONS_COUNTED):
+    if len(source) <= _most_counted(source):
         counts = Counter(caption for caption in source.captions() if caption)
         equal = sum(count for count in counts.values() if count > 1) / len(source)
         in_batch = share_with_duplicate(list(counts.values()), len(source), batch)

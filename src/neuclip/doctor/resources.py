@@ -155,12 +155,11 @@ def note_folder(findings: Findings, settings: Settings) -> None:
 
 def note_disk(findings: Findings, settings: Settings, model: ModelFacts) -> None:
     checkpoint = checkpoint_bytes(model.parameters, model.state_bytes, findings["objective.state_bytes"])
-    # A checkpoint is written before the oldest is removed; the exported model comes last.
-    needed = (settings.checkpoint.keep + 1) * checkpoint + model.state_bytes
+    needed = settings.checkpoint.most * checkpoint + model.state_bytes  # with the exported model
     free = shutil.disk_usage(existing_folder(Path(settings.run.folder))).free
     findings.note("disk", checkpoint_bytes=checkpoint, needed_bytes=needed, free_bytes=free)
     what = f"checkpoints and model take {byte_size(needed)}, {byte_size(free)} are free in {settings.run.folder}"
-    fewer = ", or --checkpoint.keep 1" if settings.checkpoint.keep > 1 else ""
+    fewer = ", or keep fewer (--checkpoint.keep, --checkpoint.milestones)" if settings.checkpoint.most > 2 else ""
     remedy = f"free some space, or give --run.folder on a larger disk{fewer}"
     if free < needed:
         findings.fail(what, "training does not start without room for all of them", remedy)

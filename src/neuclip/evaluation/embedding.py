@@ -1,21 +1,31 @@
-"""From a source to features: every image once, every different caption once."""
+"""From a source to features: every image once, every different text once, shared among the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from neuclip.data.faults import by_reason, count_unindexed
 from neuclip.data.loader import sequential
-from neuclip.data.sample import Fault
+from neuclip.data.sample import Fault, ImageBatch
 from neuclip.data.source import Source
+from neuclip.distributed.collectives import all_gather_object, gather_rows, is_main, local_range, rank, world_size
+from neuclip.distributed.error_sync import sync_errors
 from neuclip.errors import RunFailed
+from neuclip.evaluation.remembered import RememberedFeatures
+from neuclip.models.short_context import text_lengths
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
+
+T = TypeVar("T")
+
+SORTED_TOGETHER = 32_768  # texts that are in memory as tokens at a time
 
 
 class TooManyBad(RunFailed):
@@ -39,24 +49,35 @@ class EmbeddedImages:
 
     features: Tensor  # (n, d) unit rows
     ids: Tensor  # (n,) int64, the source's
+    captions: list[tuple[str, ...]]  # all of each image
     faults: tuple[Fault, ...]  # the samples left out
 
 
 @dataclass(frozen=True)
 class EmbeddedPairs:
-    """The usable pairs of a source. `text_features[caption_of]` are the (n, d) text features pair by pair."""
+    """The n usable images of a source with their k captions, image by image; of these, t are different texts.
+    `text_features[caption_text]` are the (k, d) text features caption by caption."""
 
     image_features: Tensor  # (n, d) unit rows
-    text_features: Tensor  # (c, d) unit rows, one for each different caption
-    captions: list[str]  # the c different captions in order of first appearance
-    caption_of: Tensor  # (n,) int64, row of text_features and captions
+    text_features: Tensor  # (t, d) unit rows, one for each different text
+    texts: list[str]  # the t different texts in order of first appearance
+    caption_image: Tensor  # (k,) int64, row of image_features
+    caption_text: Tensor  # (k,) int64, row of text_features and texts
     ids: Tensor  # (n,) int64, the source's
     faults: tuple[Fault, ...]  # the samples left out
+
+    @property
+    def first_text(self) -> Tensor:  # (n,) int64
+        """Row of text_features of each image's first caption."""
+        return self.caption_text[torch.searchsorted(self.caption_image, torch.arange(len(self.image_features)))]
 
 
 @dataclass(frozen=True)
 class Embedder:
     """A model and how it is fed. `what`, in its methods, names the work in progress.
+
+    What it has embedded it does not embed again: sets may share images and texts. Its methods are collective: each rank
+    embeds its share, and all get everything.
 
     >>> embedder = Embedder(built, batch_size=256, workers=4, max_bad_share=0.05)
     >>> embedder.embed_pairs(source, "evaluating on icons-30k/new-drawings").image_features       # doctest: +SKIP
@@ -67,21 +88,36 @@ class Embedder:
     workers: int
     max_bad_share: float = 1.0
 
-    def embed_pairs(self, source: Source, what: str) -> EmbeddedPairs:
-        """Features of every usable pair; each image counts with its first caption. Raises TooManyBad when a larger
-        share of the pairs than `max_bad_share` cannot be used, or none can."""
+    @cached_property
+    def _known_images(self) -> RememberedFeatures:
+        return RememberedFeatures(self.built.embed_dim)
+
+    @cached_property
+    def _known_texts(self) -> RememberedFeatures:
+        return RememberedFeatures(self.built.embed_dim)
+
+    def embed_pairs(self, source: Source, what: str, *, first_caption_only: bool = False) -> EmbeddedPairs:
+        """Features of every image that has a caption, and of its captions, or of the first alone. Raises TooManyBad
+        when a larger share of the samples than `max_bad_share` cannot be used, or none can."""
         images = self.embed_images(source, what)
-        all_captions = source.captions()
-        has_caption = torch.tensor([bool(all_captions[id]) for id in images.ids.tolist()], dtype=torch.bool)
+        has_caption = torch.tensor([bool(own) for own in images.captions], dtype=torch.bool)
         missing = [Fault(id, "caption is missing", source.where(id)) for id in images.ids[~has_caption].tolist()]
         faults = (*images.faults, *missing)
         self.refuse_bad_set(source, faults)
-        ids = images.ids[has_caption]
+        captions = [own[:1] if first_caption_only else own for own in images.captions if own]
         rows: dict[str, int] = {}
-        caption_of = torch.tensor([rows.setdefault(all_captions[id], len(rows)) for id in ids.tolist()])
-        captions = list(rows)
-        text_features = self.embed_texts(captions, f"{what}, captions")
-        return EmbeddedPairs(images.features[has_caption], text_features, captions, caption_of, ids, faults)
+        caption_text = torch.tensor([rows.setdefault(text, len(rows)) for own in captions for text in own])
+        caption_image = torch.arange(len(captions)).repeat_interleave(torch.tensor([len(own) for own in captions]))
+        texts = list(rows)
+        return EmbeddedPairs(
+            images.features if has_caption.all() else images.features[has_caption],
+            self.embed_texts(texts, f"{what}, captions"),
+            texts,
+            caption_image,
+            caption_text,
+            images.ids[has_caption],
+            faults,
+        )
 
     def refuse_bad_set(self, source: Source, faults: Sequence[Fault]) -> None:
         """Raises TooManyBad. Each sample was read once: the share is exact. What could not be indexed counts as bad."""
@@ -89,44 +125,91 @@ class Embedder:
         if len(faults) + unindexed > limit * (size + unindexed) or len(faults) == size:
             raise TooManyBad(source, faults, limit)
 
-    @torch.no_grad()
     def embed_images(self, source: Source, what: str) -> EmbeddedImages:
         """Features of every image that can be read. Bad samples are left out: a replacement must not be scored."""
-        towers = self.built.towers
-        features: list[Tensor] = []
-        ids: list[Tensor] = []
-        faults: list[Fault] = []
-        batches = sequential(
-            source,
-            transform=self.built.transform,
-            tokenize=self.built.tokenize,
-            batch_size=self.batch_size,
-            workers=self.workers,
+        self._known_images.make_room()
+        batches = local_range(-(-len(source) // self.batch_size))
+        ids = range(batches.start * self.batch_size, min(batches.stop * self.batch_size, len(source)))
+        with sync_errors():
+            share, features = self._embed_share(source, ids, what)
+            check_finite(features, f"image features on {source.name}")
+        features, shares = gather_rows(features), all_gather_object(share)
+        self._known_images.add([digest for one in shares for digest in one.embedded], features)
+        return EmbeddedImages(
+            self._known_images.rows([digest for one in shares for digest in one.digests]),
+            torch.tensor([id for one in shares for id in one.ids], dtype=torch.int64),
+            [captions for one in shares for captions in one.captions],
+            tuple(fault for one in shares for fault in one.faults),
         )
-        with eval_mode(towers):
-            for batch in track(batches, what, -(-len(source) // self.batch_size), "batches"):
-                encoded = towers.encode_image(batch.images.to(towers.device)).float().cpu()
-                bad = torch.tensor([fault.id for fault in batch.faults], dtype=torch.int64)
-                usable = ~torch.isin(batch.ids, bad)
-                features.append(encoded[usable])
-                ids.append(batch.ids[usable])
-                faults.extend(batch.faults)
-        embedded = EmbeddedImages(torch.cat(features), torch.cat(ids), tuple(faults))
-        check_finite(embedded.features, f"image features on {source.name}")
-        return embedded
 
     @torch.no_grad()
+    def _embed_share(self, source: Source, ids: range, what: str) -> tuple[Share, Tensor]:
+        """This rank's images, and the features of those among them that were not known."""
+        towers, share, features = self.built.towers, Share(), [torch.empty(0, self.built.embed_dim)]
+        batches = sequential(
+            source, transform=self.built.transform, batch_size=self.batch_size, workers=self.workers, ids=ids
+        )
+        with eval_mode(towers):
+            for batch in self._track(batches, what, len(source), "images"):
+                new = []
+                for row, digest in enumerate(batch.digests):
+                    if digest not in self._known_images and digest not in share.embedded:
+                        share.embedded[digest] = None
+                        new.append(row)
+                if new:
+                    images = batch.images if len(new) == len(batch.images) else batch.images[new]
+                    features.append(towers.encode_image(images.to(towers.device)).float().cpu())
+                share.add(batch)
+        return share, torch.cat(features)
+
     def embed_texts(self, texts: list[str], what: str) -> Tensor:  # -> (len(texts), d)
         """Unit features of the texts, on the CPU, float32."""
-        towers, tokenize = self.built.towers, self.built.tokenize
-        starts = range(0, len(texts), self.batch_size)
-        features = []
+        self._known_texts.make_room()
+        new = [text for text in dict.fromkeys(texts) if text not in self._known_texts]
+        if new:
+            shares = [new[number :: world_size()] for number in range(world_size())]
+            with sync_errors():
+                features = self._encode_texts(shares[rank()], what)
+                check_finite(features, "text features")
+            self._known_texts.add([text for share in shares for text in share], gather_rows(features))
+        return self._known_texts.rows(texts)
+
+    @torch.no_grad()
+    def _encode_texts(self, texts: list[str], what: str) -> Tensor:  # -> (len(texts), d)
+        towers, features = self.built.towers, torch.empty(len(texts), self.built.embed_dim)
         with eval_mode(towers):
-            for start in track(starts, what, len(starts), "batches"):
-                tokens = tokenize(texts[start : start + self.batch_size]).to(towers.device)
-                features.append(towers.encode_text(tokens).float().cpu())
-        check_finite(torch.cat(features), "text features")
-        return torch.cat(features)
+            for rows, tokens in self._track(self._token_batches(texts), what, len(texts) * world_size(), "texts"):
+                features[rows] = towers.encode_text(tokens.to(towers.device)).float().cpu()
+        return features
+
+    def _token_batches(self, texts: list[str]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows of `texts` and their tokens; texts of about the same length together, so that little of a batch is
+        padding."""
+        for start in range(0, len(texts), SORTED_TOGETHER):
+            tokens = self.built.tokenize(texts[start : start + SORTED_TOGETHER])
+            for rows in text_lengths(tokens).argsort(stable=True).split(self.batch_size):
+                yield start + rows, tokens[rows]
+
+    def _track(self, batches: Iterator[T], what: str, total: int, unit: str) -> Iterator[T]:
+        """The main rank shows how far all are: their shares are equal."""
+        return track(batches, what, total, unit, step=self.batch_size * world_size()) if is_main() else batches
+
+
+@dataclass
+class Share:
+    """What one rank knows about its images."""
+
+    ids: list[int] = field(default_factory=list)
+    captions: list[tuple[str, ...]] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    embedded: dict[bytes, None] = field(default_factory=dict)  # the digests that were new, in the order of their rows
+
+    def add(self, batch: ImageBatch) -> None:
+        self.ids += batch.ids.tolist()
+        self.captions += batch.captions
+        self.digests += batch.digests
+        self.faults += batch.faults
 
 
 @contextmanager

@@ -19,47 +19,39 @@ THUMBNAIL_PIXELS = 96  # longest side
 
 
 def gallery(embedded: EmbeddedPairs, source: Source, *, count: int, top: int, seed: int) -> dict[str, Any]:
-    """`count` random images with their `top` captions, and `count` random captions with their `top` images.
+    """`count` random images with their `top` different captions, and `count` random captions with their `top` images.
 
-    `rank`, from 1, is that of the best right answer. Plain JSON, images as data URIs.
+    `rank`, from 1, is that of the best right answer. An image is shown with its first caption, and any of its captions
+    is right. Plain JSON, images as data URIs.
 
     >>> shown = gallery(embedded, source, count=12, top=5, seed=0)                              # doctest: +SKIP
     >>> shown["image_to_text"][0].keys()                                                        # doctest: +SKIP
     dict_keys(['image', 'caption', 'rank', 'matches'])
     """
-    image_features, text_features = embedded.image_features, embedded.text_features
-    captions, caption_of = embedded.captions, embedded.caption_of
+    image_features, text_features, texts = embedded.image_features, embedded.text_features, embedded.texts
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randperm(len(image_features), generator=generator)[:count]
-    texts = torch.randperm(len(text_features), generator=generator)[:count]
-    own_captions = torch.arange(len(images)), caption_of[images]
-    own_images = (texts[:, None] == caption_of[None, :]).nonzero(as_tuple=True)
-    caption = [captions[row] for row in caption_of.tolist()]  # by image
+    drawn_images = torch.randperm(len(image_features), generator=generator)[:count]
+    drawn_texts = torch.randperm(len(text_features), generator=generator)[:count]
+    own = set(zip(embedded.caption_image.tolist(), embedded.caption_text.tolist(), strict=True))
+    first_text = embedded.first_text.tolist()
 
-    def image(row: int) -> str:
-        return thumbnail(source[int(embedded.ids[row])].image)
+    def shown_image(row: int) -> dict[str, str]:
+        return {"image": thumbnail(source[int(embedded.ids[row])].image), "caption": texts[first_text[row]]}
 
-    matches = _first_matches(image_features[images], text_features, own_captions, top)
+    right = _right_pairs(drawn_images, embedded.caption_image, embedded.caption_text)
+    matches = _first_matches(image_features[drawn_images], text_features, right, top)
     image_to_text = [
-        {
-            "image": image(query),
-            "caption": caption[query],
-            "rank": rank,
-            "matches": [{"caption": captions[c], "score": s, "right": captions[c] == caption[query]} for c, s in best],
-        }
-        for query, (rank, best) in zip(images.tolist(), matches, strict=True)
+        shown_image(image)
+        | {"rank": rank}
+        | {"matches": [{"caption": texts[text], "score": s, "right": (image, text) in own} for text, s in best]}
+        for image, (rank, best) in zip(drawn_images.tolist(), matches, strict=True)
     ]
-    matches = _first_matches(text_features[texts], image_features, own_images, top)
+    right = _right_pairs(drawn_texts, embedded.caption_text, embedded.caption_image)
+    matches = _first_matches(text_features[drawn_texts], image_features, right, top)
     text_to_image = [
-        {
-            "caption": captions[query],
-            "rank": rank,
-            "matches": [
-                {"image": image(i), "caption": caption[i], "score": s, "right": caption[i] == captions[query]}
-                for i, s in best
-            ],
-        }
-        for query, (rank, best) in zip(texts.tolist(), matches, strict=True)
+        {"caption": texts[text], "rank": rank}
+        | {"matches": [shown_image(image) | {"score": s, "right": (image, text) in own} for image, s in best]}
+        for text, (rank, best) in zip(drawn_texts.tolist(), matches, strict=True)
     ]
     return {"dataset": source.name, "image_to_text": image_to_text, "text_to_image": text_to_image}
 
@@ -75,12 +67,17 @@ def thumbnail(content: bytes) -> str:
     return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+def _right_pairs(drawn: Tensor, query_of: Tensor, candidate_of: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the pairs (query, right candidate) those of the drawn queries, which are numbered as they were drawn."""
+    number, pair = (drawn[:, None] == query_of).nonzero(as_tuple=True)
+    return number, candidate_of[pair]
+
+
 def _first_matches(
-    queries: Tensor, candidates: Tensor, right: tuple[Tensor, ...], top: int
+    queries: Tensor, candidates: Tensor, right: tuple[Tensor, Tensor], top: int
 ) -> list[tuple[int, list[tuple[int, float]]]]:
     """For each query the rank of its best right candidate, and the first `top` candidates with their scores."""
-    query_of, candidate_of = right
-    ranks = best_ranks(queries, candidates, query_of, candidate_of).tolist()
+    ranks = best_ranks(queries, candidates, *right).tolist()
     # A stable sort, not topk: topk promises nothing about ties, and here they go to the lowest index.
     scores, order = (queries @ candidates.T).sort(dim=1, descending=True, stable=True)
     first = zip(order[:, :top].tolist(), scores[:, :top].tolist(), strict=True)

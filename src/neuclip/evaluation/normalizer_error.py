@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from neuclip.distributed.collectives import all_gather_object, gather_shares, is_main, local_range
+from neuclip.distributed.error_sync import on_main_rank, sync_errors
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import check_finite
 from neuclip.objectives.objective import NoEstimate
+from neuclip.progress import track
 
 Both = tuple[Tensor, Tensor]  # image side, text side
 
@@ -31,76 +34,123 @@ def normalizer_error(
     seed: int,
     caption_of: Tensor,
     sample_ids: Tensor | None = None,
-) -> dict[str, Any]:  # (n, d), (n, d), (n,), (n,)
+    dataset_size: int | None = None,
+    held_ids: Tensor | None = None,
+) -> dict[str, Any]:  # (n, d), (n, d), (n,), (n,), (h,)
     """Mean squared difference of log-normalizers on `anchors` seeded random pairs, for the method and for a mini-batch.
 
     Both estimators see the same anchors in the same random batches. Anchors for which the method answers not-a-number
     (FastCLIP: never visited) are left out of its mean and counted as `without_estimate`.
 
+    Collective: every rank passes the same features, computes the exact normalizers of its share of the anchors, and
+    gets the result. The main rank asks the objective; the others may pass None.
+
     Args:
         image_features, text_features: unit rows; row i of both is one pair of the training set.
+        eps: of the exact normalizers and of both estimates.
         objective: its `log_normalizers` are measured; if it has none, "method" is missing and "method_note" says why.
         caption_of: equal for equal captions; anchors whose caption occurs again are also left out of a second mean.
-        sample_ids: the data set's number of each row; default: the row.
+        sample_ids: the data set's number of each row; default: the row. Anchors are drawn among these numbers, so that
+            every model on the same data is measured at the same ones.
+        dataset_size: how many numbers there are; default: up to the largest.
+        held_ids: samples whose own features the method holds; anchors among them are left out of a third mean.
     """
     _check(image_features, text_features, batch_size, eps)
     size, tau = len(image_features), 1 / float(logit_scale)
-    batch_size = min(batch_size, size)
-    drawn = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-    index = drawn[:anchors]
-    truth = both_log_normalizers(image_features, text_features, index, tau=tau, eps=eps)
-    repeated = (torch.bincount(caption_of)[caption_of] > 1).cpu()[index]
+    sample_ids = torch.arange(size) if sample_ids is None else sample_ids
+    drawn = draw_rows(sample_ids, dataset_size or int(sample_ids.max()) + 1, seed)
+    truth = _exact_over_ranks(image_features, text_features, drawn[:anchors], tau=tau, eps=eps)
+
+    def score() -> dict[str, Any]:
+        index = drawn[:anchors]
+        repeated = (torch.bincount(caption_of)[caption_of] > 1).cpu()[index]
+        held = None if held_ids is None else torch.isin(sample_ids[index], held_ids)
+        result = {"eps": eps, "temperature": tau} | _facts(truth, eps, repeated, held)
+        batches = {"anchors": len(index), "batch_size": min(batch_size, size)}
+        estimate = minibatch_log_normalizers(image_features, text_features, drawn, **batches, tau=tau, eps=eps)
+        estimators = {"minibatch": squared_errors(estimate, truth, repeated)}
+        try:
+            estimate = _method_log_normalizers(
+                objective, image_features, text_features, logit_scale, sample_ids, drawn, **batches, eps=eps
+            )
+            estimators = {"method": squared_errors(estimate, truth, repeated, held), **estimators}
+        except NoEstimate as reason:  # no normalizer at all, or nothing stored yet
+            result["method_note"] = str(reason)
+        return result | {"estimators": estimators}
+
+    return cast("dict[str, Any]", all_gather_object(on_main_rank(score))[0])
+
+
+def _facts(truth: Both, eps: float, repeated: Tensor, held: Tensor | None) -> dict[str, Any]:
+    """Of the anchors: what their errors must be read with."""
     near_floor = torch.cat(truth) < (math.log(eps) + 1 if eps else -math.inf)
-    batch_estimate = minibatch_log_normalizers(
-        image_features, text_features, drawn, anchors=len(index), batch_size=batch_size, tau=tau, eps=eps
-    )
-    result: dict[str, Any] = {
-        "anchors": len(index),
-        "eps": eps,
-        "temperature": tau,
+    facts = {
+        "anchors": len(repeated),
         "duplicates": int(repeated.sum()),
         "share_at_floor": near_floor.double().mean().item(),
-        "estimators": {"minibatch": squared_errors(batch_estimate, truth, repeated)},
     }
-    sample_ids = torch.arange(size) if sample_ids is None else sample_ids
-    try:
-        estimate = _method_log_normalizers(
-            objective, image_features, text_features, logit_scale, sample_ids, drawn, len(index), batch_size
-        )
-        result["estimators"] = {"method": squared_errors(estimate, truth, repeated), **result["estimators"]}
-    except NoEstimate as reason:  # no normalizer at all, or nothing stored yet
-        result["method_note"] = str(reason)
-    return result
+    return facts if held is None else facts | {"held": int(held.sum())}
 
 
-def squared_errors(estimate: Both, truth: Both, repeated: Tensor) -> dict[str, float | int | None]:
-    """Mean squared difference by side, their mean, and that over anchors with unique captions (None: no such)."""
+def draw_rows(sample_ids: Tensor, dataset_size: int, seed: int) -> Tensor:  # (n,) -> (n,)
+    """All rows in a random order that depends on the seed and their ids alone: where a row is missing the others keep
+    their order."""
+    order = torch.randperm(dataset_size, generator=torch.Generator().manual_seed(seed))
+    place = torch.argsort(order)
+    return torch.argsort(place[sample_ids], stable=True)
+
+
+def squared_errors(
+    estimate: Both, truth: Both, repeated: Tensor, held: Tensor | None = None
+) -> dict[str, float | int | None]:  # (A,), (A,), (A,), (A,)
+    """Mean squared difference by side, their mean, that over anchors with unique captions, and with `held` that over
+    anchors not held (None: no such)."""
     if any(side.isinf().any() for side in estimate):
         raise RunFailed("the estimated log-normalizers are infinite for some anchors; use an eps above 0")
     errors = torch.stack([(a.double() - b.double()).square() for a, b in zip(estimate, truth, strict=True)])  # (2, A)
     known = ~errors.isnan().any(dim=0)
     if not known.any():
         raise NoEstimate("the method has no estimate yet for any of the anchors")
+
+    def mean_of(chosen: Tensor) -> float | None:
+        some = errors[:, known & chosen]
+        return some.mean().item() if some.numel() else None
+
     image, text = errors[:, known].mean(dim=1).tolist()
-    unique = errors[:, known & ~repeated]
     return {
         "image": image,
         "text": text,
         "mean": (image + text) / 2,
-        "mean_without_duplicates": unique.mean().item() if unique.numel() else None,
+        "mean_without_duplicates": mean_of(~repeated),
+        **({} if held is None else {"mean_without_held": mean_of(~held)}),
         "without_estimate": int((~known).sum()),
     }
 
 
-def both_log_normalizers(
+def _exact_over_ranks(
     image_features: Tensor, text_features: Tensor, index: Tensor, *, tau: float, eps: float
 ) -> Both:  # (n, d), (n, d), (A,) -> (A,), (A,)
-    """The exact log-normalizers of the pairs `index` among all n pairs, image side and text side."""
+    """Collective. `both_log_normalizers`, of which every rank computes its share and gets all."""
+    share = local_range(len(index))
+    with sync_errors():
+        own = both_log_normalizers(
+            image_features, text_features, index[share.start : share.stop], tau=tau, eps=eps, what="exact normalizers"
+        )
+    image, text = gather_shares(torch.stack(own, dim=1), len(index)).unbind(dim=1)
+    return image, text
+
+
+def both_log_normalizers(
+    image_features: Tensor, text_features: Tensor, index: Tensor, *, tau: float, eps: float, what: str = ""
+) -> Both:  # (n, d), (n, d), (A,) -> (A,), (A,)
+    """The exact log-normalizers of the pairs `index` among all n pairs, image side and text side. `what` names the work
+    for whoever waits for it."""
     image, text = image_features[index], text_features[index]
     positives = (image * text).sum(dim=1)
+    images, texts = (f"{what} of {side}" if what and is_main() else "" for side in ("images", "texts"))
     return (
-        exact_log_normalizers(image, positives, text_features, index, tau=tau, eps=eps),
-        exact_log_normalizers(text, positives, image_features, index, tau=tau, eps=eps),
+        exact_log_normalizers(image, positives, text_features, index, tau=tau, eps=eps, what=images),
+        exact_log_normalizers(text, positives, image_features, index, tau=tau, eps=eps, what=texts),
     )
 
 
@@ -115,6 +165,7 @@ def exact_log_normalizers(
     eps: float,
     chunk_rows: int = 512,
     chunk_columns: int = 2048,
+    what: str = "",
 ) -> Tensor:  # (A, d), (A,), (n, d), (A,) -> (A,)
     """log(eps + 1/(n-1) sum_{j != i} exp((s_ij - s_ii) / tau)), candidate anchor_index[i] left out for anchor i.
 
@@ -122,7 +173,7 @@ def exact_log_normalizers(
     that stay in the cache, in the features' type; the result does not depend on the blocks (up to rounding).
     """
     size = len(candidates)
-    if size < 2:
+    if size < 2 or not len(anchors):
         return torch.full_like(positives, math.log(eps) if eps else -math.inf)
     # Powers of two instead of e: exp2 costs 0.2 of the matrix product at d = 128, exp 0.34 (one thread, AVX2).
     scaled = anchors * (math.log2(math.e) / tau)
@@ -132,7 +183,8 @@ def exact_log_normalizers(
     if not bounded:
         peak.fill_(torch.finfo(peak.dtype).min)
     buffer = anchors.new_empty(min(chunk_rows, len(anchors)) * min(chunk_columns, size))
-    for left in range(0, size, chunk_columns):
+    starts = range(0, size, chunk_columns)
+    for left in track(starts, what, len(starts), "chunks") if what else starts:
         columns = candidates[left : left + chunk_columns].to(anchors.device).T
         for top in range(0, len(anchors), chunk_rows):
             rows = slice(top, top + chunk_rows)
@@ -201,6 +253,7 @@ def _method_log_normalizers(
     drawn: Tensor,
     anchors: int,
     batch_size: int,
+    eps: float,
 ) -> Both:
     """The method's estimates. It is handed whole batches of the run's size, as in training: CLIP's depends on them."""
     device = logit_scale.device if isinstance(logit_scale, Tensor) else image_features.device
@@ -211,6 +264,7 @@ def _method_log_normalizers(
             text_features[batch].to(device),
             torch.as_tensor(logit_scale),
             sample_ids=sample_ids[batch].to(device),
+            eps=eps,
         )
         image_side.append(image.cpu()[own])
         text_side.append(text.cpu()[own])

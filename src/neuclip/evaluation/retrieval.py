@@ -1,4 +1,4 @@
-"""Recall at k and median rank in both directions, with equal captions merged, and what guessing would give."""
+"""Recall at k and median rank in both directions, and what guessing would give."""
 
 from __future__ import annotations
 
@@ -9,55 +9,72 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from neuclip.evaluation.embedding import check_finite
+from neuclip.evaluation.embedding import EmbeddedPairs, check_finite
 
 
-def recall(
-    image_features: Tensor,
-    text_features: Tensor,
-    caption_of: Tensor,
-    *,
-    ks: Sequence[int] = (1, 5, 10),
-    chunk: int = 1024,
-) -> dict[str, float]:  # (n, d), (c, d), (n,)
-    """Queries are every image and every different caption. An image is right if its own caption is among the first
-    k different captions, a caption if any of its images is among the first k. Ties go to the lowest index.
+def recall(pairs: EmbeddedPairs, *, ks: Sequence[int] = (1, 5, 10), chunk: int = 128) -> dict[str, float]:
+    """The standard of the field: every image is a query against all captions, and is right if any of its own is among
+    the first k; every caption is a query against all images, and is right if its own image is.
+
+    Where captions repeat, only chance tells equal ones apart. Then there is also `image_to_different_text`: an image is
+    right if any of its texts is among the first k different ones; and `different_text_to_image`: a text is right if any
+    image that has it is among the first k. Ties go to the lowest index.
 
     `chance` is what a random order of the candidates would reach on average. Half of the queries or more have their
     right answer at the median rank or before it.
-
-    >>> recall(torch.eye(3), torch.eye(3), torch.arange(3), ks=(1,))["image_to_text_recall_at_1"]
-    1.0
     """
-    check_finite(image_features, "image features")
-    check_finite(text_features, "text features")
-    images, captions = len(image_features), len(text_features)
-    every_image = torch.arange(images, device=caption_of.device)
-    rank_of_caption = best_ranks(image_features, text_features, every_image, caption_of, chunk=chunk)
-    rank_of_image = best_ranks(text_features, image_features, caption_of, every_image, chunk=chunk)
+    image, text = pairs.image_features, pairs.text_features
+    check_finite(image, "image features")
+    check_finite(text, "text features")
+    images, captions, texts = len(image), len(pairs.caption_text), len(text)
+    image_of, text_of, every_caption = pairs.caption_image, pairs.caption_text, torch.arange(captions)
+    repeated = None if texts == captions else text_of
+    ranks = best_ranks(image, text, image_of, every_caption, columns=repeated, chunk=chunk)
     figures: dict[str, float] = {"images": images, "captions": captions}
-    for k in ks:
-        figures[f"image_to_text_recall_at_{k}"] = (rank_of_caption <= k).double().mean().item()
-        figures[f"text_to_image_recall_at_{k}"] = (rank_of_image <= k).double().mean().item()
-        figures[f"image_to_text_chance_at_{k}"] = min(1.0, k / captions)
-        figures[f"text_to_image_chance_at_{k}"] = _chance_of_any(caption_of, images, captions, k)
-    figures["image_to_text_median_rank"] = int(rank_of_caption.median())  # of an even number, the lower of the two
-    figures["text_to_image_median_rank"] = int(rank_of_image.median())
+    figures |= _figures("image_to_text", ranks, _chances(image_of, captions, ks))
+    every_text = text if repeated is None else text[text_of]
+    ranks = best_ranks(every_text, image, every_caption, image_of, chunk=chunk)
+    figures |= _figures("text_to_image", ranks, _chances(every_caption, images, ks))
+    if repeated is not None:
+        own_image, own_text = torch.stack([image_of, text_of]).unique(dim=1)
+        figures["different_captions"] = texts
+        ranks = best_ranks(image, text, own_image, own_text, chunk=chunk)
+        figures |= _figures("image_to_different_text", ranks, _chances(own_image, texts, ks))
+        ranks = best_ranks(text, image, own_text, own_image, chunk=chunk)
+        figures |= _figures("different_text_to_image", ranks, _chances(own_text, images, ks))
+    return figures
+
+
+def _figures(direction: str, ranks: Tensor, chances: dict[int, float]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for k, chance in chances.items():
+        figures[f"{direction}_recall_at_{k}"] = (ranks <= k).double().mean().item()
+        figures[f"{direction}_chance_at_{k}"] = chance
+    figures[f"{direction}_median_rank"] = int(ranks.median())  # of an even number, the lower of the two
     return figures
 
 
 def best_ranks(
-    queries: Tensor, candidates: Tensor, query_of: Tensor, candidate_of: Tensor, *, chunk: int = 1024
-) -> Tensor:  # (q, d), (c, d), (p,), (p,) -> (q,) int64
+    queries: Tensor,
+    candidates: Tensor,
+    query_of: Tensor,
+    candidate_of: Tensor,
+    *,
+    columns: Tensor | None = None,
+    chunk: int = 128,
+) -> Tensor:  # (q, d), (c, d), (p,), (p,), (k,) -> (q,) int64
     """The rank, from 1, of each query's best right candidate. Pair j says: candidate_of[j] is right for query_of[j].
 
-    Ties go to the lowest index. A query without any right candidate has rank c + 1.
+    With `columns` there are k candidates, and candidate j has the features of row columns[j]: candidates with equal
+    features then have scores that are equal to the bit. Ties go to the lowest index. A query without any right
+    candidate has the rank after the last.
     """
     order = torch.argsort(query_of, stable=True)
     query_of, candidate_of = query_of[order], candidate_of[order]
     ranks = []
     for start in range(0, len(queries), chunk):
         scores = queries[start : start + chunk] @ candidates.T  # (b, c)
+        scores = scores if columns is None else scores[:, columns]
         edges = torch.tensor([start, start + len(scores)], device=query_of.device)
         first, last = torch.searchsorted(query_of, edges).tolist()
         ranks.append(_ranks_in_block(scores, query_of[first:last] - start, candidate_of[first:last]))
@@ -76,9 +93,13 @@ def _ranks_in_block(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:  #
     return 1 + higher + equal_before.sum(dim=1)
 
 
-def _chance_of_any(caption_of: Tensor, images: int, captions: int, k: int) -> float:
-    """Mean over captions of the probability that k different random images contain one of the caption's own."""
-    own_counts = Counter(torch.bincount(caption_of, minlength=captions).tolist())
-    draw = min(k, images)
-    missed = sum(times * math.comb(images - own, draw) for own, times in own_counts.items())
-    return 1 - missed / (math.comb(images, draw) * captions)
+def _chances(query_of: Tensor, candidates: int, ks: Sequence[int]) -> dict[int, float]:
+    """By k: the mean over queries of the probability that k different random candidates contain one of the query's
+    own. Query q has as many of its own as `query_of` names it."""
+    own_counts = Counter(torch.bincount(query_of).tolist())
+    chances = {}
+    for k in ks:
+        draw = min(k, candidates)
+        missed = sum(times * math.comb(candidates - own, draw) for own, times in own_counts.items())
+        chances[k] = 1 - missed / (math.comb(candidates, draw) * own_counts.total())
+    return chances

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from neuclip.data.faults import by_reason
 from neuclip.data.held_out import HeldOutSets
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
+from neuclip.distributed.error_sync import on_main_rank
 from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBad
 from neuclip.evaluation.retrieval import recall
@@ -47,6 +49,7 @@ class Evaluation:
 
 
 def evaluate_held_out(embedder: Embedder, sets: HeldOutSets) -> Evaluation:
+    """Collective. All ranks embed; the figures are computed by the main rank, and only there."""
     evaluation = Evaluation()
     for name, source in sets.retrieval.items():
         try:
@@ -54,7 +57,7 @@ def evaluate_held_out(embedder: Embedder, sets: HeldOutSets) -> Evaluation:
         except TooManyBad as refusal:
             evaluation.refuse(name, source, refusal)
             continue
-        figures = recall(embedded.image_features, embedded.text_features, embedded.caption_of)
+        figures = on_main_rank(partial(recall, embedded)) or {}
         evaluation.embedded[name] = embedded
         evaluation.add(name, figures, source, embedded.faults)
     for name, task in sets.zero_shot.items():

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from neuclip.data.sample import Fault
 from neuclip.data.zero_shot import PLACEHOLDER, ZeroShotTask
+from neuclip.distributed.error_sync import on_main_rank
 from neuclip.evaluation.embedding import Embedder, check_finite
-from neuclip.evaluation.retrieval import best_ranks
+from neuclip.evaluation.metrics import mean_per_class_recall, predict, share
 
 
 def evaluate_task(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, float], tuple[Fault, ...]]:
-    """The figures of `accuracy`, and the images that could not be read and are left out.
+    """Collective. The figures of `accuracy`, on the main rank, and the images that could not be read and are left out.
 
     Raises TooManyBad when these are a larger share of all than the embedder's `max_bad_share`, or all.
     """
@@ -21,14 +22,18 @@ def evaluate_task(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, flo
     images = embedder.embed_images(task.source, f"evaluating on {task.name}")
     embedder.refuse_bad_set(task.source, images.faults)
     labels = torch.tensor(task.labels)[images.ids]
-    return accuracy(images.features, weights, labels), images.faults
+    return on_main_rank(lambda: accuracy(images.features, weights, labels)) or {}, images.faults
 
 
 def classifier(embedder: Embedder, classnames: list[str], templates: list[str]) -> Tensor:  # -> (classes, d)
     """One unit row per class: the mean over templates of the unit text features, normalized again."""
-    prompts = [template.replace(PLACEHOLDER, name) for name in classnames for template in templates]
-    features = embedder.embed_texts(prompts, "embedding class names")
+    features = embedder.embed_texts(prompts(classnames, templates), "embedding class names")
     return F.normalize(features.view(len(classnames), len(templates), -1).mean(dim=1), dim=1)
+
+
+def prompts(classnames: list[str], templates: list[str]) -> list[str]:
+    """Class by class, each name in every template."""
+    return [template.replace(PLACEHOLDER, name) for name in classnames for template in templates]
 
 
 def accuracy(
@@ -38,20 +43,16 @@ def accuracy(
     `top5` is there with more than five classes. `largest_class` is what always naming the commonest class would reach:
     where classes differ in size it is far above `chance`."""
     check_finite(image_features, "image features")
-    images, classes = len(labels), len(classifier)
-    ranks = best_ranks(image_features, classifier, torch.arange(images, device=labels.device), labels)
-    right = (ranks == 1).double()
-    counts = torch.bincount(labels, minlength=classes)
-    right_by_class = torch.bincount(labels, weights=right, minlength=classes)
-    present = counts > 0
+    classes = len(classifier)
+    predicted, ranks = predict(image_features, classifier, labels)
     figures: dict[str, float] = {
-        "top1": right.mean().item(),
-        "mean_per_class": (right_by_class[present] / counts[present]).mean().item(),
+        "top1": share(ranks == 1),
+        "mean_per_class": mean_per_class_recall(predicted, labels),
         "chance": 1 / classes,
-        "largest_class": counts.max().item() / images,
-        "images": images,
+        "largest_class": labels.bincount().max().item() / len(labels),
+        "images": len(labels),
         "classes": classes,
     }
     if classes > 5:
-        figures["top5"] = (ranks <= 5).double().mean().item()
+        figures["top5"] = share(ranks <= 5)
     return figures

@@ -30,6 +30,38 @@ def downloading(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def only_if_allowed(target: str) -> Iterator[None]:
+    """Inside, models are made from files of this machine, and NotHere says how to download what is missing; with
+    HF_HUB_OFFLINE=0 in the environment they are downloaded."""
+    if os.environ.get(VARIABLE) == "0":
+        yield
+        return
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    except NotHere:
+        raise
+    except Exception as error:
+        if not any(isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled) for cause in _causes(error)):
+            raise
+        raise NotHere(
+            f"{target} is not on this machine; to download it set {VARIABLE}=0 for this command, or give a file or "
+            "folder that you have: MODEL:FILE or local-dir:FOLDER"
+        ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@contextlib.contextmanager
 def offline_hub(name: str, config: dict[str, Any], *, download: bool = False) -> Iterator[None]:
     """Inside, code that comes with a tokenizer or a text tower is not run, and without `download` nothing is
     downloaded: files on this machine are used, and NotHere is raised for missing ones."""

@@ -23,6 +23,7 @@ from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
 from neuclip.models.parts import TowerParts, image_parts, text_parts
 from neuclip.models.pixels import normalize_batch, split_transform
+from neuclip.models.short_context import ShortContext
 from neuclip.models.tokenizer import load_tokenizer
 from neuclip.models.tower_weights import image_weights_file, load_image_weights, timm_normalization
 
@@ -42,6 +43,7 @@ class Towers(nn.Module):
     def __init__(self, model: nn.Module, *, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()):
         super().__init__()
         self.model: Any = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.short_context = ShortContext(model)
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
         self.in_eval: list[nn.Module] = []
@@ -59,7 +61,9 @@ class Towers(nn.Module):
         return images.contiguous(memory_format=torch.channels_last)
 
     def encode_text(self, tokens: Tensor) -> Tensor:
-        return self.model.encode_text(tokens, normalize=True)
+        if self.training or torch.is_grad_enabled():
+            return self.model.encode_text(tokens, normalize=True)
+        return self.short_context.encode(tokens)  # the same but for rounding
 
     # What can be computed once where a tower is locked, and what trains on it then:
     # image_head(encode_image_trunk(images)) gives the rows of encode_image(images).
@@ -250,9 +254,9 @@ def encode_once(model: Any, tokenize: Tokenize) -> None:
 
 @contextlib.contextmanager
 def silence_open_clip() -> Iterator[None]:
-    """open_clip warns that a model which was to be initialized randomly is random."""
+    """open_clip warns that a model which was to be initialized randomly is random; its errors it logs and raises."""
     previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         yield
     finally:

@@ -116,19 +116,20 @@ class AmorLIP(Objective):
         self._record_normalizers(pairs, tau, log_sum, rho)
         return self._encoder_loss(pairs, tau, log_sum, rho)
 
-    def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
+    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> Both:
         """The averaged networks predict a sum over a batch, own partner included: without it, relative to it, and
         divided by the number of negatives it is g. Where they predict less than the own partner's part, g is 0."""
         if self.steps == 0:
             raise NoEstimate("AmorLIP has learnt nothing yet: call it once in train mode, or load its state")
-        image, text = (self._estimate(sums.predict(features), pairs, tau) for sums, features in self._sides(pairs))
+        eps = self.settings.eps if eps is None else eps
+        image, text = (self._estimate(sums.predict(features), pairs, tau, eps) for sums, features in self._sides(pairs))
         return image, text
 
-    def _estimate(self, log_sum: Tensor, pairs: Pairs, tau: Tensor) -> Tensor:  # (b,) -> (b,)
+    def _estimate(self, log_sum: Tensor, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:  # (b,) -> (b,)
         log_sum = log_sum - pairs.positive / tau
         log_share = math.log(self.settings.positive_coefficient) - log_sum  # of the own partner
         log_negatives = torch.where(log_share < 0, log_sum + torch.log1p(-log_share.clamp(max=0).exp()), -math.inf)
-        return add_eps(log_negatives - math.log(max(self.batch_size - 1, 1)), self.settings.eps)
+        return add_eps(log_negatives - math.log(max(self.batch_size - 1, 1)), eps)
 
     @torch.no_grad()
     def _enter_epoch(self, epoch: int) -> None:

@@ -60,5 +60,5 @@ class CLIP(Objective):
         ratio = mean_normalizer_ratio(pairs, tau, (image, text))
         return (image + text).mean() / 2 + log_count.mean() + gradient_only(ratio) / 2
 
-    def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
-        return batch_log_normalizers(pairs, tau, self.settings.eps)
+    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> tuple[Tensor, Tensor]:
+        return batch_log_normalizers(pairs, tau, self.settings.eps if eps is None else eps)

@@ -19,6 +19,9 @@ from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
 from neuclip.settings.fields import check_at_least
 from neuclip.settings.objectives import FastCLIPSettings
 
+# Of u, that g must be to be known after eps is taken off: float32 keeps log u to about 1e-6.
+SMALLEST_PART = 1e-4
+
 
 class FastCLIP(Objective):
     """u_i <- (1 - gamma) u_i + gamma (eps + g_i) at each visit of sample i, per side; u_i estimates its normalizer.
@@ -117,15 +120,18 @@ class FastCLIP(Objective):
             self.samples_seen += len(ids)
         return self._variant_loss(pairs, tau, temperature, log_u, batch)
 
-    def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
-        """log u as it is stored, of whatever age; NaN for samples never visited."""
+    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> Both:
+        """log u as it is stored, of whatever age; NaN for samples never visited. With another eps also NaN where the
+        stored one hides g."""
         if self.individual:
             raise NoEstimate(
                 f"FastCLIP {self.settings.variant}: each sample's normalizer is at a temperature of its own"
             )
         if self.samples_seen == 0:
             raise NoEstimate("FastCLIP has visited no sample yet: call it once in train mode, or load its state")
-        return local_sides(self.table.read(self._ids(pairs)), pairs)
+        log_u = self.table.read(self._ids(pairs))
+        own = self.settings.eps
+        return local_sides(log_u if eps is None else exchange_eps(log_u, own, eps), pairs)
 
     def gamma_now(self) -> float:
         """The weight of the next visit."""
@@ -236,6 +242,22 @@ def moving_average(log_u: Tensor, target: Tensor, gamma: float) -> Tensor:
         return target
     moved = torch.logaddexp(log_u + math.log1p(-gamma), target + math.log(gamma))
     return torch.where(log_u.isnan(), target, moved)
+
+
+def exchange_eps(log_u: Tensor, stored: float, eps: float) -> Tensor:
+    """log(eps + u - stored): u is a moving average of `stored` + g, so u - `stored` is one of g.
+
+    A larger eps is exact. A smaller one needs g itself: NaN where it is too small a part of u to be read off it.
+
+    >>> exchange_eps(torch.tensor([0.01 + 0.02, 0.01]).log(), 0.01, 0.001).exp()
+    tensor([0.0210,    nan])
+    """
+    if eps == stored:
+        return log_u
+    u = log_u.double().exp()
+    g = (u - stored).clamp(min=0)
+    known = (g > SMALLEST_PART * u) | (eps > stored)
+    return torch.where(known, (eps + g).log(), math.nan).to(log_u.dtype)
 
 
 def log_mean_by_id(ids: Tensor, logs: Tensor) -> Tensor:  # (B,), (B, k) -> (B, k)

@@ -126,11 +126,14 @@ class NeuCLIP(Objective):
         self._record_normalizers(log_normalizer, alpha)
         return tau * bracket + tau.detach() * gradient_only(gradient_terms)
 
-    def estimates(self, pairs: Pairs, tau: Tensor) -> Both:
+    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> Both:
         self.network.reshard()
         if not self.network.ready:
             raise NoEstimate("NeuCLIP has no prototypes yet: call it once in train mode, or load its state")
-        return self.network.alpha(pairs, tau, written=False, gradient=False)
+        return self.network.alpha(pairs, tau, written=False, gradient=False, eps=eps)
+
+    def restart_steps(self, batch_size: int) -> range:
+        return self.network.restart_steps(batch_size)
 
     def _alpha(self, pairs: Pairs, tau: Tensor, log_normalizer: Both) -> Both:
         """Eq. 10 and 11: the network's prediction; before anything is stored, the batch's own log-normalizers."""

@@ -95,16 +95,30 @@ class Objective(nn.Module, ABC):
 
     @torch.no_grad()
     def log_normalizers(
-        self, image_features: Tensor, text_features: Tensor, logit_scale: Tensor, sample_ids: Tensor | None = None
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        sample_ids: Tensor | None = None,
+        eps: float | None = None,
     ) -> tuple[Tensor, Tensor]:  # (b, d), (b, d) -> (b,), (b,)
-        """The method's current estimates of log(eps + g) for these anchors, image side and text side. Read only."""
+        """The method's current estimates of log(eps + g) for these anchors, image side and text side. Read only.
+
+        `eps`: None is the method's own. Methods can be compared only with one eps for all: it is a floor that hides
+        every error below it. NaN is an anchor of which the method has no estimate.
+        """
         with full_precision(image_features.device):
             pairs = self._gather(image_features, text_features, logit_scale, sample_ids)
-            return self.estimates(pairs, self._tau(logit_scale, pairs))
+            return self.estimates(pairs, self._tau(logit_scale, pairs), eps)
 
-    def estimates(self, pairs: Pairs, tau: Tensor) -> tuple[Tensor, Tensor]:
+    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> tuple[Tensor, Tensor]:
         """`log_normalizers` of gathered pairs; a method without normalizers leaves it out."""
         raise NoEstimate(f"{type(self).__name__} has no normalizer")
+
+    def restart_steps(self, batch_size: int) -> range:
+        """The steps whose batches of `batch_size` were stored at the method's last restart; empty if it has none. What
+        it says of the samples in them, it says of samples that it holds."""
+        return range(0)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Continue from `state_dict()` of the same objective with the same sizes, from any number of ranks."""

@@ -7,13 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuclip.formatting import format_count
+from neuclip.formatting import format_count, plural
 from neuclip.report.contents import RunContents, as_dict, number
 
 DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
-RETRIEVAL_METRIC = re.compile(rf"(?:{'|'.join(DIRECTIONS)})_(?:(?:recall|chance)_at_(\d{{1,9}})|median_rank)")
-CANDIDATES = {"image_to_text": "captions", "text_to_image": "images"}
-COUNTS = ("images", "captions", "skipped")  # of a set that was refused, these are all there is
+# Where captions repeat, recall over different captions is measured too.
+DIFFERENT = {
+    "image_to_different_text": "image to text, different captions",
+    "different_text_to_image": "text to image, different captions",
+}
+ALL_DIRECTIONS = DIRECTIONS | DIFFERENT
+RETRIEVAL_METRIC = re.compile(rf"(?:{'|'.join(ALL_DIRECTIONS)})_(?:(?:recall|chance)_at_(\d{{1,9}})|median_rank)")
+CANDIDATES = {
+    "image_to_text": "captions",
+    "text_to_image": "images",
+    "image_to_different_text": "different captions",
+    "different_text_to_image": "images",
+}
+DEFINITION = "an image is right if any of its captions is among the first k of all, a caption if its image is"
+DIFFERENT_DEFINITION = "over different captions, equal ones count once and every image that has the text is right"
+COUNTS = ("images", "captions", "different_captions", "skipped")  # a set that was refused has nothing else
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,27 @@ class HeldOutSet:
             if value is not None and (match := re.fullmatch(rf"{direction}_recall_at_(\d{{1,9}})", metric))
         )
 
+    def candidates(self, direction: str) -> float | None:
+        return self[CANDIDATES[direction].replace(" ", "_")]
+
+    @property
+    def size(self) -> str:
+        """'1,000 images, 5,000 captions'; what is not known is left out."""
+        counts = {noun: self[f"{noun}s"] for noun in ("image", "caption")}
+        return ", ".join(plural(count, noun) for noun, count in counts.items() if count is not None)
+
+    @property
+    def definitions(self) -> list[str]:
+        """When a query is right, of each definition by which there are figures."""
+        images, captions = self["images"], self["captions"]
+        # Every image has a caption: with fewer, equal ones were merged, as earlier versions did.
+        merged = images is not None and captions is not None and captions < images
+        different = merged or any(self.depths(direction) for direction in DIFFERENT)
+        return [*([] if merged else [DEFINITION]), *([DIFFERENT_DEFINITION] if different else [])]
+
     def median_rank(self, direction: str) -> str:
         """'8 of 960'; empty where it was not measured (earlier versions)."""
-        rank, candidates = self[f"{direction}_median_rank"], self[CANDIDATES[direction]]
+        rank, candidates = self[f"{direction}_median_rank"], self.candidates(direction)
         if rank is None:
             return ""
         return format_count(rank) + (f" of {format_count(candidates)}" if candidates is not None else "")

@@ -24,6 +24,7 @@ TICK_HEIGHT = 12  # labels closer than this would touch
 MAX_POINTS = 600  # two per unit of the plot's width
 MAX_BANDS = 48
 NUMBER_OF_COLOURS = 6
+LABEL_WIDTH = 16  # of one or two letters at the end of a line
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Canvas:
             return f"M{places[0]}h.01"  # with round ends, a line of no length is a dot
         return "M" + "L".join(places)
 
+    def dots(self, points: Sequence[Point]) -> str:
+        return "".join(self.path([point]) for point in points)
+
     def up_ticks(self) -> list[tuple[float, str]]:
         """Place and label of each tick; those that would touch the label of the reference are left out."""
         ticks = self.up.ticks()
@@ -82,12 +86,14 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Line:
-    """A line, or the outline of an area; `colour` is a variable of style.css, `name` the entry in the legend."""
+    """A line, or the outline of an area; `colour` is a variable of style.css, `name` the entry in the legend. `label`,
+    a letter or two, is written at its end and before its name: no reader has to tell lines apart by colour alone."""
 
     points: list[Point]
-    style: str = "line"
+    style: str = "line"  # "dots": only the points
     colour: str = "accent"
     name: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +107,32 @@ class Figure:
     description: str = ""  # what a screen reader says
     explanation: str = ""
     areas: list[Line] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)  # those with a name have a dot at every point
+    # Those with a name have a dot to point at, unless the figure has bands that tell the values of all lines.
+    lines: list[Line] = field(default_factory=list)
     hover: list[tuple[float, str]] = field(default_factory=list)  # samples, text
 
     @property
     def legend(self) -> list[Line]:
         return [shape for shape in (*self.areas, *self.lines) if shape.name]
+
+    def end_labels(self) -> list[tuple[float, float, Line]]:
+        """Place of the label behind each line that has one; those that would touch are moved apart, up and down."""
+        if self.canvas is None:
+            return []
+        canvas = self.canvas
+        ends = [(*line.points[-1], line) for line in self.lines if line.label and line.points]
+        placed: list[tuple[float, float, Line]] = []
+        for samples, value, line in sorted(ends, key=lambda end: canvas.y(end[1])):
+            x, y = canvas.x(samples) + 5, canvas.y(value)
+            near = [above for across, above, _ in placed if abs(across - x) < LABEL_WIDTH]
+            placed.append((x, max([y, *(above + TICK_HEIGHT for above in near)]), line))
+        # What was pushed below the frame moves back up, and what is in its way with it.
+        limit = float(canvas.bottom)
+        for index in reversed(range(len(placed))):
+            x, y, line = placed[index]
+            below = [other - TICK_HEIGHT for across, other, _ in placed[index + 1 :] if abs(across - x) < LABEL_WIDTH]
+            placed[index] = (x, round(min([y, limit, *below]), 1), line)
+        return placed
 
 
 def all_figures(run: RunContents, evaluations: list[Evaluation]) -> list[Figure]:

@@ -51,11 +51,12 @@ def retrieval_tile(last: Evaluation | None, direction: str) -> Tile | None:
         for k, (recall, chance) in figures.items()
     ]
     if (rank := first[f"{direction}_median_rank"]) is not None:
-        candidates = first[CANDIDATES[direction]]
+        candidates = first.candidates(direction)
         note = f"of {plural(candidates, CANDIDATES[direction][:-1])}" if candidates is not None else ""
         headlines.append(Headline(format_count(rank), (note,), "median rank"))
     label = DIRECTIONS[direction].capitalize()
-    return Tile(label, headlines, first.name) if headlines else None
+    where = ", ".join(filter(None, (first.name, first.size)))
+    return Tile(label, headlines, where) if headlines else None
 
 
 def zero_shot_tile(last: Evaluation | None) -> Tile | None:

@@ -64,6 +64,13 @@ def thin(points: Sequence[Point], at_most: int) -> list[Point]:
     return kept
 
 
+def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
+    """The mean of several curves, at the numbers of samples at which all of them have a value."""
+    values = [dict(curve) for curve in curves]
+    shared = sorted(set.intersection(*map(set, values))) if values else []
+    return [(samples, sum(one[samples] for one in values) / len(values)) for samples in shared]
+
+
 def evenly_spaced(count: int, at_most: int) -> list[int]:
     """Indices of at most `at_most` evenly spaced items out of `count`, first and last among them."""
     if count <= at_most:

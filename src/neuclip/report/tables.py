@@ -10,7 +10,7 @@ from typing import Any
 
 from neuclip.formatting import UNKNOWN, byte_size, format_count, format_number, percent, plural, times_chance
 from neuclip.report.contents import RunContents, as_dict, number
-from neuclip.report.evaluations import DIRECTIONS, Evaluation
+from neuclip.report.evaluations import ALL_DIRECTIONS, DIFFERENT, Evaluation
 from neuclip.settings.secrets import without_queries
 
 Row = list[str]
@@ -24,6 +24,7 @@ class Table:
     head: Row
     rows: list[Row]
     text_columns: int = 1
+    note: str = ""
 
 
 def evaluation_tables(last: Evaluation) -> list[Table]:
@@ -36,19 +37,21 @@ def evaluation_tables(last: Evaluation) -> list[Table]:
 
 def retrieval_table(last: Evaluation) -> Table:
     """One row per held-out set and direction; chance is in parentheses."""
-    depths = sorted({k for held_out in last.retrieval for direction in DIRECTIONS for k in held_out.depths(direction)})
+    depths = sorted({k for one in last.retrieval for direction in ALL_DIRECTIONS for k in one.depths(direction)})
     head = ["held-out set", "direction", "over chance", *(f"recall@{k} (chance)" for k in depths)]
     head += ["median rank", "images", "captions", "skipped"]
     rows = []
     for held_out in last.retrieval:
-        for direction, words in DIRECTIONS.items():
+        for direction, words in ALL_DIRECTIONS.items():
             figures = [held_out.recall_and_chance(direction, k) for k in depths]
             if any(recall is not None for recall, _ in figures):
                 cells = [f"{percent(recall)} ({percent(chance)})" for recall, chance in figures]
                 cells += [format_count(held_out[f"{direction}_median_rank"])]
-                cells += [format_count(held_out[name]) for name in ("images", "captions", "skipped")]
+                captions = "different_captions" if direction in DIFFERENT else "captions"
+                cells += [format_count(held_out[name]) for name in ("images", captions, "skipped")]
                 rows.append([held_out.name, words, over_chance(*figures[0]), *cells])
-    return Table("Retrieval", head, rows, text_columns=2)
+    definitions = dict.fromkeys(text for held_out in last.retrieval for text in held_out.definitions)
+    return Table("Retrieval", head, rows, text_columns=2, note=f"Recall@k: {'; '.join(definitions)}.")
 
 
 def zero_shot_table(last: Evaluation) -> Table:

@@ -252,11 +252,13 @@ def gap_finding(
 
     To be first of B is as hard as to be among the first N/B of N: accuracy is compared with the next larger recall@k.
     """
-    captions = held_out["captions"] if held_out else None
-    if not held_out or epochs is None or epochs < FEW_EPOCHS or accuracy is None or not batch_size or not captions:
+    if not held_out or epochs is None or epochs < FEW_EPOCHS or accuracy is None or not batch_size:
         return Finding()
-    depth = next((k for k in held_out.depths("image_to_text") if k >= captions / batch_size), None)
-    recall = held_out[f"image_to_text_recall_at_{depth}"]
+    # Equal captions would make it harder than a batch is, several captions per image easier.
+    direction = "image_to_different_text" if held_out["different_captions"] else "image_to_text"
+    sizes = [size for key in ("images", "captions", "different_captions") if (size := held_out[key])]
+    depth = next((k for k in held_out.depths(direction) if sizes and k >= min(sizes) / batch_size), None)
+    recall = held_out[f"{direction}_recall_at_{depth}"]
     if recall is None or accuracy - recall < GAP:
         return Finding()
     sentence = f"In training {percent(accuracy)} of a batch are right, on held-out data only {percent(recall)}"

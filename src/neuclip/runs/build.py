@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.faults import too_many_unindexed
-from neuclip.data.held_out import held_out_addresses
+from neuclip.data.held_out import held_out_addresses, named
 from neuclip.data.loader import Batches
 from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.machine import available_cores
@@ -61,8 +62,8 @@ def absolute_paths(settings: Settings) -> Settings:
         model=replace(model, name=scheme + name, pretrained=absolute_pretrained(model.pretrained)),
         evaluation=replace(
             evaluation,
-            retrieval=tuple(map(absolute_address, evaluation.retrieval)),
-            zero_shot=tuple(task if is_name(task) else absolute_path(task) for task in evaluation.zero_shot),
+            retrieval=tuple(_absolute_named(one, absolute_address) for one in evaluation.retrieval),
+            zero_shot=tuple(_absolute_named(one, _absolute_task) for one in evaluation.zero_shot),
         ),
     )
 
@@ -75,6 +76,16 @@ def absolute_pretrained(pretrained: str) -> str:
     """
     kind = next((kind for kind in ("local-dir:", "image=") if pretrained.startswith(kind)), "")
     return kind + absolute_path(pretrained.removeprefix(kind))
+
+
+def _absolute_named(address: str, absolute: Callable[[str], str]) -> str:
+    """Of a held-out set, which may have a name before its address."""
+    name, path = named(address)
+    return absolute(path) if path == address else f"{name}={absolute(path)}"
+
+
+def _absolute_task(task: str) -> str:
+    return task if is_name(task) else absolute_path(task)
 
 
 def absolute_path(path: str) -> str:

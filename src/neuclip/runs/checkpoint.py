@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ from neuclip.records import RunFolder
 
 def checkpoint_name(samples: int) -> str:
     return f"samples-{samples:012d}.pt"
+
+
+def samples_at(checkpoint: Path) -> int:
+    """Samples seen, from the name."""
+    return int(checkpoint.stem.removeprefix("samples-"))
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -64,8 +69,11 @@ def set_aside_damaged(folder: RunFolder) -> None:
             path.rename(path.with_suffix(".damaged"))
 
 
-def save_checkpoint(folder: Path, state: dict[str, Any], *, samples: int, keep: int) -> Path:
-    """Write beside, then move into place; old ones are removed only after the new one is safe."""
+def save_checkpoint(
+    folder: Path, state: dict[str, Any], *, samples: int, keep: int, milestones: Collection[int] = ()
+) -> Path:
+    """Write beside, then move into place; old ones are removed only after the new one is safe: all but the last `keep`
+    and those of `milestones`, which are numbers of samples."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / checkpoint_name(samples)
     partial = target.with_suffix(".partial")
@@ -84,8 +92,10 @@ def save_checkpoint(folder: Path, state: dict[str, Any], *, samples: int, keep: 
             f"could not save {target}: {_reason(error, free, tensor_bytes(state))}; {kept}; make room, then: "
             f"neuclip train --resume {folder.parent}"
         ) from error
+    lasting = {checkpoint_name(milestone) for milestone in milestones}
     for old in checkpoints_in(folder)[:-keep]:
-        old.unlink()
+        if old.name not in lasting:
+            old.unlink()
     return target
 
 

@@ -27,10 +27,14 @@ def set_threads(threads: int, device: torch.device) -> None:
         torch.set_num_threads(max(1, available_cores() // local_ranks))
 
 
+def versions() -> dict[str, str | None]:
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
 def environment(device: torch.device, precision: torch.dtype, data: dict[str, Any]) -> dict[str, Any]:
     return {
         "started": datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": versions(),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": str(precision).removeprefix("torch."),

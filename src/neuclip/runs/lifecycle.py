@@ -148,32 +148,35 @@ def update_folder(run: Run) -> None:
 
 def check_disk(run: Run) -> None:
     """A disk that cannot hold what the run will write is found now, not after hours."""
-    folder, keep = run.folder, run.settings.checkpoint.keep
+    folder, checkpoint = run.folder, run.settings.checkpoint
     written = sum(path.stat().st_size for path in [*checkpoints_in(folder.checkpoints), *folder.model.glob("*")])
     needed = needed_bytes(run) - written
     place = next(place for place in (folder.path.absolute(), *folder.path.absolute().parents) if place.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
-        fewer = ", or give --checkpoint.keep 1" if keep > 1 else ""
+        fewer = ", or keep fewer (--checkpoint.keep, --checkpoint.milestones)" if checkpoint.most > 2 else ""
         raise RunFailed(
-            f"the disk is too full: {plural(keep + 1, 'checkpoint')} and the model need {byte_size(needed)}, and "
-            f"{place} has {byte_size(free)}; free some space, use a larger disk{fewer}"
+            f"the disk is too full: {plural(checkpoint.most, 'checkpoint')} and the model need {byte_size(needed)}, "
+            f"and {place} has {byte_size(free)}; free some space, use a larger disk{fewer}"
         )
 
 
 def needed_bytes(run: Run) -> int:
-    """On disk, at most: a checkpoint is written before the oldest is removed; the exported model comes last."""
+    """On disk, at most: of checkpoints, and of the exported model, which comes last."""
     model = run.built.towers.model
     parameters, model_bytes = trained_parameters(run.built), tensor_bytes(model.state_dict())
     objective_bytes = run.settings.objective.state_bytes(run.built.embed_dim, len(run.source))
     checkpoint = checkpoint_bytes(parameters, model_bytes, objective_bytes)
-    return (run.settings.checkpoint.keep + 1) * checkpoint + model_bytes
+    return run.settings.checkpoint.most * checkpoint + model_bytes
 
 
 def save(run: Run) -> None:
     """Collective. A checkpoint of the run, written by the main rank."""
     state, keep = run.state() | {OWN_CONFIG: open_clip_config(run.built)}, run.settings.checkpoint.keep
-    on_main_rank(lambda: save_checkpoint(run.folder.checkpoints, state, samples=run.samples, keep=keep))
+    lasting = [step * run.plan.batch_size for step in run.plan.milestones]
+    on_main_rank(
+        lambda: save_checkpoint(run.folder.checkpoints, state, samples=run.samples, keep=keep, milestones=lasting)
+    )
 
 
 def open_data(settings: Settings) -> Source:
@@ -277,9 +280,10 @@ def print_start(run: Run) -> None:
     where = f"{run.device}" if plan.ranks == 1 else f"{plan.ranks} processes on {run.device}"
     parameters, trained = sum(p.numel() for p in run.built.towers.parameters()), trained_parameters(run.built)
     share = "" if trained == parameters else f", {trained / 1e6:.2g} M of them trained"
+    counts = run.source.caption_counts or plural(len(run.source), "sample")
     print(
         f"{run.folder.path}\n"
-        f"  {settings.objective_name} on {len(run.source):,} pairs of {without_queries(settings.data.train)}\n"
+        f"  {settings.objective_name} on {without_queries(settings.data.train)}: {counts}\n"
         f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters{share}, {where})\n"
         f"  {plan.steps - run.step:,} steps of {plan.batch_size}, {f'from {run.samples:,} ' if run.step else ''}to "
         f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",

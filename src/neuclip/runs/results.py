@@ -1,31 +1,36 @@
 """What a run writes about itself: evaluations on the way, and at the end figures, gallery, model, summary, report.
 
-The main rank measures and writes while the others wait.
+All ranks measure, the main rank writes.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from neuclip.data.faults import count_unindexed
-from neuclip.data.held_out import HeldOutSets
+from neuclip.data.held_out import HeldOutSets, named
 from neuclip.data.sample import Fault
-from neuclip.distributed.error_sync import on_main_rank
+from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
+from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main
+from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
-from neuclip.objectives.objective import Objective
 from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.contents import late_median
 from neuclip.report.page import write_report
 from neuclip.runs.environment import peak_memory_bytes
-from neuclip.runs.error import error_is_due, estimator_errors, measure_error, whole_objective
+from neuclip.runs.error import error_is_due, estimator_errors, measure_error
 from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
 from neuclip.training.batches import open_fault_log
@@ -35,45 +40,44 @@ MATCHES_SHOWN = 5  # per query of the gallery
 
 
 def open_held_out(settings: Settings) -> HeldOutSets:
-    """Collective. Before the run starts: a set that cannot be opened is found now. Only the main rank has them."""
-
-    def open_sets() -> HeldOutSets:
-        wanted = settings.evaluation
-        if settings.data.train in wanted.retrieval:
-            warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
-            print(warning, file=sys.stderr)
-        return HeldOutSets.open(settings)
-
-    return on_main_rank(open_sets) or HeldOutSets({}, {})
+    """Collective. Before the run starts: a set that cannot be opened is found now."""
+    sets = main_rank_first(lambda: HeldOutSets.open(settings))
+    trained_on = [name for name, path in map(named, settings.evaluation.retrieval) if path == settings.data.train]
+    if is_main() and any(not sets.retrieval[name].split for name in trained_on):
+        warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
+        print(warning, file=sys.stderr)
+    sources = (*sets.retrieval.values(), *(task.source for task in sets.zero_shot.values()))
+    sizes = all_gather_object([len(source) for source in sources])  # each rank embeds a part of every set
+    if any(other != sizes[0] for other in sizes):
+        seen = "; ".join(f"rank {number} sets of {own} samples" for number, own in enumerate(sizes))
+        raise_on_main(UserError(f"ranks see different held-out data: {seen}; give all of them the same files"))
+    return sets
 
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     """Collective. One line in evaluation.jsonl, and one for the user."""
-    objective = whole_objective(run) if run.step and error_is_due(run) else None
-
-    def evaluate() -> None:
-        errors = estimator_errors(measure_error(run, objective)) if objective else {}
-        evaluation = record_evaluation(run, sets, errors)
-        if evaluation.figures:
-            headline = headline_text(evaluation.figures, evaluation.refused)
-            print(f"at {run.samples:,} samples: {headline}", file=sys.stderr)
-
-    on_main_rank(evaluate)
+    errors = measure_errors(run) if run.step and error_is_due(run) else None
+    evaluation = record_evaluation(run, sets, estimator_errors(errors) if errors else {})
+    if evaluation.figures and is_main():
+        headline = headline_text(evaluation.figures, evaluation.refused)
+        print(f"at {run.samples:,} samples: {headline}", file=sys.stderr)
 
 
 def finish(run: Run, sets: HeldOutSets) -> None:
     """Collective. Everything that a finished run leaves behind."""
     seconds = run.seconds
-    objective = whole_objective(run) if run.settings.evaluation.error_anchors else None
-    on_main_rank(lambda: write_results(run, sets, objective, seconds))
-
-
-def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seconds: float) -> None:
-    export_model(run.built, run.folder.model)  # first: whatever fails below, there is a model
+    on_main_rank(lambda: export_model(run.built, run.folder.model))  # first: whatever fails below, there is a model
     evaluation = record_evaluation(run, sets)
+    errors = measure_errors(run) if run.settings.evaluation.error_anchors else None
+    on_main_rank(lambda: write_results(run, sets, evaluation, errors, seconds))
+
+
+def write_results(
+    run: Run, sets: HeldOutSets, evaluation: Evaluation, errors: dict[str, Any] | None, seconds: float
+) -> None:
     summary = summarise(run, evaluation, seconds)
-    if objective:
-        summary["normalizer_error"] = measure_error(run, objective)
+    if errors:
+        summary["normalizer_error"] = errors
     if evaluation.embedded and run.settings.evaluation.gallery:
         write_gallery(run, sets, evaluation)
     write_json(run.folder.summary, summary)
@@ -84,20 +88,46 @@ def write_results(run: Run, sets: HeldOutSets, objective: Objective | None, seco
     print(f"Report: {page}")
 
 
+def measure_errors(run: Run) -> dict[str, Any]:
+    """Collective. The normalizer error of the model that is exported."""
+    with statistics_of_main_rank(run.built.towers):
+        return measure_error(run)
+
+
 def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | None = None) -> Evaluation:
-    """Measure, and write one line, with the normalizer `errors` if they were measured too."""
+    """Collective. Measure on all ranks, and write one line, with the normalizer `errors` if they were measured too."""
     settings = run.settings
     embedder = Embedder(
         run.built, settings.evaluation.batch_size, settings.data.workers, max_bad_share=settings.data.max_bad_share
     )
-    evaluation = evaluate_held_out(embedder, sets)
-    figures = evaluation.figures | (errors or {})
-    if figures:
-        # A finished run that is resumed is measured again at the same place.
-        keep_lines(run.folder.evaluation, lambda record: record["samples"] < run.samples)
-        append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
-    list_faults(run.folder.skipped, evaluation.faults)
+    with statistics_of_main_rank(run.built.towers):
+        evaluation = evaluate_held_out(embedder, sets)
+
+    def write() -> None:
+        if figures := evaluation.figures | (errors or {}):
+            # A finished run that is resumed is measured again at the same place.
+            keep_lines(run.folder.evaluation, lambda record: record["samples"] < run.samples)
+            append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
+        list_faults(run.folder.skipped, evaluation.faults)
+
+    on_main_rank(write)
     return evaluation
+
+
+@contextmanager
+def statistics_of_main_rank(towers: nn.Module) -> Iterator[None]:
+    """Collective. Inside, BatchNorm normalizes on every rank by the running statistics of the main rank, whose model is
+    the one that is exported: each rank has those of its own batches."""
+    norms = [module for module in towers.modules() if isinstance(module, _BatchNorm)]
+    own = [buffer for norm in norms for buffer in norm.buffers()] if world_size() > 1 else []
+    kept = [buffer.clone() for buffer in own]
+    for buffer in own:
+        buffer.copy_(gather_values(buffer[None])[0])
+    try:
+        yield
+    finally:
+        for buffer, before in zip(own, kept, strict=True):
+            buffer.copy_(before)
 
 
 def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neuclip.formatting import byte_size, format_duration, format_number, percent, plural, times_chance
-from neuclip.report.evaluations import CANDIDATES, DIRECTIONS, Evaluation, parse_evaluation
+from neuclip.report.evaluations import CANDIDATES, DIFFERENT, DIRECTIONS, Evaluation, HeldOutSet, parse_evaluation
 from neuclip.report.verdict import MANY_TRUNCATED, judge_calibration, judge_error
 
 
@@ -58,21 +58,31 @@ def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
 
 
 def _retrieval(evaluation: Evaluation) -> list[str]:
-    """By set a heading and one row per direction: every recall@k, the first against chance, and the median rank."""
+    """By set and definition a heading and one row per direction; then what the definitions are."""
     lines = []
     for held_out in evaluation.retrieval:
-        rows = {}
-        for direction, words in DIRECTIONS.items():
-            recalls = {k: held_out.recall_and_chance(direction, k) for k in held_out.depths(direction)}
-            parts = [f"@{k} {percent(recall)}" for k, (recall, _) in recalls.items()]
-            if parts:
-                against = times_chance(*next(iter(recalls.values())))
-                parts[0] = f"recall{parts[0]}" + (f" ({against})" if against else "")
-            if rank := held_out.median_rank(direction):
-                parts.append(f"median rank {rank} {CANDIDATES[direction]}")
-            rows[words] = ", ".join(parts)
-        lines += _rows(f"Retrieval on {held_out.name}:", {name: text for name, text in rows.items() if text})
-    return lines
+        standard = {words: _recalls(held_out, direction) for direction, words in DIRECTIONS.items()}
+        different = {
+            words: _recalls(held_out, direction)
+            for direction, words in zip(DIFFERENT, DIRECTIONS.values(), strict=True)
+        }
+        size = f" ({held_out.size})" if held_out.size else ""
+        lines += _rows(f"Retrieval on {held_out.name}{size}:", {name: row for name, row in standard.items() if row})
+        lines += _rows("  over different captions:", {f"  {name}": row for name, row in different.items() if row})
+    definitions = dict.fromkeys(text for held_out in evaluation.retrieval for text in held_out.definitions)
+    return lines + [f"  ({text})" for text in definitions]
+
+
+def _recalls(held_out: HeldOutSet, direction: str) -> str:
+    """Every recall@k, the first against chance, and the median rank."""
+    recalls = {k: held_out.recall_and_chance(direction, k) for k in held_out.depths(direction)}
+    parts = [f"@{k} {percent(recall)}" for k, (recall, _) in recalls.items()]
+    if parts:
+        against = times_chance(*next(iter(recalls.values())))
+        parts[0] = f"recall{parts[0]}" + (f" ({against})" if against else "")
+    if rank := held_out.median_rank(direction):
+        parts.append(f"median rank {rank} {CANDIDATES[direction].split()[-1]}")
+    return ", ".join(parts)
 
 
 def _zero_shot(evaluation: Evaluation) -> dict[str, str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.errors import UserError
+from neuclip.models.config import HUB, LOCAL, find_config
+from neuclip.models.hub import only_if_allowed
 from neuclip.models.towers import BuiltModel, build_model
 from neuclip.plan import choose_device
 from neuclip.records import RunFolder
@@ -16,16 +18,37 @@ from neuclip.settings.sections import Settings
 
 
 def open_target(target: str) -> tuple[BuiltModel, Settings]:
-    """A run's folder, a checkpoint inside one, or the folder of a saved open_clip model."""
+    """A run's folder, a checkpoint inside one, `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a tag of
+    open_clip or the path of a file. What is not on this machine is downloaded only if the user allows it."""
     path = Path(target)
     is_checkpoint = path.suffix == ".pt" and path.is_file()
     folder = RunFolder(path.parent.parent if is_checkpoint else path)
-    if not folder.settings.is_file():
-        built = build_model(target)
-        if not target.startswith("local-dir:"):
-            raise UserError(f"{target} names a model without weights; give a run, a checkpoint or local-dir:FOLDER")
-        return built, resolve_held_out(Settings())
-    return load_run(folder, path if is_checkpoint else find_checkpoint(folder))[:2]
+    if folder.settings.is_file():
+        return load_run(folder, path if is_checkpoint else find_checkpoint(folder))[:2]
+    if is_checkpoint:
+        raise UserError(f"{target} is not a checkpoint of a run; give MODEL:{target} with the model its weights are of")
+    built = _build(target)
+    built.towers.to(choose_device("auto"))
+    return built, resolve_held_out(Settings())
+
+
+def _build(target: str) -> BuiltModel:
+    if target.startswith((LOCAL, HUB)):
+        with only_if_allowed(target):
+            return build_model(target)
+    model, _, weights = target.partition(":")
+    if weights and not Path(target).exists():
+        with only_if_allowed(target):
+            return build_model(model, pretrained=weights)
+    try:
+        find_config(target)
+    except UserError as error:
+        _, _, hint = str(error).partition("; ")
+        raise UserError(f"no run, checkpoint or model {target}; {hint.replace('--model.name ', '')}") from error
+    raise UserError(
+        f"{target} names a model without weights; give {target}:TAG or {target}:FILE, a run, a checkpoint or "
+        "local-dir:FOLDER"
+    )
 
 
 def load_run(folder: RunFolder, checkpoint: Path) -> tuple[BuiltModel, Settings, dict[str, Any]]:

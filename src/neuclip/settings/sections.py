@@ -224,11 +224,22 @@ class CheckpointSettings:
     every_samples: int = described(0, "samples between checkpoints; 0: by time only")
     every_minutes: float = described(15.0, "minutes between checkpoints; 0: by samples only")
     keep: int = described(2, "checkpoints to keep; the oldest is removed once a newer one is written")
+    milestones: int = described(
+        0,
+        "checkpoints to keep for good beside these, evenly spaced over train.samples: at equal numbers of samples in "
+        "runs of equal budget, for `neuclip error` (the paper takes 5); 0: none",
+    )
+
+    @property
+    def most(self) -> int:
+        """Checkpoints on disk at a time, at most: one is written before the oldest is removed."""
+        return self.keep + 1 + self.milestones
 
     def __post_init__(self) -> None:
         check_at_least("checkpoint.every_samples", self.every_samples, 0, "0: by time only")
         check_at_least("checkpoint.every_minutes", self.every_minutes, 0, "0: by samples only")
         check_at_least("checkpoint.keep", self.keep, 1, "one is needed to resume")
+        check_at_least("checkpoint.milestones", self.milestones, 0, "0: none, the paper compares 5")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,8 @@ def train(run: Run, *, evaluate: Callable[[Run], object], save: Callable[[Run], 
                 evaluate(run)
                 towers.train()
                 observer.restart_clock()
-            if any_rank(stop.requested or save_interval.passed(run.samples)):
+            due = save_interval.passed(run.samples) or run.step in run.plan.milestones
+            if any_rank(stop.requested or due):
                 if stop.on_any_rank():
                     break
                 save_once()

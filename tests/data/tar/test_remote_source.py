@@ -200,7 +200,7 @@ def test_workers_that_fetch_begin_afresh_and_give_the_same_batches(server, how):
             ).steps(0, 2)
             expected = ShardOrder(source.joined.ends, 0).ids(0, 8).tolist()
         else:
-            batches = sequential(source, transform=afresh, tokenize=tokenize, batch_size=4, workers=2)
+            batches = sequential(source, transform=afresh, batch_size=4, workers=2)
         found = list(batches)
         assert [id for batch in found for id in batch.ids.tolist()][:8] == expected
         assert not any(batch.faults for batch in found) and server.got["00001.tar"] == 1

@@ -57,6 +57,7 @@ class ArrowPairs(Source):
     """
 
     cache_bytes: float = CACHE_BYTES
+    images_in_rows = True
 
     def __init__(self, name: str, kind: str, files: list[Path], blocks: list[Block], columns: Columns):
         self.name = name

@@ -9,31 +9,23 @@ from typing import Any
 
 from neuclip.data.captions import texts_in
 from neuclip.data.sample import Fault, UnindexedFaults, shorten
-from neuclip.data.tables.columns import print_once, read_json_file
-from neuclip.data.tables.listed import ListedPairs, Row, Rows
+from neuclip.data.tables.columns import print_once
+from neuclip.data.tables.listed import ListedImages, Row, Rows
 from neuclip.errors import UserError
 
 
-class CocoPairs(ListedPairs):
-    """Ids follow the list of images; each has all its captions, in the order of the file."""
-
-    def where(self, id: int) -> str:
-        return f"{self.path}: {shorten(os.fsdecode(self.rows.images[id]))}"
-
-
-def open_coco(name: str, path: Path) -> CocoPairs:
+def open_coco(name: str, path: Path, content: dict[str, Any]) -> ListedImages:
     """`annotations/captions_train2017.json`, with the images in `train2017` beside it or beside its folder."""
-    images, annotations = _lists(path)
+    images, annotations = _lists(path, content)
     captions, faults = _captions_by_image(path, images, annotations)
     rows = Rows(_rows(images, captions))
     first = [os.fsdecode(rows.images[number]) for number in range(min(len(rows), 100))]
     folder = _image_folder(path, first)
     print_once(f"{path}: {len(rows):,} images from {folder}, {len(annotations):,} captions")
-    return CocoPairs(name, path, rows, folder, faults)
+    return ListedImages(name, path, rows, folder, faults)
 
 
-def _lists(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    content = read_json_file(path, "fetch it again")
+def _lists(path: Path, content: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     lists = [content.get(key) for key in ("images", "annotations")]
     if not all(isinstance(part, list) for part in lists):
         raise UserError(

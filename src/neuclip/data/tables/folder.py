@@ -12,6 +12,7 @@ import numpy as np
 from neuclip.data.captions import Captions, Texts, captions_from_json, usable_captions
 from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON
 from neuclip.data.locations import refuse_gone
+from neuclip.data.retrieval_layout import DATASET_TYPE, is_retrieval_set, split_lines
 from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults, shorten
 from neuclip.data.source import Source, SourceFiles
 from neuclip.data.tables.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, ColumnChoice, first_line, print_once
@@ -29,15 +30,24 @@ NUMBERED = re.compile(r"#\d+$")  # Flickr's lists name the captions of an image 
 
 
 class ImageFolder(Source):
-    """Images with a text file of the same name. The whole file is one caption, as a `txt` member of a shard is; of a
-    JSON file its key "caption" is."""
+    """Images with a text file of the same name. The whole file is one caption, as a `txt` member of a shard is, or with
+    `lines` each of its lines; of a JSON file its key "caption" is."""
 
     kind = "folder"
     captions_are_files = True
 
-    def __init__(self, name: str, folder: Path, images: list[str], endings: list[str], faults: tuple[Fault, ...]):
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        images: list[str],
+        endings: list[str],
+        faults: tuple[Fault, ...],
+        lines: bool = False,
+    ):
         self.name = name
         self.folder = folder
+        self.texts_are_captions = not lines
         self.files = (folder,)
         self.faults = faults
         self._images = Texts.of(os.fsencode(image) for image in images)
@@ -72,7 +82,9 @@ class ImageFolder(Source):
             return ()
         path = self.folder / f"{os.fsdecode(self._images[id]).rpartition('.')[0]}.{ending}"
         content = read_file(self.folder, path, str(path), "caption file", LARGEST_TEXT)
-        return captions_from_json(content) if ending.lower() == "json" else (content,)
+        if ending.lower() == "json":
+            return captions_from_json(content)
+        return (content,) if self.texts_are_captions else split_lines(content)
 
 
 class ListedInFolder(ListedPairs):
@@ -91,7 +103,7 @@ class ListedInFolder(ListedPairs):
 
 def open_folder(name: str, folder: Path, choice: ColumnChoice) -> ImageFolder | ListedInFolder | None:
     """Images in the folder and all below, ids in order of their paths; None if there are no images."""
-    images, texts, others = _list_files(folder)
+    images, texts, others = list_files(folder)
     if not images:
         return None
     faults = _faults(NOT_DECODED_REASON, folder, others)
@@ -108,8 +120,11 @@ def open_folder(name: str, folder: Path, choice: ColumnChoice) -> ImageFolder | 
             f"{folder}: {len(images):,} images but no captions; put {Path(images[0]).stem}.txt beside "
             f"{images[0]} and so on, or one captions.csv with the columns image and caption into the folder"
         )
+    retrieval = is_retrieval_set(folder)
+    if retrieval:
+        texts["txt"].pop(Path(DATASET_TYPE).stem, None)  # is no caption
     unmatched = _faults("no image", folder, _texts_without_image(texts, images, others))
-    return ImageFolder(name, folder, images, endings, (*faults, *unmatched))
+    return ImageFolder(name, folder, images, endings, (*faults, *unmatched), lines=retrieval)
 
 
 def coco_captions(folder: Path) -> list[Path]:
@@ -232,7 +247,7 @@ def _image_name(name: bytes) -> str:
     return NUMBERED.sub("", name.decode(errors="surrogateescape").strip())
 
 
-def _list_files(folder: Path) -> tuple[list[str], TextFiles, list[str]]:
+def list_files(folder: Path) -> tuple[list[str], TextFiles, list[str]]:
     """Images (relative paths, sorted), text files, and images of kinds that are not decoded."""
     images: list[str] = []
     texts: TextFiles = {kind: {} for kind in (*PLAIN_TEXTS, "json")}

@@ -142,6 +142,13 @@ class ListedPairs(Source):
         )
 
 
+class ListedImages(ListedPairs):
+    """Ids follow a file's list of images, each with all its captions; a sample's place is its image's name."""
+
+    def where(self, id: int) -> str:
+        return f"{self.path}: {shorten(os.fsdecode(self.rows.images[id]))}"
+
+
 def find_image_folder(path: Path, first_images: list[bytes]) -> Path:
     """The table's own folder; where only one of them leads to the first image that is there, the working folder, or a
     folder beside the table (Kaggle's captions.txt lies beside Images)."""

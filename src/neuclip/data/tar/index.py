@@ -19,15 +19,17 @@ from neuclip.data.captions import DEFAULT_KEY, Captions, Texts, captions_from_js
 from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON, SIGNATURE_BYTES, ending_by_content
 from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.machine import cache_folder
+from neuclip.data.retrieval_layout import split_lines
 from neuclip.data.sample import UnindexedFaults
 from neuclip.data.tar.files import new_file
 from neuclip.data.tar.gzip import Damage, damage_of
 from neuclip.data.tar.walk import BLOCK, CUT_OFF, NO_END_MARK, Gap, Member, members
 from neuclip.errors import UserError
 
-FORMAT = 7  # raise it when the meaning of a stored field changes: old index files are then rebuilt silently
+FORMAT = 8  # raise it when the meaning of a stored field changes: old index files are then rebuilt silently
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
+LINES = "\n"  # in place of a caption key: every line of a `txt` member is a caption (data/retrieval_layout.py)
 DOTTED = "a dot in the name before its ending, where webdataset cuts names"
 MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption and would fill the index
 MOST_LABEL_BYTES = 64
@@ -66,7 +68,8 @@ def load_index(shard: Path, caption_key: str = "") -> tuple[ShardIndex, str]:
     """The index of a plain tar: read from its file if that is up to date, else built and stored. And what has changed
     since the file was written; "" if nothing has, or there was none.
 
-    With a `caption_key`, captions are those of that key of `json` members, and the index has a file of its own.
+    With a `caption_key`, captions are those of that key of `json` members, or with LINES the lines of `txt` members;
+    the index then has a file of its own.
     """
     status = status_of(shard)
     change = ""
@@ -180,7 +183,7 @@ class _Grouping:
                 self.twice.append((key, extension))
             else:
                 row[IMAGE], row[IMAGE_SIZE] = offset // BLOCK, size
-        elif extension == b"txt" and row[KIND] != TEXT_CAPTION and not self.caption_key:
+        elif extension == b"txt" and row[KIND] != TEXT_CAPTION and self.caption_key in ("", LINES):
             row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, TEXT_CAPTION
         elif extension == b"json" and row[KIND] == NO_CAPTION:
             row[CAPTION], row[CAPTION_SIZE], row[KIND] = offset // BLOCK, size, JSON_CAPTION
@@ -226,8 +229,10 @@ class _Grouping:
 def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, ...]:
     """The captions that a member of this kind holds, as they are."""
     if kind == JSON_CAPTION:
-        return captions_from_json(raw, caption_key or DEFAULT_KEY)
-    return (raw,) if kind == TEXT_CAPTION else ()
+        return captions_from_json(raw, DEFAULT_KEY if caption_key in ("", LINES) else caption_key)
+    if kind == TEXT_CAPTION:
+        return split_lines(raw) if caption_key == LINES else (raw,)
+    return ()
 
 
 def _key_and_extension(name: bytes) -> tuple[bytes, bytes]:

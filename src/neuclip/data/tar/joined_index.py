@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from neuclip.data.captions import Captions
+from neuclip.data.captions import CaptionCounts, Captions
 from neuclip.data.fingerprint import CaptionDigest
 from neuclip.data.machine import cache_folder
 from neuclip.data.tar.files import (
@@ -44,6 +44,7 @@ class JoinedIndex:
     rows: np.ndarray  # (n,) of ROW
     ends: np.ndarray  # (shards,) int64: the id after the last of each shard
     notes: tuple[ShardNote, ...]
+    caption_counts: CaptionCounts
     place: Path | None = None  # file of a mapped one
     captions_sha256: str | None = None  # of a mapped one: reading a billion captions at each start takes long
 
@@ -93,14 +94,14 @@ def join_indexes(
         if ends[-1] < MAPPED_FROM:
             rows.append(index.rows)
     if ends[-1] < MAPPED_FROM:
-        return JoinedIndex(np.concatenate(rows), np.array(ends, dtype=np.int64), tuple(notes))
+        return _in_memory(rows, ends, notes, captions)
     try:
         _write(place, indexes(), {"ends": ends, "notes": notes}, captions)
     except OSError as error:
         if error.errno in NO_ROOM:
             raise UserError(f"{folder}: {error.strerror}; point NEUCLIP_CACHE to a folder with room") from error
         rows = [index.rows for index in indexes()]  # a cache that cannot be written
-        return JoinedIndex(np.concatenate(rows), np.array(ends, dtype=np.int64), tuple(notes))
+        return _in_memory(rows, ends, notes, captions)
     remove_unused((other for other in folder.glob(f"{shards}-*") if other != place), OUTDATED_SECONDS)
     remove_unused(folder.glob("[!.]*"))
     remove_unused(folder.glob(f".*{UNFINISHED}"), UNFINISHED_SECONDS)
@@ -110,13 +111,18 @@ def join_indexes(
     return stored
 
 
+def _in_memory(rows: list[np.ndarray], ends: list[int], notes: list[ShardNote], captions: CaptionDigest) -> JoinedIndex:
+    return JoinedIndex(np.concatenate(rows), np.array(ends, dtype=np.int64), tuple(notes), captions.counts)
+
+
 def _write(place: Path, indexes: Iterable[ShardIndex], facts: dict[str, Any], captions: CaptionDigest) -> None:
     """The rows, then the facts as JSON, then the length of that. Rows are never all in memory."""
     with new_file(place) as unfinished, unfinished.open("wb") as file:
         for index in indexes:
             file.write(index.rows.tobytes())
             captions.add_texts(index.captions.bytes)
-        raw = json.dumps(facts | {"captions_sha256": captions.hexdigest()}).encode()
+        facts |= {"captions_sha256": captions.hexdigest(), "caption_counts": captions.counts}
+        raw = json.dumps(facts).encode()
         file.write(raw + len(raw).to_bytes(LENGTH_BYTES, "little"))
         file.flush()
         os.fsync(file.fileno())  # after a power cut a file of the right length might hold zeros
@@ -139,7 +145,7 @@ def _read(place: Path) -> JoinedIndex | None:
     except (OSError, ValueError, KeyError, IndexError, OverflowError):
         return None
     notes = tuple((number, reason, where, count) for number, reason, where, count in facts["notes"])
-    return JoinedIndex(rows, ends, notes, place, facts["captions_sha256"])
+    return JoinedIndex(rows, ends, notes, CaptionCounts(*facts["caption_counts"]), place, facts["captions_sha256"])
 
 
 def _digest(parts: Sequence[object]) -> str:

@@ -61,8 +61,8 @@ class TarSource(Source):
     """Pairs of one or many shards; ids run through the shards in the order given, in each by position.
 
     Captions are those of `txt` members, else of the key "caption" of `json` members; with a `caption_key`, those of
-    that key of `json` members alone. It holds 21 bytes per sample: from a million samples on not in memory, but in a
-    mapped file that all processes of a machine share.
+    that key of `json` members alone; with LINES in its place, all lines of `txt` members. It holds 21 bytes per sample:
+    from a million samples on not in memory, but in a mapped file that all processes of a machine share.
     """
 
     kind = "tar"
@@ -87,6 +87,8 @@ class TarSource(Source):
         self._start_in_process()
         self.joined = join_indexes(identities, caption_key, stamps, self._indexes)
         self.captions_sha256 = self.joined.captions_sha256
+        self.caption_counts = self.joined.caption_counts
+        self.texts_are_captions = not caption_key
         self.faults = self._unindexed()
         if self.changes:
             first, change = next(iter(self.changes.items()))

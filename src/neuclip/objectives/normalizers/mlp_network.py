@@ -52,8 +52,14 @@ class MLPNetwork(nn.Module):
 
         return loss
 
-    def alpha(self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool) -> Both:  # (b,), (b,)
+    def restart_steps(self, batch_size: int) -> range:
+        return range(0)
+
+    def alpha(
+        self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool, eps: float | None = None
+    ) -> Both:  # (b,), (b,)
+        eps = self.eps if eps is None else eps
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
             share = pairs.positive / tau
             image, text = self.for_image(pairs.image), self.for_text(pairs.text)
-            return add_eps(image - share, self.eps), add_eps(text - share, self.eps)
+            return add_eps(image - share, eps), add_eps(text - share, eps)

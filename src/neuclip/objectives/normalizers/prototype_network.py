@@ -76,23 +76,29 @@ class PrototypeNetwork(nn.Module):
                 rate_factor=rate_factor,
             )
 
-    def alpha(self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool) -> Both:  # (b,), (b,)
+    def alpha(
+        self, pairs: Pairs, tau: Tensor, *, written: bool, gradient: bool, eps: float | None = None
+    ) -> Both:  # (b,), (b,)
         """The predicted log-normalizers of this rank's anchors; with `gradient`, they have one in features and
         temperature. `written`: `restart` has seen this batch, so its own features may be among the prototypes."""
+        eps = self.eps if eps is None else eps
         predictions, active, rows = [], self.schedule.active, pairs.local_rows
         for side, (prototypes, anchors) in enumerate(
             zip(self._sides(), self._anchors(pairs, tau, written), strict=True)
         ):
             if gradient and torch.is_grad_enabled():
-                alpha, dependence, mean_prototype = prototypes.alpha_with_slope(anchors, active=active, eps=self.eps)
+                alpha, dependence, mean_prototype = prototypes.alpha_with_slope(anchors, active=active, eps=eps)
                 features = (pairs.image, pairs.text)[side]
                 # d alpha = d[(e . mean_prototype - dependence s_ii) / tau], the softmax over prototypes held constant.
                 slope = ((features * mean_prototype).sum(dim=1) - dependence[rows] * pairs.positive) / tau
                 # Not `alpha + gradient_only(slope)`: it is more exact by one rounding, and no past run would repeat.
                 predictions.append(alpha[rows] + slope - slope.detach())
             else:
-                predictions.append(prototypes.alpha(anchors, active=active, eps=self.eps)[rows])
+                predictions.append(prototypes.alpha(anchors, active=active, eps=eps)[rows])
         return predictions[0], predictions[1]
+
+    def restart_steps(self, batch_size: int) -> range:
+        return self.schedule.last_restart(batch_size)
 
     def _sides(self) -> tuple[Prototypes, Prototypes]:
         return self.for_image, self.for_text
@@ -155,6 +161,17 @@ class RestartSchedule:
         self.pending |= due
         if self.pending and self.remaining == 0:
             self.pending, self.remaining = False, self.num_prototypes
+
+    def last_restart(self, batch: int) -> range:
+        """The steps at which the last restart wrote; for a queue those whose features it holds."""
+        steps = -(-self.num_prototypes // batch)
+        if self.restart == "rolling":
+            return range(max(0, self.step - steps), self.step)
+        if self.remaining:  # it still goes on
+            return range(self.step - (self.num_prototypes - self.remaining) // batch, self.step)
+        due = (self.step - 1) // self.restart_every * self.restart_every if self.restart_every else 0
+        first = max(0, min(due, self.step - steps))  # where restarts fall due faster than they end, one follows another
+        return range(first, min(first + steps, self.step))
 
     def state(self) -> dict[str, int]:
         return {name: int(getattr(self, name)) for name in ("step", "pending", "remaining", "next_slot", "active")}

@@ -1,0 +1,181 @@
+"""One of DataComp's 38 tasks: from its data and a model to the metrics that DataComp reports, under its names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from neuclip.data.puzzles import Puzzles
+from neuclip.data.sample import Fault
+from neuclip.data.source import Source
+from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.errors import UserError
+from neuclip.evaluation.embedding import Embedder
+from neuclip.evaluation.metrics import (
+    Predictions,
+    best_candidates,
+    group_shares,
+    jaccard,
+    macro_f1,
+    mean,
+    mean_per_class_recall,
+    predict,
+    share,
+    worst_group,
+)
+from neuclip.evaluation.retrieval import recall
+from neuclip.evaluation.zero_shot import classifier, prompts
+from neuclip.tasks import Task
+
+Compat = Literal["datacomp", "correct"]
+Opened = ZeroShotTask | Source | Puzzles
+
+# FMoW's regions are Asia, Europe, Africa, the Americas, Oceania and Other. DataComp means to leave out Other, which has
+# four test images, and does not: its evaluator compares names where it only has numbers.
+OTHER_REGION = 5
+WITHOUT_OTHER = "acc_worst_region_without_other"
+TOP_FIVE_GROUPS, WORST_REGION, WORST_GROUP, MACRO_F1 = "acc_top5_wg", "acc_worst_region", "acc_wg", "F1-macro_all"
+GROUPED = (WORST_REGION, WORST_GROUP, TOP_FIVE_GROUPS)
+DIRECTIONS = {"image_retrieval": "text_to_image", "text_retrieval": "image_to_text"}  # what is retrieved, and by what
+PUZZLE_SIZES = {"5": (5, 5), "6": (6, 6), "10": (10, 10), "12": (12, 12), "5-6": (0, 6), "10-12": (10, 10**9)}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`metrics` have one named main_metric, which the averages are over."""
+
+    metrics: dict[str, float | None]
+    counts: dict[str, int]  # of what was measured on: images, captions, puzzles
+    chance: float | None  # of the main metric
+    faults: tuple[Fault, ...]  # the samples left out
+
+    def items(self, task: Task) -> int:
+        """What the size in the table of tasks counts."""
+        return self.counts["puzzles" if task.kind == "puzzles" else "images"]
+
+
+def measure_task(embedder: Embedder, task: Task, opened: Opened, compat: Compat) -> Measured:
+    """Raises TooManyBad when a larger share of the images than the embedder's `max_bad_share` cannot be used."""
+    what = f"evaluating on {task.name}"
+    if isinstance(opened, ZeroShotTask):
+        return _classify(embedder, task, opened, compat, what)
+    return _solve(embedder, opened, task, what) if isinstance(opened, Puzzles) else _retrieve(embedder, opened, what)
+
+
+def texts_of(opened: Opened) -> list[str]:
+    """The prompts of a task; captions of retrieval are read together with their images."""
+    if isinstance(opened, ZeroShotTask):
+        return prompts(opened.classnames, opened.templates)
+    return [cue_prompt(puzzle.cue) for puzzle in opened.puzzles] if isinstance(opened, Puzzles) else []
+
+
+def switches(task: Task, opened: Opened, compat: Compat) -> dict[str, str]:
+    """What `compat` decides in this task; nothing in all but two of the 38."""
+    as_published = compat == "datacomp"
+    if isinstance(opened, ZeroShotTask) and not all(opened.classnames):
+        return {"blank_classnames": "drop" if as_published else "keep"}
+    return {"other_region": "keep" if as_published else "drop"} if task.metric == WORST_REGION else {}
+
+
+def _classify(embedder: Embedder, task: Task, opened: ZeroShotTask, compat: Compat, what: str) -> Measured:
+    weights = classifier(embedder, opened.classnames, opened.templates)
+    images = embedder.embed_images(opened.source, what)
+    embedder.refuse_bad_set(opened.source, images.faults)
+    labels = torch.tensor(opened.labels)[images.ids]
+    groups = _groups(task, opened, images.ids)
+    named = torch.tensor([bool(name) for name in opened.classnames])
+    # Without the empty name the classes after it move up by one and their labels do not. So did DataComp count.
+    classifiers = {"keep": weights, "drop": weights[named]}
+    found = {
+        blank: classification_metrics(task, predict(images.features, one, labels), labels, len(one), groups)
+        for blank, one in classifiers.items()
+        if blank == "keep" or not named.all()
+    }
+    chosen = switches(task, opened, compat)
+    metrics = found[chosen.get("blank_classnames", "keep")]
+    metrics |= {f"acc1_blank_classnames_{blank}": one["acc1"] for blank, one in found.items() if len(found) > 1}
+    main = WITHOUT_OTHER if chosen.get("other_region") == "drop" else task.metric
+    tries = 5 if task.metric == TOP_FIVE_GROUPS else 1
+    chance = min(1.0, tries / len(weights)) if task.chance is None else task.chance
+    return Measured({**metrics, "main_metric": metrics[main]}, {"images": len(labels)}, chance, images.faults)
+
+
+def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # -> (n,) int64
+    """The group of each image: the first column of its metadata."""
+    if task.metric not in GROUPED:
+        return None
+    if opened.metadata is None:
+        raise UserError(
+            f"{opened.name}: no npy members, and {task.metric} needs the {task.metadata[0]} of each image; "
+            f"get the data again: neuclip data get {task.key}"
+        )
+    return torch.from_numpy(opened.metadata)[ids, 0]
+
+
+def classification_metrics(
+    task: Task, predictions: Predictions, labels: Tensor, classes: int, groups: Tensor | None = None
+) -> dict[str, float | None]:
+    """acc1, acc5 (with five classes or more) and mean_per_class_recall of every task, and what the task has beside
+    them. Of a task with groups, the share of right answers in each."""
+    predicted, ranks = predictions
+    metrics: dict[str, float | None] = {
+        "acc1": share(ranks == 1),
+        "acc5": share(ranks <= 5) if classes >= 5 else None,
+        "mean_per_class_recall": mean_per_class_recall(predicted, labels),
+    }
+    if task.metric == MACRO_F1:
+        metrics[MACRO_F1] = macro_f1(predicted, labels)
+    if groups is not None and task.metric in GROUPED:
+        right = ranks <= (5 if task.metric == TOP_FIVE_GROUPS else 1)
+        metrics[task.metric] = worst_group(right, groups)
+        if task.metric == WORST_REGION:
+            metrics[WITHOUT_OTHER] = worst_group(right, groups, without=OTHER_REGION)
+        metrics |= {f"{task.metadata[0]}:{group}": value for group, value in group_shares(right, groups).items()}
+    return metrics
+
+
+def _retrieve(embedder: Embedder, source: Source, what: str) -> Measured:
+    pairs = embedder.embed_pairs(source, what)
+    figures = recall(pairs)
+    metrics: dict[str, float | None] = {
+        f"{retrieved}_recall@{k}": figures[f"{direction}_recall_at_{k}"]
+        for retrieved, direction in DIRECTIONS.items()
+        for k in (1, 5, 10)
+    }
+    both = mean(figures[f"{direction}_recall_at_1"] for direction in DIRECTIONS.values())
+    chance = mean(figures[f"{direction}_chance_at_1"] for direction in DIRECTIONS.values())
+    counts = {"images": int(figures["images"]), "captions": int(figures["captions"])}
+    return Measured({**metrics, "mean_recall@1": both, "main_metric": both}, counts, chance, pairs.faults)
+
+
+def _solve(embedder: Embedder, opened: Puzzles, task: Task, what: str) -> Measured:
+    """A puzzle asks which of its images go with a cue. As many are chosen as are right; a puzzle with an image that
+    cannot be read is left out."""
+    images = embedder.embed_images(opened.source, what)
+    embedder.refuse_bad_set(opened.source, images.faults)
+    row = {id: number for number, id in enumerate(images.ids.tolist())}
+    whole = [puzzle for puzzle in opened.puzzles if all(id in row for id in puzzle.candidates)]
+    cues = embedder.embed_texts([cue_prompt(puzzle.cue) for puzzle in whole], f"{what}, cues")
+    scores: list[tuple[int, float]] = []  # candidates, Jaccard index
+    for puzzle, cue in zip(whole, cues, strict=True):
+        right = [place for place, id in enumerate(puzzle.candidates) if id in puzzle.associations]
+        features = images.features[[row[id] for id in puzzle.candidates]]
+        scores.append((len(puzzle.candidates), jaccard(best_candidates(features @ cue, len(right)), right)))
+    metrics = {"avg_jaccard_score": mean(score for _, score in scores)}
+    for name, (fewest, most) in PUZZLE_SIZES.items():
+        metrics[f"jaccard_score_{name}"] = mean(score for size, score in scores if fewest <= size <= most)
+    counts = {"images": len(row), "puzzles": len(whole)}
+    return Measured({**metrics, "main_metric": metrics[task.metric]}, counts, task.chance, images.faults)
+
+
+def cue_prompt(cue: str) -> str:
+    """By the first letter, as DataComp does it: the article is wrong before a silent h.
+
+    >>> cue_prompt("Apple"), cue_prompt("moon"), cue_prompt("hour")
+    ('An apple', 'A moon', 'A hour')
+    """
+    cue = cue.lower()
+    return f"An {cue}" if cue.startswith(("a", "e", "i", "o", "u")) else f"A {cue}"

@@ -1,0 +1,49 @@
+"""What a result depends on, in hashes: the weights, and the data in whatever files they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.locations import INDEX_SUFFIX
+from neuclip.data.puzzles import Puzzles
+from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.evaluation.tasks import Opened
+
+
+def weights_sha256(model: torch.nn.Module) -> str:
+    """Of the names, types, shapes and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def data_sha256(folder: Path, opened: Opened) -> str:
+    """Of the names and sizes of all files, and of class names, templates, labels, groups, captions or puzzles. Pixels
+    are not read: an image that was replaced by one of as many bytes is not noticed."""
+    files = [
+        [path.relative_to(folder).as_posix(), path.stat().st_size]
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.endswith(INDEX_SUFFIX) and not path.name.startswith(".")
+    ]
+    return json_sha256([files, _content(opened)])
+
+
+def _content(opened: Opened) -> Any:
+    if isinstance(opened, ZeroShotTask):
+        metadata = None if opened.metadata is None else opened.metadata.tolist()
+        return [opened.classnames, opened.templates, opened.labels, metadata]
+    if isinstance(opened, Puzzles):
+        return [[puzzle.cue, puzzle.candidates, puzzle.associations] for puzzle in opened.puzzles]
+    return fingerprint(opened)
+
+
+def json_sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

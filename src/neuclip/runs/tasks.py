@@ -1,0 +1,156 @@
+"""DataComp's tasks on any model: opens data and model once, measures task by task, keeps each result as it comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from neuclip.data.held_out import open_retrieval
+from neuclip.data.puzzles import read_puzzles
+from neuclip.data.source import Source
+from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.distributed.collectives import all_gather_object, is_main
+from neuclip.distributed.error_sync import main_rank_first, on_main_rank
+from neuclip.errors import RunFailed, UserError
+from neuclip.evaluation.averages import Average, averages
+from neuclip.evaluation.embedding import Embedder
+from neuclip.evaluation.tasks import Compat, Measured, Opened, measure_task, switches, texts_of
+from neuclip.formatting import format_duration, format_number, percent, plural
+from neuclip.runs.environment import versions
+from neuclip.runs.provenance import data_sha256, json_sha256, weights_sha256
+from neuclip.runs.task_results import TaskFile
+from neuclip.settings.sections import Settings
+from neuclip.tasks import Task
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """`lines` of the tasks that were asked for and are measured, now or before, in the order of DataComp's list."""
+
+    file: Path
+    lines: list[dict[str, Any]]
+    averages: list[Average]
+    missing: list[Task]  # no data
+    failed: dict[str, str]  # by name of the task, why
+
+    def raise_failed(self) -> None:
+        if self.failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.failed.items())
+            raise RunFailed(f"{plural(len(self.failed), 'task')} not measured: {reasons}")
+
+
+def measure_tasks(embedder: Embedder, chosen: Iterable[Task], root: Path, file: Path, compat: Compat) -> TaskResults:
+    """Collective. A task whose line in `file` has the same weights, data and switches is not measured again."""
+    folders = find_folders(chosen, root)
+    opened, failed = _open_all(folders)
+    shared = _provenance(embedder)
+    facts = {task: shared | _facts(task, folders[task], one, compat) for task, one in opened.items()}
+    results = TaskFile(file, shared["weights"])
+    on_main_rank(results.set_others_aside)
+    known = all_gather_object(results.known(facts) if is_main() else set())[0]
+    if known and is_main():
+        print(f"{plural(len(known), 'task')} in {file} already, of the same weights and data", file=sys.stderr)
+    todo = {task: one for task, one in opened.items() if task.key not in known}
+    embedder.embed_texts([text for one in todo.values() for text in texts_of(one)], "embedding prompts of all tasks")
+    pace = Pace(len(todo), sum(map(count_images, todo.values())))
+    for task, one in todo.items():
+        started = time.monotonic()
+        try:
+            measured = measure_task(embedder, task, one, compat)
+        except (UserError, RunFailed) as error:
+            failed[task.name] = str(error)
+            continue
+        line = result_line(task, measured, facts[task] | {"seconds": time.monotonic() - started})
+        on_main_rank(partial(results.write, line))
+        pace.show(task, line, count_images(one))
+    stored = all_gather_object(results.read() if is_main() else [])[0]
+    lines = [line for task in opened for line in stored if line["key"] == task.key and task.name not in failed]
+    return TaskResults(file, lines, averages(lines), [task for task in chosen if task not in folders], failed)
+
+
+def find_folders(chosen: Iterable[Task], root: Path) -> dict[Task, Path]:
+    """Of the tasks whose data are below the root."""
+    found = {task: folder for task in chosen if (folder := task.find_folder(root))}
+    if not found:
+        example = next(iter(chosen)).folder
+        raise UserError(f"{root} has no data of these tasks, such as {example}; give --data ROOT, or: neuclip data get")
+    return found
+
+
+def _open_all(folders: dict[Task, Path]) -> tuple[dict[Task, Opened], dict[str, str]]:
+    """Collective. What can be opened, and why not of the rest. The other ranks find the indexes of the main rank."""
+
+    def open_each() -> tuple[dict[Task, Opened], dict[str, str]]:
+        opened: dict[Task, Opened] = {}
+        failed: dict[str, str] = {}
+        for task, folder in folders.items():
+            try:
+                opened[task] = open_task(task, folder)
+            except (UserError, RunFailed) as error:
+                failed[task.name] = str(error)
+        return opened, failed
+
+    opened, failed = main_rank_first(open_each)
+    failed = {name: why for one in all_gather_object(failed) for name, why in one.items()}
+    return {task: one for task, one in opened.items() if task.name not in failed}, failed
+
+
+def open_task(task: Task, folder: Path) -> Opened:
+    """Retrieval sets are read with default settings: those of a run are about its own data."""
+    if task.kind == "classification":
+        return ZeroShotTask.open(folder, name=task.name)
+    return read_puzzles(folder) if task.kind == "puzzles" else open_retrieval(str(folder), Settings())
+
+
+def count_images(opened: Opened) -> int:
+    return len(opened) if isinstance(opened, Source) else len(opened.source)
+
+
+def _provenance(embedder: Embedder) -> dict[str, Any]:
+    """What all results of a model depend on."""
+    model = embedder.built.towers.model
+    precision = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {"weights": weights_sha256(model), "precision": precision, "versions": versions()}
+
+
+def _facts(task: Task, folder: Path, opened: Opened, compat: Compat) -> dict[str, Any]:
+    """What the result of one task depends on beside the model."""
+    templates = {"templates": json_sha256(opened.templates)} if isinstance(opened, ZeroShotTask) else {}
+    return {"data": data_sha256(folder, opened), "switches": switches(task, opened, compat), **templates}
+
+
+def result_line(task: Task, measured: Measured, meta: dict[str, Any]) -> dict[str, Any]:
+    counts = measured.counts | {"skipped": sum(fault.times for fault in measured.faults)}
+    meta = meta | counts | {"items": measured.items(task), "metric": task.metric, "chance": measured.chance}
+    return {"key": task.key, "dataset": task.name, "metrics": measured.metrics, "meta": meta}
+
+
+@dataclass
+class Pace:
+    """Tells after each task how fast it went, and how long the rest will take at the pace of all so far."""
+
+    tasks: int
+    images: int
+    done: int = 0
+    images_done: int = 0
+    seconds: float = 0.0
+
+    def show(self, task: Task, line: dict[str, Any], images: int) -> None:
+        meta = line["meta"]
+        self.done += 1
+        self.images_done += images
+        self.seconds += meta["seconds"]
+        left = self.seconds / self.images_done * (self.images - self.images_done)
+        rest = f", {format_duration(left)} left" if self.done < self.tasks else ""
+        speed = format_number(images / max(meta["seconds"], 1e-9))
+        if is_main():
+            print(
+                f"[{self.done} of {self.tasks}] {task.name}: {task.metric} {percent(line['metrics']['main_metric'])}, "
+                f"{plural(images, 'image')} at {speed}/s{rest}",
+                file=sys.stderr,
+            )

@@ -1,0 +1,98 @@
+"""DataComp's 38 evaluation tasks: what each is called, measured by and made of. No torch, no files but the table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from neuclip.errors import UserError
+from neuclip.settings.nearest import nearest
+
+Kind = Literal["classification", "retrieval", "puzzles"]
+
+GROUPS = {
+    "datacomp": "Datacomp Average",
+    "imagenet": "ImageNet & Variants",
+    "retrieval": "Retrieval",
+    "imagenet_shifts": "ImageNet distribution shifts",
+    "vtab": "VTAB",
+    "datacomp_retrieval": "Retrieval with WinoGAViL (DataComp)",
+    "wilds": "WILDS",
+    "fairness": "Fairness",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table. Results carry `key` and `name` as DataComp's own files do."""
+
+    key: str  # vtab/dtd
+    name: str  # Describable Textures
+    kind: Kind
+    metric: str  # the main one, which the averages are over
+    size: int  # images; of WinoGAViL puzzles
+    classes: int | None  # of classification
+    chance: float | None  # of the main metric, as published with DataComp's results; None: not known
+    groups: tuple[str, ...]  # keys of GROUPS
+    folder: str  # below the root of all sets
+    copies: tuple[str, ...]  # data sets of the Hugging Face hub in the local layout, the one DataComp uses first
+    metadata: tuple[str, ...]  # columns of the `npy` members; a set may have one more at the end
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Names that its folder may have: the usual one, and those that clones of the hub's copies get."""
+        clones = [copy.rpartition("/")[2] for copy in self.copies]
+        return tuple(dict.fromkeys([self.folder, *clones, self.folder.removesuffix("_test")]))
+
+    def find_folder(self, root: Path) -> Path | None:
+        """Its folder below the root of all sets; None if it is not there."""
+        return next((root / name for name in self.folders if (root / name).is_dir()), None)
+
+
+@cache
+def tasks() -> tuple[Task, ...]:
+    """All 38, in the order of DataComp's list."""
+    table = resources.files("neuclip").joinpath("tasks.json").read_text(encoding="utf-8")
+    return tuple(json.loads(table, object_hook=_task))
+
+
+def _task(row: dict[str, Any]) -> Task:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Task(**fields)
+
+
+def find_task(name: str) -> Task:
+    """The task with this key, name or folder, in whatever case; raises UserError with the nearest one.
+
+    >>> find_task("imagenet-a").metric, find_task("wds_vtab-dtd_test").name
+    ('acc1', 'Describable Textures')
+    """
+    known = {word.lower(): task for task in reversed(tasks()) for word in _words(task)}
+    if name.lower() not in known:
+        near = nearest(name.lower(), [*GROUPS, *known])
+        raise UserError(f"no task {name!r}; {f'did you mean {near}?' if near else 'neuclip data get --list shows all'}")
+    return known[name.lower()]
+
+
+def choose_tasks(names: str) -> tuple[Task, ...]:
+    """Tasks and groups between commas, each task once, in the order of the list.
+
+    >>> len(choose_tasks("datacomp")), [task.name for task in choose_tasks("retrieval,cars")]
+    (38, ['Stanford Cars', 'Flickr', 'MSCOCO'])
+    """
+    chosen: set[str] = set()
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        if name.lower() in GROUPS:
+            chosen |= {task.key for task in tasks() if name.lower() in task.groups}
+        else:
+            chosen.add(find_task(name).key)
+    return tuple(task for task in tasks() if task.key in chosen)
+
+
+def _words(task: Task) -> tuple[str, ...]:
+    """What it may be called. The last part of a key is enough: `dtd` for `vtab/dtd`."""
+    return (task.key, task.key.rpartition("/")[2], task.name, *task.folders)

@@ -1,0 +1,121 @@
+"""Metrics against values of DataComp's own evaluators, a brute force over classes, and scikit-learn where it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neuclip.evaluation.metrics import (
+    CHUNK,
+    Predictions,
+    best_candidates,
+    group_shares,
+    jaccard,
+    macro_f1,
+    mean_per_class_recall,
+    predict,
+    share,
+    worst_group,
+)
+from neuclip.evaluation.tasks import classification_metrics, cue_prompt
+from neuclip.tasks import find_task
+
+PLACES = range(60)
+LABELS = torch.tensor([7 if i % 11 == 0 else (7 * i + 3) % 6 for i in PLACES])
+PREDICTED = torch.tensor([((5 * i) // 3 + 2) % 9 if i % 3 == 0 else int(LABELS[i]) for i in PLACES])
+GROUPS = torch.tensor([5 if i % 3 == 0 and i < 12 else (i // 4) % 3 for i in PLACES])
+TOP_FIVE = [[(int(PREDICTED[i]) + k * (1 + i % 2)) % 9 for k in range(5)] for i in PLACES]
+RANKS = torch.tensor(
+    [one.index(own) + 1 if own in one else 6 for one, own in zip(TOP_FIVE, LABELS.tolist(), strict=True)]
+)
+
+
+def metrics_of(key: str) -> dict:
+    return classification_metrics(find_task(key), Predictions(PREDICTED, RANKS), LABELS, 9, GROUPS)
+
+
+def test_the_metrics_equal_those_of_datacomps_evaluators():
+    assert share(RANKS == 1) == share(PREDICTED == LABELS) == pytest.approx(0.7)
+    assert mean_per_class_recall(PREDICTED, LABELS) == pytest.approx(0.698412698, abs=1e-9)
+    assert macro_f1(PREDICTED, LABELS) == pytest.approx(0.648023405, abs=1e-9)
+    wanted = {0: 0.611111, 1: 0.789474, 2: 0.789474, 5: 0.25}
+    assert group_shares(RANKS == 1, GROUPS) == pytest.approx(wanted, abs=1e-6)
+    wanted = {0: 0.722222, 1: 0.894737, 2: 1.0, 5: 0.5}
+    assert group_shares(RANKS <= 5, GROUPS) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_each_task_has_its_own_main_metric():
+    assert metrics_of("wilds/iwildcam")["F1-macro_all"] == pytest.approx(0.648023405, abs=1e-9)
+    fmow = metrics_of("wilds/fmow")
+    assert fmow["acc_worst_region"] == 0.25 and fmow["region:5"] == 0.25
+    assert fmow["acc_worst_region_without_other"] == pytest.approx(0.611111, abs=1e-6)
+    assert metrics_of("geode")["acc_wg"] == 0.25 and "acc_worst_region_without_other" not in metrics_of("geode")
+    street = metrics_of("dollar_street")
+    assert (street["acc_top5_wg"], street["acc5"]) == (0.5, pytest.approx(0.85))
+
+
+def test_five_best_of_fewer_than_five_classes_are_not_counted():
+    of_four = classification_metrics(find_task("cifar10"), Predictions(PREDICTED, RANKS), LABELS, 4)
+    assert of_four["acc5"] is None and of_four["acc1"] == pytest.approx(0.7)
+
+
+def test_a_group_without_images_is_not_the_worst_and_one_image_may_be():
+    right, groups = torch.tensor([True, True, False]), torch.tensor([0, 0, 4])
+    assert group_shares(right, groups) == {0: 1.0, 4: 0.0} and worst_group(right, groups) == 0.0
+    assert worst_group(right, groups, without=4) == 1.0
+    assert worst_group(right[2:], groups[2:], without=4) is None
+
+
+def test_equal_class_names_go_to_the_lowest_label_at_any_place():
+    generator = torch.Generator().manual_seed(0)
+    classifier = torch.randn(301, 24, generator=generator)
+    classifier[300] = classifier[17]  # the last column is where matrix products are cut differently
+    images = torch.randn(CHUNK + 5, 24, generator=generator)
+    own = torch.full((len(images),), 300)
+    predicted, ranks = predict(images, classifier, own)
+    twins = predict(images, classifier, torch.full_like(own, 17)).ranks
+    assert (predicted == 17).any() and not (predicted == 300).any()
+    assert torch.equal(ranks, twins + 1)
+
+
+def test_predictions_equal_a_sort_in_double_precision():
+    generator = torch.Generator().manual_seed(1)
+    images, classifier = (torch.randn(n, 16, generator=generator) for n in (500, 40))
+    labels = torch.randint(0, 40, (500,), generator=generator)
+    order = (images.double() @ classifier.double().T).argsort(dim=1, descending=True)
+    predicted, ranks = predict(images, classifier, labels)
+    assert torch.equal(predicted, order[:, 0])
+    assert torch.equal(ranks, 1 + (order == labels[:, None]).int().argmax(dim=1))
+
+
+def test_a_label_without_a_class_is_never_right():
+    predicted, ranks = predict(torch.eye(3), torch.eye(3)[:2], torch.tensor([0, 1, 2]))
+    assert ranks.tolist() == [1, 1, 3] and predicted[:2].tolist() == [0, 1]
+
+
+def test_metrics_over_classes_equal_scikit_learn():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    generator = torch.Generator().manual_seed(2)
+    for classes in (2, 7, 50):
+        labels = torch.randint(0, classes, (200,), generator=generator) // 2 * 2 % classes  # some classes have no image
+        predicted = torch.where(torch.rand(200, generator=generator) < 0.4, labels, (labels * 3 + 1) % classes)
+        there = labels.unique().tolist()
+        f1 = sklearn.f1_score(labels, predicted, average="macro", labels=there)
+        assert macro_f1(predicted, labels) == pytest.approx(f1, abs=1e-12)
+        recall = sklearn.recall_score(labels, predicted, average="macro", labels=there, zero_division=0)
+        assert mean_per_class_recall(predicted, labels) == pytest.approx(recall, abs=1e-12)
+
+
+def test_jaccard_of_as_many_chosen_as_are_right():
+    assert jaccard([0, 1], [1, 2]) == pytest.approx(1 / 3)  # k = 2, one hit
+    assert jaccard([0, 1, 2], [1, 2, 3]) == 0.5  # k = 3, two hits
+    assert jaccard([4], [4]) == 1.0 and jaccard([4], [5]) == 0.0
+    assert best_candidates(torch.tensor([0.5, 0.9, 0.5, 0.5]), 2) == [1, 0]  # the first of equal ones
+
+
+@pytest.mark.parametrize(
+    ("cue", "prompt"),
+    [("Apple", "An apple"), ("moon", "A moon"), ("hour", "A hour"), ("Umbrella", "An umbrella"), ("yes", "A yes")],
+)
+def test_cues_get_the_article_that_datacomp_gives_them(cue, prompt):
+    assert cue_prompt(cue) == prompt

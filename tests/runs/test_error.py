@@ -1,0 +1,152 @@
+"""The error of real runs: at equal anchors, eps and samples seen; and the checkpoints that it needs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from neuclip import api
+from neuclip.cli.main import main
+from neuclip.errors import RunFailed, UserError
+from neuclip.records import RunFolder
+from neuclip.runs import lifecycle
+from neuclip.runs.build import resolve_held_out
+from neuclip.runs.checkpoint import checkpoints_in, samples_at
+from neuclip.runs.error import normalizer_errors
+from neuclip.settings.reading import read_settings
+from neuclip.settings.writing import settings_as_yaml
+from tests.images import write_shards
+from tests.runs.conftest import BATCH
+
+pytestmark = pytest.mark.slow
+
+NEUCLIP, CLIP_BATCH = ["--objective.num_prototypes", "20", "--objective.restart_every", "5"], 12
+THIRDS = ["--checkpoint.milestones", "3", "--checkpoint.every_samples", "0", "--checkpoint.keep", "1"]
+
+
+@pytest.fixture(scope="module")
+def runs(small_settings, tmp_path_factory) -> dict[str, RunFolder]:
+    """Two methods, two batch sizes, two eps, one budget."""
+    folder = tmp_path_factory.mktemp("methods")
+    flags = {
+        "neuclip": [],
+        "clip": ["--objective", "clip", "--objective.eps", "1e-4", "--train.batch_size", str(CLIP_BATCH)],
+    }
+    return {
+        name: RunFolder(
+            api.train(small_settings(folder, "--run.name", name, *THIRDS, "--evaluation.error_anchors", "20", *more))
+        )
+        for name, more in flags.items()
+    }
+
+
+def samples_of(folder: RunFolder) -> list[int]:
+    return [samples_at(path) for path in checkpoints_in(folder.checkpoints)]
+
+
+def test_milestones_are_the_first_steps_past_equal_parts_of_the_budget(runs):
+    assert samples_of(runs["neuclip"]) == [32, 64, 96]
+    assert samples_of(runs["clip"]) == [36, 72, 96]
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from neuclip import api
+from neuclip.settings.reading import read_settings
+from neuclip.training import loop
+step = loop.optimizer_step
+def die(run, *rest):
+    if run.step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(run, *rest)
+loop.optimizer_step = die
+api.train(read_settings(Path(sys.argv[1])))
+"""
+
+
+def test_a_killed_run_that_goes_on_has_the_milestones_of_one_that_was_not(runs, small_settings, tmp_path):
+    settings = small_settings(tmp_path, "--run.name", "killed", *THIRDS)
+    (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
+    child = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "settings.yaml")], capture_output=True)
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    folder = RunFolder(tmp_path / "killed")
+    assert samples_of(folder) == [32]
+    api.train(read_settings(folder.settings), resume=folder.path)
+    assert samples_of(folder) == samples_of(runs["neuclip"])
+
+
+def test_room_is_asked_for_milestones_too(small_settings, tmp_path):
+    def needed(*flags: str) -> int:
+        return lifecycle.needed_bytes(lifecycle.start_run(resolve_held_out(small_settings(tmp_path, *flags))))
+
+    plain, three, five = (needed("--run.name", k, "--checkpoint.milestones", k) for k in ("0", "3", "5"))
+    assert five - plain == pytest.approx(5 / 3 * (three - plain)) and three > plain
+    with pytest.raises(RunFailed, match=r"1,000,003 checkpoints .* keep fewer \(--checkpoint.keep, --checkpoint.mile"):
+        many = ["--checkpoint.milestones", str(10**6), "--train.samples", str(BATCH)]
+        api.train(small_settings(tmp_path / "full", *many))
+
+
+def test_runs_are_measured_with_one_eps_at_the_same_samples_and_the_mean_is_over_them(runs):
+    found = normalizer_errors([folder.path for folder in runs.values()], anchors=20, seed=0, checkpoints="all")
+    assert found["eps"] == 1e-4 and [run["own_eps"] for run in found["runs"]] == [1e-6, 1e-4]
+    neuclip, clip = found["runs"]
+    assert [at["samples"] for at in neuclip["checkpoints"]] == [32, 64, 96]
+    assert [at["samples"] for at in clip["checkpoints"]] == [36, 72, 96]
+    for run in (neuclip, clip):
+        assert all(at["eps"] == 1e-4 and at["anchors"] == 20 for at in run["checkpoints"])
+        errors = [at["estimators"]["method"]["mean"] for at in run["checkpoints"]]
+        assert run["mean"]["method"] == pytest.approx(sum(errors) / 3) and len(set(errors)) == 3
+    # Restarts after steps 0, 5 and 10, over 3 steps each: 20 prototypes from batches of 8.
+    assert [at["steps_since_restart"] for at in neuclip["checkpoints"]] == [1, 0, 0]
+    assert all(0 < at["held"] < 20 for at in neuclip["checkpoints"]) and "held" not in clip["checkpoints"][0]
+    assert len({at["duplicates"] for run in (neuclip, clip) for at in run["checkpoints"]}) == 1  # of the same anchors
+
+
+def test_the_figure_of_the_summary_is_that_of_the_last_checkpoint(runs):
+    for folder, eps in zip(runs.values(), (1e-6, 1e-4), strict=True):
+        summary = json.loads(folder.summary.read_text())["normalizer_error"]
+        found = normalizer_errors([folder.path], anchors=20, seed=0, checkpoints="last")
+        (last,) = found["runs"][0]["checkpoints"]
+        assert summary["eps"] == found["eps"] == eps
+        assert summary.get("steps_since_restart") == last.get("steps_since_restart")
+        for name in ("method", "minibatch"):
+            assert summary["estimators"][name] == pytest.approx(last["estimators"][name], rel=1e-4)
+
+
+def test_a_number_of_checkpoints_are_those_nearest_to_equal_parts(runs):
+    found = normalizer_errors([runs["neuclip"].path], anchors=5, seed=0, checkpoints="2")
+    assert [at["samples"] for at in found["runs"][0]["checkpoints"]] == [32, 96]
+
+
+def test_the_command_prints_the_definition_the_eps_and_a_judgement_per_run(runs, capsys):
+    names = [str(folder.path) for folder in runs.values()]
+    assert main(["error", *names, "--anchors", "20", "--checkpoints", "last", "--eps", "1e-5"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("mean over anchors of (log estimate - log exact normalizer)^2")
+    assert "eps 1e-5 for all; 20 anchors (seed 0)" in text and f"{names[0]} was trained with eps 1e-6\n" in text
+    assert f"{names[1]}: the error is as large as a mini-batch's\n" in text
+    assert max(map(len, text.splitlines())) < 120 + len(names[0])
+
+
+def test_runs_on_other_data_are_refused_in_one_line(runs, small_settings, tmp_path):
+    other = write_shards(tmp_path / "shards", 30)
+    flags = ["--data.train", str(other), "--train.samples", str(BATCH), "--run.name", "other"]
+    folder = api.train(small_settings(tmp_path, *flags))
+    with pytest.raises(UserError, match=r"trained on different data \(40 and 30 samples, or other captions\)"):
+        normalizer_errors([runs["neuclip"].path, folder], anchors=5, seed=0)
+
+
+def test_runs_without_common_checkpoints_are_refused_with_what_they_have(runs, small_settings, tmp_path):
+    folder = api.train(small_settings(tmp_path, "--train.samples", str(BATCH), "--run.name", "short"))
+    with pytest.raises(UserError, match=r"no checkpoints at equal numbers .* has 32, 64, 96; .* has 8; train with"):
+        normalizer_errors([runs["neuclip"].path, folder], anchors=5, seed=0)
+
+
+def test_a_wrong_choice_of_checkpoints_is_refused_before_anything_is_read(runs, capsys):
+    assert main(["error", str(runs["clip"].path), "--checkpoints", "some"]) == 2
+    assert "--checkpoints is 'some'; give all, last, or a number such as 5" in capsys.readouterr().err

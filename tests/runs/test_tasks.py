@@ -1,0 +1,259 @@
+"""DataComp's tasks from command to file: metrics against a brute force; what is kept, repeated, refused, set aside."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+
+from neuclip import api
+from neuclip.cli.main import main
+from neuclip.models.export import export_model
+from neuclip.models.towers import build_model
+from neuclip.records import read_lines
+from neuclip.runs.task_results import results_file
+from tests.data.small_shards import image_bytes, write_tar
+from tests.data.small_tasks import CLASSNAMES, TEMPLATES, npy, write_task
+
+SMALL = {
+    "embed_dim": 16,
+    "vision_cfg": {"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32},
+    "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+CIFAR, CLEVR, FMOW = "wds_cifar10_test", "wds_vtab-clevr_closest_object_distance_test", "wds_wilds-fmow_test"
+FLICKR, WINOGAVIL = "wds_flickr30k_test", "winogavil"
+REGIONS = [0, 0, 1, 1, 5, 2, 2, 0, 1, 2, 0, 1]
+PUZZLE = [f"thing{number}" for number in range(10)]
+RIGHT = PUZZLE[2:5]
+
+
+def export_small(folder: Path, seed: int = 0) -> Path:
+    (folder / "small.json").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "small.json").write_text(json.dumps(SMALL))
+    torch.manual_seed(seed)
+    built = build_model(str(folder / "small.json"))
+    with torch.no_grad():
+        for weights in built.towers.model.parameters():
+            if weights.ndim > 1:
+                weights.normal_(std=0.4)
+    export_model(built, folder / "model")
+    return folder
+
+
+def write_root(root: Path) -> Path:
+    """CIFAR-10 and CLEVR Distance (with its empty class name) of 34 images, FMoW of 12, Flickr of 6, one puzzle."""
+    write_task(root / CIFAR, classnames=("cat", "dog", "bird", "cow", "fish", "horse"))
+    write_task(root / CLEVR)
+    write_task(root / FMOW, sizes=(1,), classnames=("cat", "dog", "bird", "cow", "fish", "horse"))
+    members = [
+        member
+        for number, region in enumerate(REGIONS)
+        for member in [
+            (f"s{number}.png", image_bytes(number)),
+            (f"s{number}.cls", str(number % 6).encode()),
+            (f"s{number}.npy", npy(region, 2000, number, 0)),
+        ]
+    ]
+    write_tar(root / FMOW / "test" / "0.tar", members)
+    pairs = [[(f"s{n}.png", image_bytes(n)), (f"s{n}.txt", f"picture {n}\nnumber {n}".encode())] for n in range(6)]
+    write_tar(root / FLICKR / "test" / "0.tar", [member for pair in pairs for member in pair])
+    (root / FLICKR / "test" / "nshards.txt").write_text("1\n")
+    (root / FLICKR / "dataset_type.txt").write_text("retrieval\n")
+    (root / WINOGAVIL / "images").mkdir(parents=True)
+    for number, name in enumerate(PUZZLE):
+        (root / WINOGAVIL / "images" / f"{name}.png").write_bytes(image_bytes(50 + number))
+    line = {"cue": "Apple", "candidates": PUZZLE, "associations": RIGHT}
+    (root / WINOGAVIL / "puzzles.jsonl").write_text(json.dumps(line) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = export_small(tmp_path_factory.mktemp("tasks"))
+    write_root(folder / "root")
+    return folder
+
+
+@pytest.fixture
+def copy(place, tmp_path, monkeypatch) -> Path:
+    """A place of its own, which is the working folder too."""
+    shutil.copytree(place, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def measure(place: Path, **options) -> dict[str, dict]:
+    options = {"data": place / "root", "output": place / "results.jsonl"} | options
+    results = api.measure_datacomp(f"local-dir:{place / 'model'}", **options)
+    assert not results.failed
+    return {line["dataset"]: line for line in results.lines}
+
+
+@pytest.fixture(scope="module")
+def lines(place) -> dict[str, dict]:
+    return measure(place, output=place / "module.jsonl")
+
+
+class Oracle:
+    """Features of the bare open_clip model in double precision, one image and one text at a time."""
+
+    def __init__(self, place: Path):
+        self.model, self.transform, self.tokenize = api.load(f"local-dir:{place / 'model'}")
+        self.model.double()
+
+    def unit(self, features: torch.Tensor) -> np.ndarray:
+        vector = features[0].detach().numpy()
+        return vector / np.linalg.norm(vector)
+
+    def image(self, content: bytes) -> np.ndarray:
+        pixels = self.transform(Image.open(io.BytesIO(content)).convert("RGB"))
+        return self.unit(self.model.encode_image(pixels[None].double()))
+
+    def text(self, text: str) -> np.ndarray:
+        return self.unit(self.model.encode_text(self.tokenize([text])))
+
+    def right(self, images: int, classnames: list[str]) -> list[bool]:
+        rows = [np.mean([self.text(one.replace("{c}", name)) for one in TEMPLATES], axis=0) for name in classnames]
+        classifier = np.array([row / np.linalg.norm(row) for row in rows])
+        return [int(np.argmax(classifier @ self.image(image_bytes(n)))) == n % 6 for n in range(images)]
+
+
+def test_metrics_equal_a_brute_force_in_double_precision(place, lines):
+    oracle = Oracle(place)
+    names = ["cat", "dog", "bird", "cow", "fish", "horse"]
+    assert lines["CIFAR-10"]["metrics"]["main_metric"] == pytest.approx(np.mean(oracle.right(34, names)))
+    right, regions = np.array(oracle.right(12, names)), np.array(REGIONS)
+    shares = {region: right[regions == region].mean() for region in (0, 1, 2, 5)}
+    fmow = lines["FMoW"]["metrics"]
+    assert {region: fmow[f"region:{region}"] for region in shares} == pytest.approx(shares)
+    assert fmow["main_metric"] == fmow["acc_worst_region"] == pytest.approx(min(shares.values()))
+    assert fmow["acc_worst_region_without_other"] == pytest.approx(min(shares[one] for one in (0, 1, 2)))
+    kept = [name for name in CLASSNAMES if name]
+    clevr = lines["CLEVR Distance"]["metrics"]
+    assert clevr["main_metric"] == pytest.approx(np.mean(oracle.right(34, kept)))
+    assert clevr["acc1_blank_classnames_keep"] == pytest.approx(np.mean(oracle.right(34, list(CLASSNAMES))))
+    scores = [oracle.image(image_bytes(50 + n)) @ oracle.text("An apple") for n in range(10)]
+    hits = len({PUZZLE[n] for n in np.argsort(scores)[-3:]} & set(RIGHT))
+    assert lines["WinoGAViL"]["metrics"]["main_metric"] == pytest.approx(hits / (6 - hits))
+    flickr = lines["Flickr"]["metrics"]
+    texts = [(n, oracle.text(text)) for n in range(6) for text in (f"picture {n}", f"number {n}")]
+    pictures = np.array([oracle.image(image_bytes(n)) for n in range(6)])
+    found = np.mean([int(np.argmax(pictures @ text)) == n for n, text in texts])
+    assert flickr["image_retrieval_recall@1"] == pytest.approx(found)
+    best = [int(np.argmax([text @ picture for _, text in texts])) for picture in pictures]
+    own = np.mean([texts[one][0] == n for n, one in enumerate(best)])
+    assert flickr["main_metric"] == pytest.approx((own + found) / 2)
+
+
+def test_lines_have_what_datacomps_aggregation_reads_and_where_they_come_from(place, lines):
+    table = pandas.read_json(place / "module.jsonl", lines=True)
+    assert len(table) == 5 and table["metrics"].map(lambda metrics: metrics["main_metric"]).notna().all()
+    assert set(table["dataset"]) == {"CIFAR-10", "CLEVR Distance", "FMoW", "Flickr", "WinoGAViL"}
+    meta = lines["CLEVR Distance"]["meta"]
+    assert meta["switches"] == {"blank_classnames": "drop"} and lines["CIFAR-10"]["meta"]["switches"] == {}
+    assert {len(meta[name]) for name in ("weights", "data", "templates")} == {64}
+    assert (meta["precision"], meta["images"], meta["skipped"]) == ("float32", 34, 0)
+    assert lines["Flickr"]["meta"]["captions"] == 12 and lines["WinoGAViL"]["meta"]["puzzles"] == 1
+
+
+def test_what_is_known_is_not_measured_again_and_what_changed_is(copy):
+    first = measure(copy)
+    text = (copy / "results.jsonl").read_text()
+    assert measure(copy) == first and (copy / "results.jsonl").read_text() == text
+    (copy / "root" / CIFAR / "zeroshot_classification_templates.txt").write_text("a drawing of a {c}\n")
+    second = measure(copy)
+    changed = {name for name in first if second[name]["meta"]["seconds"] != first[name]["meta"]["seconds"]}
+    assert changed == {"CIFAR-10"} and len(read_lines(copy / "results.jsonl")) == 5
+    third = measure(copy, compat="correct")
+    changed = {name for name in first if third[name]["meta"]["seconds"] != second[name]["meta"]["seconds"]}
+    assert changed == {"CLEVR Distance", "FMoW"}
+    correct = {name: third[name]["metrics"] for name in changed}
+    assert correct["FMoW"]["main_metric"] == first["FMoW"]["metrics"]["acc_worst_region_without_other"]
+    kept = first["CLEVR Distance"]["metrics"]["acc1_blank_classnames_keep"]
+    assert correct["CLEVR Distance"]["main_metric"] == correct["CLEVR Distance"]["acc1"] == kept
+
+
+def test_a_task_with_broken_data_is_told_at_the_end_and_the_others_are_kept(copy, capsys):
+    shard = copy / "root" / CIFAR / "test" / "1.tar"
+    shard.unlink()
+    flags = ["--data", str(copy / "root"), "--tasks", "cifar10,fmow,flickr", "--output", "out/results.jsonl"]
+    assert main(["eval", f"local-dir:{copy / 'model'}", *flags]) == 1
+    printed = capsys.readouterr()
+    last = printed.err.splitlines()[-1]
+    assert last.startswith("neuclip: 1 task not measured: CIFAR-10: ") and "1.tar" in last
+    assert [line["dataset"] for line in read_lines(Path("out/results.jsonl"))] == ["Flickr", "FMoW"]
+    assert "Datacomp Average" in printed.out and "2 of 38" in printed.out
+
+
+def test_results_of_other_weights_are_set_aside(copy, capsys):
+    first = measure(copy)
+    export_small(copy, seed=1)
+    second = measure(copy, tasks="cifar10")
+    assert second["CIFAR-10"]["meta"]["weights"] != first["CIFAR-10"]["meta"]["weights"]
+    (aside,) = copy.glob("results-*.jsonl")
+    assert len(read_lines(aside)) == 5 and len(read_lines(copy / "results.jsonl")) == 1
+    assert f"now in {aside}" in capsys.readouterr().err
+
+
+def test_a_weights_file_of_a_named_architecture_is_that_model(copy):
+    weights = copy / "model" / "open_clip_model.safetensors"
+    results = api.measure_datacomp(f"{copy / 'small.json'}:{weights}", data=copy / "root", tasks="fmow")
+    assert results.lines[0]["metrics"] == measure(copy, tasks="fmow")["FMoW"]["metrics"]
+    assert results.file.parent.name == "evaluations" and results.file.is_file()
+
+
+def complaint(capsys, *arguments: str) -> str:
+    code = main(["eval", *arguments])
+    text = capsys.readouterr().err
+    assert text.startswith("neuclip: ") and text.count("\n") == 1
+    return f"{code} {text}"
+
+
+def test_mistakes_are_one_line(copy, capsys, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    root, target = f"--data={copy / 'root'}", f"local-dir:{copy / 'model'}"
+    assert "2 neuclip: no run, checkpoint or model NOTHING" in complaint(capsys, "NOTHING", root)
+    assert "did you mean cifar10" in complaint(capsys, target, root, "--tasks", "cifr10")
+    assert "has no data of these tasks" in complaint(capsys, target, f"--data={copy / 'model'}")
+    assert "has no data of these tasks" in complaint(capsys, target, root, "--tasks", "mnist")
+    assert "--data is missing" in complaint(capsys, target, "--tasks", "mnist")
+    weights = copy / "model" / "open_clip_model.safetensors"
+    assert "cannot be loaded into tiny" in complaint(capsys, f"tiny:{weights}", root)
+    assert "1 neuclip: ViT-B-32:openai is not on this machine" in complaint(capsys, "ViT-B-32:openai", root)
+    Path("notes.jsonl").write_text("no results\n")
+    assert "is not a file of results" in complaint(capsys, target, root, "--output", "notes.jsonl")
+
+
+def test_the_table_shows_chance_what_is_counted_otherwise_and_what_is_missing(copy, capsys):
+    assert main(["eval", f"local-dir:{copy / 'model'}", "--data", str(copy / "root")]) == 0
+    shown = capsys.readouterr().out
+    assert "acc worst region without other" in shown and "acc1 blank classnames keep" in shown
+    assert "Not there (neuclip data get NAME): caltech101, cifar100" in shown
+    assert "CIFAR-10: measured on 34 of 10,000" in shown and "5 of 38" in shown
+    assert f"Results: {results_file(f'local-dir:{copy}/model')}" in shown
+    assert main(["eval", f"local-dir:{copy / 'model'}", "--data", str(copy / "root"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert len(printed["tasks"]) == 5 and len(printed["missing"]) == 33 and printed["averages"][0]["value"] is None
+
+
+@pytest.mark.slow
+def test_two_ranks_measure_what_one_measures(copy):
+    (copy / "results.jsonl").unlink(missing_ok=True)
+    program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    target = ["-m", "neuclip", "eval", f"local-dir:{copy / 'model'}", "--data", str(copy / "root"), "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([sys.executable, *program, *target], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    both = {line["dataset"]: line["metrics"] for line in json.loads(done.stdout)["tasks"]}
+    alone = measure(copy, batch_size=5)
+    assert both == {name: pytest.approx(line["metrics"]) for name, line in alone.items()}
