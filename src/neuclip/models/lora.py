@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -102,7 +101,3 @@ def apply_adapter(base: Mapping[str, Tensor], adapter: Mapping[str, Tensor]) -> 
         if found and part == "a":
             merged[weight] = add_low_rank(base[weight], *(adapter[weight + SAVED + x] for x in ("a", "b", "scale")))
     return merged
-
-
-def has_lora(model: Any) -> bool:
-    return any(isinstance(module, LowRank) for module in model.modules())
