@@ -37,13 +37,14 @@ MAY_IMPORT = {
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
 INSIDE = {
     "data": [
+        {"stored_windows"},
         {"held_out", "convert", "loader"},
         {"zero_shot", "puzzles"},
         {"open"},
         {"hold_out", "by_image"},
         {"mixture"},
         {"tables", "tar"},
-        {"faults", "fingerprint"},
+        {"faults", "fingerprint", "feature_store"},
         {"source"},
         {"captions", "decoding", "locations", "retrieval_layout"},
         {"sample", "order", "machine", "splits", "by_name"},

@@ -21,6 +21,7 @@ from neuclip.runs.target import open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import loop
+from neuclip.training.stored_features import store_features
 
 __all__ = ["evaluate", "load", "measure", "measure_datacomp", "normalizer_errors", "train"]
 
@@ -39,6 +40,7 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
         require_same_settings(settings, resuming=resume is not None)
         sets = results.open_held_out(settings)
         with lifecycle.open_run(settings, resume) as run:
+            store_features(run)
             loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)
             results.finish(run, sets)
     return run.folder.path

@@ -14,6 +14,7 @@ import torch
 from neuclip.errors import UserError
 from neuclip.settings.sections import Settings
 
+WORTH_STORING = 1.5  # epochs
 TRAINED_BYTES = 4 + 4 + 8  # per parameter: float32 weight, gradient, AdamW's two moments
 SAVED_BYTES = 4 + 8  # per parameter in a checkpoint: weight, two moments
 
@@ -85,6 +86,36 @@ def chunk_count(pairs: int, micro_batch: int) -> int:
     (3, 1)
     """
     return math.ceil(pairs / (micro_batch or pairs)) if pairs else 0
+
+
+def stored_sides(settings: Settings, epoch_samples: int) -> list[str]:
+    """The locked towers whose features are computed once and stored: where a run sees samples more than once, and
+    nothing is drawn anew for each time."""
+    if settings.data.stored_features == "off" or settings.train.samples <= epoch_samples:
+        return []
+    return [side for side in locked_sides(settings) if side == "text" or not settings.data.augments]
+
+
+def locked_sides(settings: Settings) -> list[str]:
+    model = settings.model
+    sides = {"image": (model.image_tower, model.image_unlocked_layers)}
+    sides["text"] = (model.text_tower, model.text_unlocked_layers)
+    return [side for side, (mode, unlocked) in sides.items() if mode == "locked" and not unlocked]
+
+
+def storing_advice(settings: Settings, epoch_samples: int) -> tuple[str, str, str] | None:
+    """What a run that computes the same features in every epoch could do: what, why, remedy."""
+    stored, epochs = stored_sides(settings, epoch_samples), settings.train.samples / epoch_samples
+    computed = [side for side in locked_sides(settings) if side not in stored]
+    if not computed or epochs < WORTH_STORING:
+        return None
+    flags = ["--data.stored_features auto"] if settings.data.stored_features == "off" else []
+    flags += ["--data.crop_scale 1,1"] if "image" in computed and settings.data.augments else []
+    return (
+        f"the {' and '.join(computed)} {'tower is' if len(computed) == 1 else 'towers are'} locked",
+        f"what stays the same of each sample is computed {epochs:.1f} times",
+        f"give {' '.join(flags)} to compute it once",
+    )
 
 
 def trained_bytes(parameters: int) -> int:

@@ -49,6 +49,10 @@ class Subset(Source):
     def source_id(self, id: int) -> int:
         return id + int(np.searchsorted(self._before, id, side="right")) if self.others else int(self.ids[id])
 
+    def source_ids(self) -> np.ndarray:
+        """(n,) int64: those of all its samples."""
+        return np.delete(np.arange(len(self.source)), self.ids) if self.others else self.ids
+
     def __getitem__(self, id: int) -> Sample:
         self.check_id(id)
         return self.source[self.source_id(id)]

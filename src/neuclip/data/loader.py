@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +78,7 @@ class Batches:
         """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
         first = first_sample + self.rank * self.local_batch
         starts = range(first, first + count * self.batch_size, self.batch_size)
-        return _load(self.windows, starts, min(self.workers, count), self.start_method)
+        return load_windows(self.windows, starts, min(self.workers, count), self.start_method)
 
 
 def sequential(
@@ -95,7 +95,7 @@ def sequential(
     ids = range(len(source)) if ids is None else ids
     starts = range(ids.start, ids.stop, batch_size)
     windows = ImageWindows(source, batch_size, transform, end=ids.stop)
-    return _load(windows, starts, min(workers, len(starts)), start_method)
+    return load_windows(windows, starts, min(workers, len(starts)), start_method)
 
 
 @dataclass(eq=False)
@@ -131,13 +131,16 @@ class TrainingWindows(Windows):
         seeds = augmentation_seeds(self.seed, self.order.epochs(start, self.size), ids)
         torch_state, python_state = torch.get_rng_state(), random.getstate()
         try:
-            self.source.prefetch(self.order, start, self.size)
+            self._prefetch(start)
             return self._batch(ids, seeds)
         except RunFailed as failure:
             return failure  # raised in a worker, it would reach the user as a traceback in a traceback
         finally:
             torch.set_rng_state(torch_state)
             random.setstate(python_state)
+
+    def _prefetch(self, start: int) -> None:
+        self.source.prefetch(self.order, start, self.size)
 
     def _batch(self, ids: np.ndarray, seeds: np.ndarray) -> Batch:
         images, captions = [], []
@@ -149,9 +152,13 @@ class TrainingWindows(Windows):
                 raise ReadingFailed(str(failure), tuple(faults)) from failure
             images.append(image)
             captions.append(caption)
-        return Batch(default_collate(images), self.tokenize(captions), torch.from_numpy(ids), tuple(faults))
+        stacked, tokens, features = self._collate(images, captions)
+        return Batch(stacked, tokens, torch.from_numpy(ids), tuple(faults), features)
 
-    def _pair_or_replacement(self, id: int, seed: int, faults: list[Fault]) -> tuple[Tensor, str]:
+    def _collate(self, images: list[Any], captions: list[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+        return default_collate(images), self.tokenize(captions), None
+
+    def _pair_or_replacement(self, id: int, seed: int, faults: list[Fault]) -> tuple[Any, Any]:
         """`faults` grows by one if the sample is bad; if it has no replacement, by all that were tried."""
         try:
             return self._pair(id, seed)
@@ -170,7 +177,7 @@ class TrainingWindows(Windows):
             "no replacement found; repair or leave out that part of the data"
         )
 
-    def _pair(self, id: int, seed: int) -> tuple[Tensor, str]:
+    def _pair(self, id: int, seed: int) -> tuple[Any, Any]:
         """Image and caption; every draw in it depends on (seed, epoch, id) alone."""
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
@@ -217,7 +224,7 @@ class ImageWindows(Windows):
         return ImageBatch(stacked, torch.tensor(ids, dtype=torch.int64), tuple(captions), tuple(digests), tuple(faults))
 
 
-def _load(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Any]:
+def load_windows(windows: Windows, starts: Sequence[int], workers: int, start_method: str | None) -> Iterator[Any]:
     others, finished = multiprocessing.active_children(), False
     try:
         # No name for the iterator: a failure's traceback would hold it, and workers that the garbage collector ends
@@ -249,7 +256,7 @@ def _is_lost_worker(error: Exception) -> bool:
     return not isinstance(error, RuntimeError) or "DataLoader worker" in str(error)
 
 
-def _start(windows: Windows, starts: range, workers: int, start_method: str | None) -> Iterator[Any]:
+def _start(windows: Windows, starts: Sequence[int], workers: int, start_method: str | None) -> Iterator[Any]:
     """torch's iterator, with its workers started."""
     with warnings.catch_warnings():
         # More workers than cores: three lines in torch's words; training/run.py says it in one.

@@ -76,10 +76,11 @@ class BadSample(Exception):
 class Batch(NamedTuple):
     """The pairs of one step, or of one rank's share of it."""
 
-    images: Tensor  # (b, 3, H, W)
+    images: Tensor  # (b, 3, H, W); or the features (b, width) of a locked trunk, where they are stored
     tokens: Tensor  # (b, L)
     ids: Tensor  # (b,) int64
     faults: tuple[Fault, ...]
+    text_features: Tensor | None = None  # (b, width) of a locked trunk, where they are stored
 
 
 class ImageBatch(NamedTuple):

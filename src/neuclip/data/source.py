@@ -29,6 +29,14 @@ class ShardFacts(NamedTuple):
     cache_size: int = 0  # bytes that downloaded shards may take on this disk
 
 
+def file_version(file: Path) -> str:
+    try:
+        status = file.stat()
+    except (OSError, ValueError):
+        return f"{file.name} is not there"
+    return f"{file.name} {status.st_size} {status.st_mtime_ns}"  # which stay as they are when a folder is moved
+
+
 class Source(ABC):
     """Image-text pairs with dense ids 0..n-1. It can be pickled: every data worker has its own copy.
 
@@ -88,6 +96,10 @@ class Source(ABC):
 
     def describe_files(self) -> SourceFiles:
         return SourceFiles(len(self.files), sum(file.stat().st_size for file in self.files))
+
+    def file_versions(self) -> Iterator[str]:
+        """Whatever is computed from the images holds as long as these stay the same."""
+        return map(file_version, self.files)
 
     def places(self) -> set[str]:
         """The files or folders that hold its pairs, resolved, to see whether two sources share data."""

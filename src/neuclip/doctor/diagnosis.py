@@ -22,7 +22,7 @@ from neuclip.doctor.pairs import (
     note_probe,
     note_source,
 )
-from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_temperature, note_warmup
+from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_storing, note_temperature, note_warmup
 from neuclip.doctor.probe import SampleProbe, probe_samples
 from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
 from neuclip.doctor.shards import note_shards
@@ -93,6 +93,7 @@ def examine_run(
     note_plan(findings, settings, pairs, ranks)
     note_batch_size(findings, settings, model, pairs)
     note_loading(findings, settings, probe)
+    note_storing(findings, settings)
     note_warmup(findings)
     note_temperature(findings, settings, findings["plan.steps"])
     note_objective(findings, settings, model, pairs, ranks)

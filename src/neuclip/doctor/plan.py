@@ -9,7 +9,7 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import SampleProbe
 from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
-from neuclip.plan import Plan
+from neuclip.plan import Plan, stored_sides, storing_advice
 from neuclip.settings.sections import Settings
 
 LONG_WARMUP = 0.5
@@ -89,6 +89,13 @@ def note_loading(findings: Findings, settings: Settings, probe: SampleProbe) -> 
             "workers will compete with training for CPU",
             f"give --data.workers {max(1 if ranks == 1 else 0, cores // ranks - 1)}",
         )
+
+
+def note_storing(findings: Findings, settings: Settings) -> None:
+    epoch = findings["plan.pairs_per_epoch"]
+    findings.note("plan", stored_features=stored_sides(settings, epoch))
+    if advice := storing_advice(settings, epoch):
+        findings.warn(*advice)
 
 
 def note_warmup(findings: Findings) -> None:

@@ -28,6 +28,8 @@ def apply_modes(towers: Towers, settings: ModelSettings) -> None:
             )
         if mode == "locked":
             _lock(side, parts, unlocked)
+            if not unlocked:
+                towers.locked[side] = parts
         elif mode == "lora":
             _adapt(side, parts, settings)
     if len(changed) == 2 and not any(p.requires_grad for parts in changed for p in _parameters(parts)):

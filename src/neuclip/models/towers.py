@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from neuclip.models.tower_weights import image_weights_file, load_image_weights,
 
 Transform = Callable[[Image], Tensor]
 Tokenize = Callable[[list[str]], Tensor]
+CHUNK = 32  # rows that go through a locked trunk together; smaller ones round by the number of threads, too
 
 
 class Towers(nn.Module):
@@ -47,9 +49,13 @@ class Towers(nn.Module):
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
         self.in_eval: list[nn.Module] = []
+        self.locked: dict[str, TowerParts] = {}  # "image" or "text", where no weight of the trunk trains
 
-    def forward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:  # (b, 3, H, W), (b, L) -> (b, d) x 2
-        return self.encode_image(images), self.encode_text(tokens)
+    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:  # (b, 3, H, W), (b, L) -> (b, d) x 2
+        """A locked tower also takes the features (b, width) of its trunk instead of images or tokens."""
+        image = self._locked_rows("image", images) if "image" in self.locked else self.encode_image(images)
+        text = self._locked_rows("text", texts) if "text" in self.locked else self.encode_text(texts)
+        return image, text
 
     def encode_image(self, images: Tensor) -> Tensor:
         return self.model.encode_image(self._pixels(images), normalize=True)
@@ -87,6 +93,29 @@ class Towers(nn.Module):
 
     def text_head(self, features: Tensor) -> Tensor:  # (b, width) -> unit rows (b, d)
         return F.normalize(self.text_parts.head(features), dim=-1)
+
+    def _locked_rows(self, side: str, inputs: Tensor) -> Tensor:  # -> unit rows (b, d)
+        has_features = inputs.ndim == 2 and inputs.is_floating_point()
+        features = inputs if has_features else self.trunk_features(side, inputs)
+        return F.normalize(self.locked[side].head(features), dim=-1)
+
+    @torch.no_grad()
+    def trunk_features(self, side: str, inputs: Tensor) -> Tensor:  # images or tokens -> (b, width)
+        """Of a locked tower. On a CPU a row has the same bits in whatever batch it comes: matrix products round by the
+        size of a batch, not by what is in it (measured), so all have one size."""
+        size, prepare = CHUNK if inputs.device.type == "cpu" else len(inputs), self._pixels if side == "image" else None
+        filling = inputs[-1:].expand(-len(inputs) % size, *inputs.shape[1:])
+        chunks = torch.cat([inputs, filling]).split(size)
+        features = [self.locked[side].trunk(prepare(chunk) if prepare else chunk) for chunk in chunks]
+        return torch.cat(features)[: len(inputs)]
+
+    def trunk_sha256(self, side: str) -> str:
+        """Of the weights of a locked trunk, and of the statistics of its BatchNorm."""
+        parts, digest = self.locked[side], hashlib.sha256()
+        buffers = [buffer for module in parts.modules for buffer in module.buffers()]
+        for tensor in (*parts.trunk_parameters, *buffers):
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def keep_in_eval(self, modules: list[nn.Module]) -> None:
         """From now on `train()` leaves these in eval mode."""
@@ -201,6 +230,8 @@ def build_model(
     if initial_bias is not None and not model.logit_bias.any():
         # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
         nn.init.constant_(model.logit_bias, initial_bias)
+    if crop_scale == (1.0, 1.0):
+        train_transform = transform
     split, train_split = split_transform(transform), split_transform(train_transform)
     return BuiltModel(
         towers=Towers(model, mean=split.mean, std=split.std) if split and train_split else Towers(model),

@@ -21,7 +21,7 @@ from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.faults import too_many_unindexed
 from neuclip.data.held_out import held_out_addresses, named
-from neuclip.data.loader import Batches
+from neuclip.data.loader import Batches, decode_rgb
 from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.machine import available_cores
 from neuclip.data.open import open_training_data
@@ -205,6 +205,12 @@ def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, ep
     )
 
 
+def training_decoder(settings: Settings, built: BuiltModel) -> Callable[[bytes], Any]:
+    if settings.data.pixels == "fast":
+        return FastDecode(built.image_size, settings.data.crop_scale[0])
+    return decode if settings.data.augments else decode_rgb
+
+
 def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: Plan) -> Batches:
     workers, cores = settings.data.workers, available_cores()
     if is_main() and workers > cores:
@@ -218,7 +224,7 @@ def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: P
         source,
         source.order(settings.run.seed),
         batch_size=plan.batch_size,
-        decode=FastDecode(built.image_size, settings.data.crop_scale[0]) if fast else decode,
+        decode=training_decoder(settings, built),
         transform=fast_crop(built.train_transform) if fast else built.train_transform,
         tokenize=built.tokenize,
         seed=settings.run.seed,

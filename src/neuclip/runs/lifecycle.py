@@ -22,7 +22,7 @@ from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_
 from neuclip.errors import RunFailed, UserError
 from neuclip.formatting import byte_size, plural
 from neuclip.models.towers import BuiltModel
-from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision
+from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, storing_advice
 from neuclip.records import RunFolder, keep_lines
 from neuclip.runs.build import (
     absolute_paths,
@@ -62,6 +62,7 @@ MAY_CHANGE_AT_RESUME = (
     "data.cache_size",
     "data.remote_timeout",
     "data.max_bad_share",
+    "data.stored_features",
     "train.micro_batch_size",
     "evaluation.",
     "checkpoint.",
@@ -289,3 +290,5 @@ def print_start(run: Run) -> None:
         f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",
         file=sys.stderr,
     )
+    if advice := storing_advice(settings, run.epoch_samples):
+        print("{}: {}; {}".format(*advice), file=sys.stderr)

@@ -6,6 +6,7 @@ All ranks measure, the main rank writes.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets, named
 from neuclip.data.sample import Fault
+from neuclip.data.source import Source
+from neuclip.data.stored_windows import origins
 from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main
 from neuclip.errors import UserError
@@ -86,6 +89,14 @@ def write_results(
     longer = longer_context(run.settings.model.name, tokens)
     print(summary_text(summary, batch_size=run.plan.batch_size, longer_context=longer))
     print(f"Report: {page}")
+    if folder := image_folder(run.source):
+        print(f"Search: neuclip search {run.folder.path} {shlex.quote(str(folder))} 'your words'")
+
+
+def image_folder(source: Source) -> Path | None:
+    """Where the images of the data lie as files; None if they lie in shards, or in several places."""
+    places = {getattr(origin, "folder", None) for origin, _ in origins(source)}
+    return places.pop() if len(places) == 1 else None
 
 
 def measure_errors(run: Run) -> dict[str, Any]:
@@ -158,6 +169,7 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
         "loss": records[-1].get("loss") if records else None,
         "temperature": run.temperature,
         "calibration": late_median(records, "calibration"),
+        "storing": storing_times(run),
         "seconds": seconds,  # of training, with the evaluations on the way and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
@@ -171,6 +183,15 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
         "evaluation": evaluation.figures,
         "evaluation_at_start": figures_at_start(run),
     }
+
+
+def storing_times(run: Run) -> dict[str, Any]:
+    """Of stored features: seconds that storing took in this run, and that it saved; empty without them."""
+    storing = run.storing
+    if storing is None:
+        return {}
+    saved = storing.saved(run.samples, run.plan.ranks)
+    return {"towers": storing.sides, "seconds": storing.seconds, "saved": saved}
 
 
 def figures_at_start(run: Run) -> dict[str, float]:

@@ -48,7 +48,16 @@ class DataSettings:
         0, "keep so many samples, chosen by run.seed, out of training: recall@k is measured on them; 0: none"
     )
     workers: int = described(4, "processes per rank that read and transform samples; 0: the training process does it")
-    crop_scale: tuple[float, float] = described((0.9, 1.0), "range of the random crop, as share of the image's area")
+    crop_scale: tuple[float, float] = described(
+        (0.9, 1.0),
+        "range of the random crop, as share of the image's area; 1,1: no random crop, images are prepared as in "
+        "evaluation",
+    )
+    stored_features: Literal["auto", "off"] = described(
+        "auto",
+        "auto: what a locked tower makes of a sample is computed once and stored in the cache folder, the same to the "
+        "bit on a CPU; for images this needs data.crop_scale 1,1; off: it is computed whenever the sample comes",
+    )
     pixels: Literal["exact", "fast"] = described(
         "exact",
         "exact: the same pixels as open_clip, bit for bit; fast: about twice as fast, some training pixels differ by "
@@ -68,6 +77,16 @@ class DataSettings:
         low, high = self.crop_scale
         if not 0 < low <= high <= 1:
             raise UserError(f"data.crop_scale is {low}, {high}; give two shares with 0 < first <= second <= 1")
+        if self.pixels == "fast" and not self.augments:
+            raise UserError(
+                "data.crop_scale 1,1 prepares images as in evaluation, for which there are no fast pixels; "
+                "give --data.pixels exact"
+            )
+
+    @property
+    def augments(self) -> bool:
+        """Whether an image looks different each time."""
+        return self.crop_scale != (1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,11 +37,12 @@ class Accumulation:
         # DDP averages over ranks while backward still runs, and gives every rank rank 0's running statistics.
         self.parallel: nn.Module = DistributedDataParallel(towers) if world_size() > 1 else towers
 
-    def features(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(b, 3, H, W), (b, L) -> image and text features (b, d), scale 1/tau, and SigLIP's bias or None: leaves."""
+    def features(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Images (b, 3, H, W) and tokens (b, L), or features of locked trunks -> image and text features (b, d), scale
+        1/tau, and SigLIP's bias or None: leaves."""
         # Of nearly equal size: a last chunk of one pair would leave BatchNorm without a variance.
         count = chunk_count(len(images), self.micro_batch_size)
-        self.chunks = list(zip(images.tensor_split(count), tokens.tensor_split(count), strict=True))
+        self.chunks = list(zip(images.tensor_split(count), texts.tensor_split(count), strict=True))
         self.outputs: Sequence[Tensor] = ()
         if len(self.chunks) == 1:
             self.outputs = self._run(self.parallel, 0)
@@ -91,10 +92,10 @@ class Accumulation:
         set_random_state(state_after, self.towers.device)
 
     def _run(self, towers: nn.Module, number: int) -> tuple[Tensor, Tensor]:
-        images, tokens = self.chunks[number]
+        images, texts = self.chunks[number]
         enabled = self.precision != torch.float32
         with torch.autocast(images.device.type, dtype=self.precision, enabled=enabled):
-            return towers(images, tokens)
+            return towers(images, texts)
 
     def _no_sync(self) -> AbstractContextManager:
         return self.parallel.no_sync() if isinstance(self.parallel, DistributedDataParallel) else nullcontext()

@@ -41,8 +41,9 @@ def train(run: Run, *, evaluate: Callable[[Run], object], save: Callable[[Run], 
             towers.train()
         for batch in observer.time_batches(save_if_reading_fails(read_batches(run, stop), save_once)):
             images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
+            texts = tokens if batch.text_features is None else batch.text_features.to(run.device, non_blocking=True)
             with observer.phase("towers"):
-                image, text, scale, bias = accumulation.features(images, tokens)
+                image, text, scale, bias = accumulation.features(images, texts)
             if run.step == first_step:
                 refuse_diverged(run, image, text, batch)
             objective.learning_rate_factor = run.optimizer.rate_factor(run.step)

@@ -22,6 +22,19 @@ from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.randomness import gather_random_states, restore_random_state
 
 
+@dataclass(frozen=True)
+class StoringTime:
+    """What it took to store the features of locked towers, and to compute them."""
+
+    sides: list[str]
+    seconds: float  # of this run: 0 where all were stored before
+    seconds_per_sample: float  # of reading a sample and encoding it, when it was stored
+
+    def saved(self, samples: int, ranks: int) -> float:
+        """About how many seconds longer a run would take that computes them for each of its samples."""
+        return samples * self.seconds_per_sample / ranks - self.seconds
+
+
 @dataclass
 class Run:
     """Everything the loop works with."""
@@ -40,6 +53,7 @@ class Run:
     truncated_captions: TruncatedCaptions
     step: int = 0
     seconds_before: float = 0.0  # of training, before the run was resumed
+    storing: StoringTime | None = None  # where the towers' features are stored
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -14,7 +14,7 @@ from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON
 from neuclip.data.locations import refuse_gone
 from neuclip.data.retrieval_layout import DATASET_TYPE, is_retrieval_set, split_lines
 from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults, shorten
-from neuclip.data.source import Source, SourceFiles
+from neuclip.data.source import Source, SourceFiles, file_version
 from neuclip.data.tables.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, ColumnChoice, first_line, print_once
 from neuclip.data.tables.csv import SEPARATORS, read_csv
 from neuclip.data.tables.jsonl import read_jsonl
@@ -69,6 +69,9 @@ class ImageFolder(Source):
 
     def describe_files(self) -> SourceFiles:
         return SourceFiles(len(self), None)
+
+    def file_versions(self) -> Iterator[str]:
+        return (file_version(self.folder / os.fsdecode(self._images[id])) for id in range(len(self)))
 
     def _captions_if_any(self, id: int) -> Sequence[str | bytes]:
         try:

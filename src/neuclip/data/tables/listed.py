@@ -18,7 +18,7 @@ import numpy as np
 
 from neuclip.data.captions import PIECE, Captions, Texts, usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample, shorten
-from neuclip.data.source import Source
+from neuclip.data.source import Source, file_version
 from neuclip.data.tables.columns import images_are_urls, is_url, print_once
 from neuclip.errors import RunFailed, UserError
 
@@ -123,6 +123,12 @@ class ListedPairs(Source):
             digest = hashlib.blake2b(name or b"row %d" % number, digest_size=8).digest()
             keys.append(int.from_bytes(digest, "little"))
         return np.frombuffer(keys, dtype=np.uint64)
+
+    def file_versions(self) -> Iterator[str]:
+        yield file_version(self.path)
+        for name in (self.rows.images[number] for number in range(len(self))):
+            if not is_base64(name):
+                yield file_version(image_path(self.folder, name))
 
     def check_images(self) -> None:
         """Refuses a table if no row can be used or none of the first images exists."""

@@ -76,6 +76,9 @@ class RemoteTarSource(TarSource):
         sizes = [shard.size for shard in self.remote]
         return SourceFiles(len(sizes), sum(sizes) if min(sizes) >= 0 else None)
 
+    def file_versions(self) -> Iterator[str]:
+        return map(digest_of, self.remote)
+
     def places(self) -> set[str]:
         return set(self.shards)
 

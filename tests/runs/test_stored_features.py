@@ -1,0 +1,202 @@
+"""Stored features of locked towers: the same run to the bit, whatever happens while they are stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from neuclip import api
+from neuclip.data.tables.listed import ListedPairs
+from neuclip.errors import RunFailed
+from neuclip.records import RunFolder, read_lines
+from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.settings.reading import read_settings
+from neuclip.training import stored_features
+from tests.images import caption, image_bytes
+from tests.processes.test_trainer_ranks import SMALL
+
+IMAGE, TEXT = ["--model.image_tower", "locked", "--data.crop_scale", "1,1"], ["--model.text_tower", "locked"]
+COUNT, BAD_IMAGE, NO_CAPTION = 40, 7, 20
+OFF = ["--data.stored_features", "off"]
+# A run that kills itself between the rows of its third block and what says that they are there.
+KILLED = """
+import os, signal, sys
+from neuclip import api
+from neuclip.data.feature_store import FeatureStore
+from neuclip.settings.reading import read_settings
+from neuclip.training import stored_features
+stored_features.BLOCK = 8
+write_rows = FeatureStore._write_rows
+def kill_in_third(store, name, places, rows):
+    write_rows(store, name, places, rows)
+    if places[0] >= 16:
+        os.kill(os.getpid(), signal.SIGKILL)
+FeatureStore._write_rows = kill_in_third
+api.train(read_settings(None, sys.argv[1:]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "features"
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    """Images with one to three captions each; one does not decode, one has no caption."""
+    lines = []
+    for number in range(COUNT):
+        (tmp_path / f"{number}.png").write_bytes(b"bad" if number == BAD_IMAGE else image_bytes(number))
+        captions = [caption(number), f"{caption(number)} {number}", "a shape"][: 1 + number % 3]
+        lines.append(json.dumps({"image": f"{number}.png", "caption": [] if number == NO_CAPTION else captions}))
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def flags(table, tmp_path):
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+
+    def make(name: str, *more: str) -> list[str]:
+        fixed = f"""--run.folder {tmp_path}/runs --run.name {name} --run.threads 1 --data.workers 0 --data.train {table}
+            --data.max_bad_share 0.2 --model.name {tmp_path}/small.json --train.batch_size 8 --train.samples 96
+            --objective.num_prototypes 16 --evaluation.every 0 --evaluation.error_anchors 0 --log.every 1""".split()
+        return [*fixed, *more]
+
+    return make
+
+
+@pytest.fixture
+def train(flags):
+    return lambda name, *more: api.train(read_settings(None, flags(name, *more)))
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Weights, records and skipped samples, to the bit."""
+    first, second = (load_checkpoint(checkpoints_in(RunFolder(run).checkpoints)[-1])["model"] for run in (one, other))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    timed = ("_share", "per_second")
+    records = [
+        [{key: x for key, x in line.items() if not key.endswith(timed)} for line in read_lines(RunFolder(run).records)]
+        for run in (one, other)
+    ]
+    assert records[0] == records[1]
+    assert read_lines(RunFolder(one).skipped) == read_lines(RunFolder(other).skipped)
+
+
+def sides(run: Path) -> list[str]:
+    return json.loads(RunFolder(run).summary.read_text())["storing"].get("towers", [])
+
+
+@pytest.mark.parametrize(
+    ("locked", "stored"),
+    [([*IMAGE, *TEXT], ["image", "text"]), (IMAGE, ["image"]), (TEXT, ["text"])],
+    ids=["both", "image", "text"],
+)
+def test_a_run_on_stored_features_equals_one_that_computes_them_to_the_bit(train, locked, stored):
+    first, computed = train("first", *locked), train("computed", *locked, *OFF)
+    assert sides(first) == stored and sides(computed) == []
+    assert_equal_runs(first, computed)
+    assert {line["reason"] for line in read_lines(RunFolder(first).skipped)} == {
+        "image does not decode",
+        "caption is missing",
+    }
+
+
+def test_with_both_towers_locked_a_second_run_reads_no_sample_whatever_is_held_out(train, monkeypatch):
+    train("first", *IMAGE, *TEXT)
+
+    def refuse(self, id):
+        raise AssertionError(f"sample {id} was read")
+
+    monkeypatch.setattr(ListedPairs, "__getitem__", refuse)
+    second = train("second", *IMAGE, *TEXT, "--data.hold_out", "8", "--evaluation.retrieval", "")
+    assert json.loads(RunFolder(second).summary.read_text())["samples_seen"] == 96
+
+
+def test_features_are_stored_by_weights_and_images(train, cache, table):
+    train("first", *IMAGE)
+    assert len(list(cache.iterdir())) == 1
+    train("again", *IMAGE, "--data.hold_out", "8", "--evaluation.retrieval", "")  # the same weights and files
+    assert len(list(cache.iterdir())) == 1
+    train("other-weights", *IMAGE, "--run.seed", "1")
+    assert len(list(cache.iterdir())) == 2
+    (table.parent / "3.png").write_bytes(image_bytes(4))
+    changed, computed = train("changed", *IMAGE), train("computed", *IMAGE, *OFF)
+    assert len(list(cache.iterdir())) == 3
+    assert_equal_runs(changed, computed)
+
+
+def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train, flags, cache, monkeypatch):
+    command = [sys.executable, "-c", KILLED, *flags("killed", *TEXT)]
+    killed = subprocess.run(command, capture_output=True, text=True)
+    assert killed.returncode == -9, killed.stderr
+    (times,) = cache.glob("*/times.jsonl")
+    assert len(read_lines(times)) == 2
+    monkeypatch.setattr(stored_features, "BLOCK", 8)
+    after = train("after", *TEXT)
+    assert len(read_lines(times)) == COUNT // 8
+    assert_equal_runs(after, train("computed", *TEXT, *OFF))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_nothing_wrong(train, cache):
+    train("first", *IMAGE)
+    (features,) = cache.glob("*/features.*")
+    (features.parent / "counts").unlink()
+    features.unlink()
+    features.symlink_to("/dev/full")
+    with pytest.raises(RunFailed, match=r"cannot be stored \(No space left on device\); .*--data.stored_features off"):
+        train("full", *IMAGE)
+    features.unlink()
+    assert_equal_runs(train("after", *IMAGE), train("computed", *IMAGE, *OFF))
+
+
+@pytest.mark.parametrize("lost", ["features", "tokens", "half of the features"])
+def test_files_that_are_cut_or_gone_are_made_again(train, cache, lost):
+    first = train("first", *TEXT)
+    (file,) = cache.glob(f"*/{lost.split()[-1]}.*")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]) if "half" in lost else file.unlink()
+    assert_equal_runs(first, train("again", *TEXT))
+
+
+def test_features_for_which_there_is_no_room_are_refused_after_the_first_block(train, cache, monkeypatch):
+    usage = shutil.disk_usage
+    little = usage("/")._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: little if "cache" in str(place) else usage(place))
+    with pytest.raises(RunFailed, match=r"\([\d.]+ kB are needed and 100 bytes free\); free some space"):
+        train("full", *IMAGE)
+
+
+def test_a_run_that_could_store_features_says_so(train, capsys):
+    train("computed", *IMAGE, *TEXT, *OFF)
+    assert "locked: what stays the same of each sample is computed 2.4 times; give --data.stored_features auto" in (
+        capsys.readouterr().err
+    )
+    train("augmented", *IMAGE, "--data.crop_scale", "0.9,1")
+    assert "the image tower is locked" in (said := capsys.readouterr().err) and "--data.crop_scale 1,1" in said
+    train("stored", *IMAGE, *TEXT)
+    assert "locked:" not in capsys.readouterr().err
+
+
+def test_a_run_that_sees_no_sample_twice_stores_nothing(train, cache):
+    train("short", *IMAGE, *TEXT, "--train.samples", "40")
+    assert not cache.exists()
+
+
+def test_a_resumed_run_may_change_whether_features_are_stored(train, flags):
+    whole = train("whole", *TEXT)
+    half = read_settings(None, [*flags("half", *TEXT), "--checkpoint.every_samples", "48", "--checkpoint.keep", "9"])
+    folder = RunFolder(api.train(half))
+    for late in checkpoints_in(folder.checkpoints)[2:]:
+        late.unlink()
+    api.train(read_settings(folder.settings, OFF), resume=folder.path)
+    assert_equal_runs(whole, folder.path)
