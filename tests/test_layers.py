@@ -37,6 +37,7 @@ MAY_IMPORT = {
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
 INSIDE = {
     "data": [
+        {"task_sets"},
         {"held_out", "convert", "loader"},
         {"zero_shot", "puzzles"},
         {"open"},
@@ -45,7 +46,7 @@ INSIDE = {
         {"tables", "tar"},
         {"faults", "fingerprint"},
         {"source"},
-        {"captions", "decoding", "locations", "retrieval_layout"},
+        {"captions", "decoding", "locations", "clip_benchmark_layout"},
         {"sample", "order", "machine", "splits", "by_name"},
     ],
     "objectives": [
