@@ -91,7 +91,7 @@ class ListedInFolder(ListedPairs):
 
 def open_folder(name: str, folder: Path, choice: ColumnChoice) -> ImageFolder | ListedInFolder | None:
     """Images in the folder and all below, ids in order of their paths; None if there are no images."""
-    images, texts, others = _list_files(folder)
+    images, texts, others = list_files(folder)
     if not images:
         return None
     faults = _faults(NOT_DECODED_REASON, folder, others)
@@ -232,7 +232,7 @@ def _image_name(name: bytes) -> str:
     return NUMBERED.sub("", name.decode(errors="surrogateescape").strip())
 
 
-def _list_files(folder: Path) -> tuple[list[str], TextFiles, list[str]]:
+def list_files(folder: Path) -> tuple[list[str], TextFiles, list[str]]:
     """Images (relative paths, sorted), text files, and images of kinds that are not decoded."""
     images: list[str] = []
     texts: TextFiles = {kind: {} for kind in (*PLAIN_TEXTS, "json")}
