@@ -14,8 +14,8 @@ FORMATS = ("open_clip", "transformers", "onnx")
 
 COMMAND = Command(
     usage=f"export RUN|CHECKPOINT|MODEL --to {'|'.join(FORMATS)} [FOLDER]",
-    about="""Writes the model for another library, reads it back with that library, and keeps it if its features are equal,
-with preprocessing, tokenizer and a model card from the run's own figures. Default: a folder in that of the run.""",
+    about="""Writes the model for another library and reads it back with that library: only equal features are kept.
+With preprocessing, tokenizer and a model card from the run's own figures. Default: a folder in that of the run.""",
     flags=(
         Flag("to", str, "open_clip; transformers (CLIPModel, for ViT towers); onnx (image.onnx, text.onnx)"),
         Flag("push", str, "then upload it to the Hugging Face hub as this model, such as me/my-clip"),

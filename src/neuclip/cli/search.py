@@ -25,7 +25,7 @@ NAMED = 5  # bad images
 
 COMMAND = Command(
     usage="search RUN|CHECKPOINT|MODEL FOLDER [QUERY]",
-    about="""Finds the images of a folder that are nearest to a text or to an image (QUERY is the path of an image file).
+    about="""Finds the images of a folder that are nearest to a text, or to an image where QUERY is the path of one.
 The folder is embedded once; later only what is new or changed is. A score is a cosine: 1 is the same direction.""",
     flags=(
         Flag("image", str, "search by this image file"),
@@ -60,13 +60,15 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"a query ({text}) and --image {image} are given; leave one out")
     if text and Path(text).is_file():
         text, image = "", text
+    if not Path(folder).is_dir():
+        what = "is not a folder" if Path(folder).exists() else "is not there"
+        raise UserError(f"{folder} {what}; give a folder of images")
     searchers = open_searchers(targets, Path(folder))
     if values.get("page"):
         return serve_page(searchers, top)
     if not (text or image):
-        print(
-            f"{plural(len(searchers[0].folder.files), 'image')} embedded; now search: neuclip search {target} {folder} 'QUERY'"
-        )
+        count = plural(searchers[0].index.usable, "image")
+        print(f"{count} embedded; now search: neuclip search {target} {folder} 'QUERY'")
         return 0
     found = {one.name: matches for one, matches in zip(searchers, find(searchers, text, image, top), strict=True)}
     if values.get(JSON.name):
@@ -77,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
-    """The folder is listed before any model is opened: a mistyped folder is found at once."""
+    """The folder is listed before any model is opened: one without images is found at once."""
     with waiting("loading torch"):
         from neuclip.runs.target import open_target
         from neuclip.search.folder import SearchedFolder
@@ -128,10 +130,10 @@ def as_plain(found: dict[str, list[Match]], searchers: Sequence[Searcher], query
     return {
         "folder": str(folder.path),
         "query": query,
-        "images": len(folder.files),
         "models": [
             {
                 "model": searcher.name,
+                "images": searcher.index.usable,
                 "skipped": [{"path": fault.where, "reason": fault.reason} for fault in searcher.index.faults],
                 "matches": [{"path": match.path, "score": match.score} for match in found[searcher.name]],
             }

@@ -61,7 +61,7 @@ def write_format(name: str, built: BuiltModel, folder: Path, images: Sequence[Im
     if not difference <= LARGEST_DIFFERENCE:  # also if it is not a number
         raise RunFailed(
             f"the exported model gives other features than this one (1 - cosine up to {difference:.1e}, allowed "
-            f"{LARGEST_DIFFERENCE:.0e}); nothing was kept: give another --to, and please report it with the model's name"
+            f"{LARGEST_DIFFERENCE:.0e}); nothing was kept; give another --to, and report it with the model's name"
         )
     return difference
 

@@ -18,10 +18,8 @@ def interpolate(base: dict[str, Tensor], tuned: dict[str, Tensor], weight: float
     >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, 0.25)["w"]
     tensor([0.2500, 0.2500])
     """
-    if different := sorted(
-        base.keys() ^ tuned.keys()
-        | {name for name in base.keys() & tuned.keys() if base[name].shape != tuned[name].shape}
-    ):
+    shapes, others = ({name: tensor.shape for name, tensor in state.items()} for state in (base, tuned))
+    if different := sorted({name for name, _ in shapes.items() ^ others.items()}):
         raise UserError(
             f"the two models differ in {len(different):,} of their weights, the first is {different[0]}; "
             "give a model and what was fine-tuned from it"

@@ -128,7 +128,7 @@ def _write_tokenizer(built: BuiltModel, context: int, pad: int, file: Path) -> N
 
 
 def encode_with_onnx(folder: Path, images: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
-    """Unit features (b, d) of normalized images (b, 3, H, W) and of texts, by onnxruntime and the folder's tokenizer."""
+    """Unit features (b, d) of normalized images (b, 3, H, W) and of texts, by the folder's graphs and tokenizer."""
     import numpy as np
     import onnxruntime
     from tokenizers import Tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,9 +96,7 @@ def convert_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
             converted |= {f"{layer}.self_attn.{x}_proj.{part.removeprefix('attn.in_proj_')}": t for x, t in pieces}
         else:
             converted[f"{layer}.{BLOCK[module]}.{kind}"] = tensor
-    return {
-        name: tensor.detach().cpu().float().reshape(tensor.shape).contiguous() for name, tensor in converted.items()
-    }
+    return {name: tensor.detach().cpu().float().contiguous() for name, tensor in converted.items()}
 
 
 def write_transformers(built: BuiltModel, folder: Path) -> None:
@@ -111,7 +110,8 @@ def write_transformers(built: BuiltModel, folder: Path) -> None:
     tokenizer = hugging_face_tokenizer(built)
     model = CLIPModel(CLIPConfig(**_config(built, tokenizer)))
     model.load_state_dict(convert_weights(built.towers.model.state_dict()))
-    model.save_pretrained(folder)
+    with without_bars():
+        model.save_pretrained(folder)
     preprocessing = preprocessing_of(built)
     height, width = preprocessing["size"]
     squash = preprocessing["resize_mode"] == "squash"
@@ -124,6 +124,20 @@ def write_transformers(built: BuiltModel, folder: Path) -> None:
         image_std=list(preprocessing["std"]),
     )
     CLIPProcessor(image_processor=processor, tokenizer=tokenizer).save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers draws a bar for each file."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
 
 
 def _config(built: BuiltModel, tokenizer: Any) -> dict[str, Any]:
@@ -181,7 +195,8 @@ def encode_with_transformers(folder: Path, images: Tensor, texts: list[str]) -> 
     """Unit features (b, d) of normalized images (b, 3, H, W) and of texts, by the folder's model and tokenizer."""
     from transformers import CLIPModel, CLIPProcessor
 
-    model = CLIPModel.from_pretrained(folder).eval()
+    with without_bars():
+        model = CLIPModel.from_pretrained(folder).eval()
     tokens = CLIPProcessor.from_pretrained(folder).tokenizer(
         texts, padding="max_length", truncation=True, return_tensors="pt"
     )

@@ -79,7 +79,7 @@ def push(folder: Path, name: str) -> str:
         api.upload_folder(repo_id=name, folder_path=folder)
     except Exception as error:  # of huggingface_hub, its HTTP library, or the system
         raise RunFailed(
-            f"{folder} is written, but could not be pushed as {name} ({first_line(error)}); check the network, the name "
-            f"and the token, then: hf upload {name} {folder}"
+            f"{folder} is written, but could not be pushed as {name} ({first_line(error)}); check the network, "
+            f"the name and the token, then: hf upload {name} {folder}"
         ) from error
     return str(address)

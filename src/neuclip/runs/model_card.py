@@ -14,11 +14,10 @@ from typing import Any
 from neuclip.formatting import format_count, format_number, format_samples, percent, times_chance
 from neuclip.models.towers import BuiltModel, image_shape
 from neuclip.records import RunFolder
-from neuclip.report.contents import RunContents, number, read_contents
+from neuclip.report.contents import RunContents, as_dict, number, read_contents
 from neuclip.report.evaluations import DIRECTIONS, Evaluation, all_evaluations
 from neuclip.settings.secrets import between_commas, without_queries
 
-LIBRARIES = {"open_clip": "open_clip", "transformers": "transformers", "onnx": "onnx"}
 LOADING = {
     "open_clip": """import open_clip
 model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER")
@@ -34,13 +33,13 @@ text = onnxruntime.InferenceSession("FOLDER/text.onnx").run(None, {"tokens": tok
 image = onnxruntime.InferenceSession("FOLDER/image.onnx").run(None, {"images": pixels})[0]  # see preprocessing.json""",
 }
 NOTES = {
-    "transformers": "Its centre crop may lie one pixel beside open_clip's where the margin is odd, and it does not repair "
-    "HTML entities and wrongly decoded letters in texts.",
+    "transformers": "Its centre crop may lie one pixel beside open_clip's where the margin is odd, and it does not "
+    "repair HTML entities and wrongly decoded letters in texts.",
 }
 LICENCE = """## Licence
 
-Not chosen yet. It depends on the terms of the training data and of the weights that training started from; write it here
-and as `license:` into the first lines of this file."""
+Not chosen yet. It depends on the terms of the training data and of the weights that training started from; write it
+here and as `license:` into the first lines of this file."""
 
 
 def model_card(target: str, built: BuiltModel, form: str, difference: float) -> str:
@@ -69,8 +68,8 @@ def merged_card(built: BuiltModel, base: str, run: str, weight: float) -> str:
     parts = [
         header("open_clip"),
         f"# {names[1]}, merged with {names[0]}",
-        f"Weights: {1 - weight:g} of {names[0]} and {weight:g} of {names[1]}, which was fine-tuned from it (WiSE-FT). Not "
-        "evaluated yet.",
+        f"Weights: {1 - weight:g} of {names[0]} and {weight:g} of {names[1]}, which was fine-tuned from it (WiSE-FT). "
+        "Not evaluated yet.",
         about_model(built),
         f"## Use\n\n```python\n{LOADING['open_clip']}\n```",
         LICENCE,
@@ -80,7 +79,7 @@ def merged_card(built: BuiltModel, base: str, run: str, weight: float) -> str:
 
 def header(form: str) -> str:
     """What the Hugging Face hub reads."""
-    return f"---\nlibrary_name: {LIBRARIES[form]}\npipeline_tag: zero-shot-image-classification\ntags: [clip, neuclip]\n---"
+    return f"---\nlibrary_name: {form}\npipeline_tag: zero-shot-image-classification\ntags: [clip, neuclip]\n---"
 
 
 def run_of(target: str) -> tuple[RunContents | None, int]:
@@ -109,7 +108,7 @@ def about_model(built: BuiltModel) -> str:
 
 
 def about_run(run: RunContents, samples: int) -> Iterator[str]:
-    data = run.environment.get("data") or {}
+    data, versions = (as_dict(run.environment.get(key)) for key in ("data", "versions"))
     rows = {
         "data": public(str(run.setting("data", "train") or "unknown")),
         "pairs": format_count(number(data.get("count"))),
@@ -122,9 +121,7 @@ def about_run(run: RunContents, samples: int) -> Iterator[str]:
             format_number(number(run.setting("optimizer", name))) for name in ("learning_rate", "weight_decay")
         ),
         "seed": str(run.setting("run", "seed")),
-        "neuclip, torch": ", ".join(
-            str((run.environment.get("versions") or {}).get(x, "")) for x in ("neuclip", "torch")
-        ),
+        "neuclip, torch": ", ".join(str(versions.get(package, "")) for package in ("neuclip", "torch")),
     }
     yield f"## Training\n\n{table(['', ''], ((name, value) for name, value in rows.items() if value.strip(', ')))}"
     measured = [evaluation for evaluation in all_evaluations(run) if evaluation.samples == samples]
@@ -137,9 +134,8 @@ def results(evaluation: Evaluation) -> str:
     for held_out in evaluation.retrieval:
         for direction, words in DIRECTIONS.items():
             for k in held_out.depths(direction):
-                rows.append(
-                    (public(held_out.name), f"recall@{k}, {words}", *against(*held_out.recall_and_chance(direction, k)))
-                )
+                recall, chance = held_out.recall_and_chance(direction, k)
+                rows.append((public(held_out.name), f"recall@{k}, {words}", *against(recall, chance)))
     for task in evaluation.zero_shot:
         rows.append((public(task.name), "zero-shot, top-1", *against(task["top1"], task["chance"])))
     if not rows:
@@ -158,7 +154,7 @@ def limits(run: RunContents, measured: bool) -> str:
         lines.append(f"{percent(truncated)} of the captions filled the context, and may have been cut off.")
     if skipped := sum(run.skipped.get("", {}).values()):
         lines.append(f"{skipped:,} training samples could not be used.")
-    lines += [f"{public(name)} was not measured." for name in run.summary.get("not_measured") or {}]
+    lines += [f"{public(name)} was not measured." for name in as_dict(run.summary.get("not_measured"))]
     return "\n".join(f"- {line}" for line in lines if line)
 
 

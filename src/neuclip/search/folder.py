@@ -34,8 +34,6 @@ class SearchedFolder:
 
     @classmethod
     def open(cls, path: Path) -> SearchedFolder:
-        if not path.is_dir():
-            raise UserError(f"{path} is {'not a folder' if path.exists() else 'not there'}; give a folder of images")
         images, _, others = list_files(path)
         if not images:
             raise UserError(f"{path}: no images in it or below; give a folder of JPEG, PNG, WebP or similar files")

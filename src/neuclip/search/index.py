@@ -49,6 +49,10 @@ class Index:
     row_of: np.ndarray  # (images,) int64
     faults: tuple[Fault, ...]
 
+    @property
+    def usable(self) -> int:
+        return int((self.row_of >= 0).sum())
+
     def scores(self, query: np.ndarray) -> np.ndarray:  # (d,) -> (images,) cosine, -inf for images without features
         of_rows = np.append(self.features @ query, -np.inf)  # row -1 is the last
         return of_rows[self.row_of]

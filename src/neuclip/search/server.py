@@ -18,6 +18,7 @@ from importlib import resources
 from io import BytesIO
 from typing import Any
 
+import uvicorn
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image, ImageOps
 from starlette.applications import Starlette
@@ -54,7 +55,7 @@ class Page:
         script = own_file("search.js")
         return TEMPLATES.get_template("page.html").render(
             folder=self.folder.path.resolve().name or str(self.folder.path),
-            images=len(self.folder.files),
+            images=max(searcher.index.usable for searcher in self.searchers),
             models=[searcher.name for searcher in self.searchers],
             skipped=max(len(searcher.index.faults) for searcher in self.searchers),
             style=own_file("style.css"),
@@ -180,11 +181,15 @@ def own_file(name: str) -> str:
 
 def serve(searchers: Sequence[Searcher], *, top: int, announce: Callable[[str], None]) -> None:
     """Until Ctrl-C. `announce` is told the address once it can be opened."""
-    import uvicorn
-
-    token = secrets.token_urlsafe(24)
     with socket.create_server((ADDRESS, 0)) as listening:
-        port = listening.getsockname()[1]
-        app = create_app(searchers, top=top, token=token, port=port)
-        announce(f"http://{ADDRESS}:{port}/{token}/")
-        uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")).run([listening])
+        server, address = create_server(searchers, listening, top=top)
+        announce(address)
+        server.run([listening])
+
+
+def create_server(searchers: Sequence[Searcher], listening: socket.socket, *, top: int) -> tuple[uvicorn.Server, str]:
+    """And its whole address, with a new token."""
+    token, port = secrets.token_urlsafe(24), listening.getsockname()[1]
+    app = create_app(searchers, top=top, token=token, port=port)
+    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+    return uvicorn.Server(config), f"http://{ADDRESS}:{port}/{token}/"

@@ -47,7 +47,7 @@ async function ask(body, words, picture) {
     if (found.error) throw new Error(found.error);
     found.models.forEach((model, place) => lists[place].replaceChildren(...model.matches.map(card)));
     const count = Math.max(...found.models.map((model) => model.matches.length));
-    say(count ? "The nearest " + count + " for “" + words + "”. 1 is the same, about 0 is unrelated." : "No image of this folder could be used.");
+    say(count ? "The nearest " + count + " for “" + words + "”. A score is a cosine: 1 is the same direction." : "No image of this folder could be used.");
   } catch (error) {
     if (number !== asked) return;
     lists.forEach((list) => list.replaceChildren());
