@@ -58,8 +58,14 @@ async function ask(body, words, picture) {
 }
 
 function askText(text) {
-  if (text) ask(JSON.stringify({ text }), text, "");
-  else say("Type what you are looking for, or choose an image.");
+  if (text) {
+    ask(JSON.stringify({ text }), text, "");
+    return;
+  }
+  asked += 1;
+  showQuery("", "");
+  lists.forEach((list) => list.replaceChildren());
+  say("Type what you are looking for, or choose an image.");
 }
 
 function askFile(file) {
