@@ -1,4 +1,4 @@
-"""The search page in a real browser: words, an image, a drop, both colour schemes, a phone, a keyboard, its mistakes."""
+"""The search page in a real browser: words, images, a drop, a phone, a dark page, a keyboard, mistakes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def tab():
 
 @pytest.fixture
 def address(built, photos, tab):
-    (photos / "a very long name without any space in it that goes on and on_and_on_and_on.png").write_bytes(image_bytes(9))
+    (photos / "a very long name without any space in it that goes on and on_and_on_and_on.png").write_bytes(
+        image_bytes(9)
+    )
     with page_of({"first": built, "second with a long name": built}, photos, top=4) as address:
         yield address
         complaints, tab.complaints = tab.complaints, []

@@ -44,7 +44,8 @@ def test_images_are_sent_by_number_re_encoded_and_small(address, photos):
 
 
 @pytest.mark.parametrize(
-    "path", ["image/small/13", "image/small/-1", "image/small/12", "image/huge/0", "image/small/..%2f..%2fnotes.txt", "x"]
+    "path",
+    ["image/small/13", "image/small/-1", "image/small/12", "image/huge/0", "image/small/..%2f..%2fnotes.txt", "x"],
 )
 def test_nothing_else_can_be_asked_for(address, path):
     status, body, _ = ask(address + path)

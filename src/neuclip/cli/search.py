@@ -36,7 +36,6 @@ The folder is embedded once; later only what is new or changed is. A score is a 
     ),
     examples=(
         "neuclip search runs/first photos 'a red bicycle'",
-        "neuclip search runs/first photos --image bicycle.jpg --top 3 --json",
         "neuclip search runs/first photos --page --with runs/second",
     ),
     fewest=2,

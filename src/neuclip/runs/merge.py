@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,13 @@ def merge_models(base: str, run: str, weight: float) -> BuiltModel:
 
 
 def _architecture(built: BuiltModel) -> dict[str, Any]:
-    return {key: value for key, value in built.config.items() if key not in STARTS and value}
+    return _plain({key: value for key, value in built.config.items() if key not in STARTS and value})
 
 
 def _preprocessing(built: BuiltModel) -> dict[str, Any]:
-    return dict(getattr(built.towers.model.visual, "preprocess_cfg", {}))
+    return _plain(getattr(built.towers.model.visual, "preprocess_cfg", {}))
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Whether a sequence came from a file, as a list, or from open_clip's defaults, as a tuple, does not count."""
+    return json.loads(json.dumps(config))

@@ -168,8 +168,8 @@ async def read_body(request: Request) -> bytes:
 def safety_headers() -> list[tuple[bytes, bytes]]:
     digest = base64.b64encode(hashlib.sha256(own_file("search.js").encode()).digest()).decode()
     policy = (
-        "default-src 'none'; img-src 'self' blob: data:; connect-src 'self'; style-src 'unsafe-inline'; form-action 'self'; "
-        f"base-uri 'none'; frame-ancestors 'none'; script-src 'sha256-{digest}'"
+        "default-src 'none'; img-src 'self' blob: data:; connect-src 'self'; style-src 'unsafe-inline'; "
+        f"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; script-src 'sha256-{digest}'"
     )
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     return [(name.encode(), value.encode()) for name, value in headers.items()]
