@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
+from neuclip import api
 from neuclip.cli.main import main
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
+from neuclip.records import RunFolder, read_lines
 from neuclip.runs.target import open_target
+from neuclip.settings.reading import read_settings
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +44,18 @@ def test_a_merged_model_is_the_weighted_mean_of_both(finished, base, weight, tmp
             torch.testing.assert_close(tensor.double(), wanted, rtol=1e-5, atol=1e-6)
     card = (folder / "README.md").read_text()
     assert f"{1 - share:g} of start and {share:g} of whole" in card and "Not evaluated yet" in card
+
+
+def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(finished, base, tmp_path, capsys):
+    run = RunFolder(shutil.copytree(finished.path, tmp_path / "whole"))
+    assert main(["merge", f"local-dir:{base}", str(run.path), "--curve"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 12
+    lines = read_lines(run.merges)
+    assert [line.pop("weight") for line in lines] == [step / 10 for step in range(11)]
+    held_out = read_settings(run.settings, []).evaluation.retrieval
+    assert lines[0] == pytest.approx(api.evaluate(f"local-dir:{base}", retrieval=held_out, zero_shot=()), abs=1e-6)
+    assert lines[10] == pytest.approx(api.evaluate(str(run.path)), abs=1e-6)
+    assert lines[5] != lines[0] and not list(run.path.glob("merged*"))
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neuclip.data.held_out import HeldOutSets
 from neuclip.errors import UserError
+from neuclip.evaluation.embedding import Embedder
+from neuclip.evaluation.runner import evaluate_held_out
 from neuclip.models.export import export_model
 from neuclip.models.interpolation import interpolate
 from neuclip.models.towers import BuiltModel
+from neuclip.records import RunFolder, append_line
 from neuclip.runs.model_card import merged_card
 from neuclip.runs.new_folder import new_folder, refuse_existing
 from neuclip.runs.target import open_target
+from neuclip.settings.sections import Settings
 
+CURVE = tuple(step / 10 for step in range(11))
 STARTS = ("init_logit_scale", "init_logit_bias")  # of a config: where training began, not what the model computes
 
 
@@ -29,9 +36,45 @@ def merge(base: str, run: str, weight: float, folder: Path) -> None:
         (unfinished / "README.md").write_text(merged_card(merged, base, run, weight), encoding="utf-8")
 
 
+def measure_curve(base: str, run: str) -> list[dict[str, float]]:
+    """The held-out figures of `run` at every weight of CURVE, {"weight": 0.3, "SET.METRIC": ...}; also written to
+    merge.jsonl in its folder, one line per weight, as they are measured."""
+    folder = RunFolder(run)
+    if not folder.settings.is_file():
+        raise UserError(f"--curve measures on the held-out sets of a run, and {run} is none; give the folder of a run")
+    first, second, settings = open_pair(base, run)
+    sets = HeldOutSets.open(settings)
+    if not (sets.retrieval or sets.zero_shot):
+        raise UserError(f"{run} has no held-out sets to measure on; give it some: --evaluation.retrieval DATA")
+    model = second.towers.model
+    start, tuned = (clone(built.towers.model.state_dict()) for built in (first, second))
+    folder.merges.unlink(missing_ok=True)
+    lines = []
+    for weight in CURVE:
+        model.load_state_dict(interpolate(start, tuned, weight))
+        evaluation, data = settings.evaluation, settings.data
+        embedder = Embedder(second, evaluation.batch_size, data.workers, max_bad_share=data.max_bad_share)
+        lines.append({"weight": weight, **evaluate_held_out(embedder, sets).figures})
+        append_line(folder.merges, lines[-1])
+    return lines
+
+
+def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU; a state dict itself changes with its model."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+
 def merge_models(base: str, run: str, weight: float) -> BuiltModel:
     """The model of `run` with the weights in between."""
-    (first, _), (second, _) = open_target(base), open_target(run)
+    first, second, _ = open_pair(base, run)
+    model = second.towers.model.cpu()
+    model.load_state_dict(interpolate(first.towers.model.cpu().state_dict(), model.state_dict(), weight))
+    return second
+
+
+def open_pair(base: str, run: str) -> tuple[BuiltModel, BuiltModel, Settings]:
+    """Both models and the settings of the second. Raises UserError if nothing lies between them."""
+    (first, _), (second, settings) = open_target(base), open_target(run)
     for what, of in (("architecture", _architecture), ("preprocessing", _preprocessing)):
         if of(first) != of(second):
             different = [key for key in of(second) | of(first) if of(first).get(key) != of(second).get(key)]
@@ -39,15 +82,13 @@ def merge_models(base: str, run: str, weight: float) -> BuiltModel:
                 f"{base} and {run} have another {what} ({', '.join(different)}); only a model and what was "
                 "fine-tuned from it can be merged"
             )
-    model = second.towers.model.cpu()
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if any(isinstance(module, _BatchNorm) for module in second.towers.model.modules()):
         print(
             "the model has BatchNorm: its statistics are interpolated too, which is not what the merged weights would "
             "give; measure the result before you use it",
             file=sys.stderr,
         )
-    model.load_state_dict(interpolate(first.towers.model.cpu().state_dict(), model.state_dict(), weight))
-    return second
+    return first, second, settings
 
 
 def _architecture(built: BuiltModel) -> dict[str, Any]:
