@@ -38,7 +38,7 @@ except ImportError:  # not on every system: then nothing stops a second process
 
 BATCH = 64  # images per forward pass; what an interruption costs at most
 FILES = "files.jsonl"
-SAFE_SHARE = 0.5  # of the rows must be in use, or the features are written anew without the others
+USED_SHARE = 0.5  # of the rows must be in use, or the features are written anew without the others
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class StoredIndex:
         write_text_safely(place / FILES, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _lines(self) -> list[dict[str, Any]]:
-        """None if a file is missing or damaged: the index is made again."""
+        """None at all if a file is missing or damaged: the index is made again."""
         try:
             lines = read_lines(self.place / FILES)
             whole = bool(lines) and lines[0]["width"] == self.width and (self.place / lines[0]["features"]).is_file()
@@ -152,7 +152,7 @@ class StoredIndex:
         """Forgets images that are gone or changed, once they are more than those that are there."""
         kept = [self.entries[file] for file in files]
         used = [line["row"] for line in kept if line["row"] >= 0]
-        if len(used) >= SAFE_SHARE * self.rows:
+        if len(used) >= USED_SHARE * self.rows:
             return
         features = np.array(self.features()[used])
         new_rows = {row: number for number, row in enumerate(used)}

@@ -86,8 +86,7 @@ class Page:
             if request.headers.get("content-type", "").startswith("application/json"):
                 search = self._asked(body)
             else:
-                image = await run_in_threadpool(decode, body)
-                search = lambda searcher: searcher.by_image(image, self.top)  # noqa: E731
+                search = self._like(await run_in_threadpool(decode, body))
             return JSONResponse(await run_in_threadpool(self.find, search))
         except BadSample as bad:
             return JSONResponse({"error": f"{bad.reason}: give a JPEG, PNG, WebP or similar file"}, 400)
@@ -101,11 +100,13 @@ class Page:
         except (ValueError, AttributeError, RecursionError):
             raise UserError("the request is not a JSON object") from None
         if isinstance(like, int) and 0 <= like < len(self.folder.files):
-            image = self.folder.read(like)
-            return lambda searcher: searcher.by_image(image, self.top)
+            return self._like(self.folder.read(like))
         if not isinstance(text, str) or len(text) > LONGEST_TEXT:
             raise UserError(f"the query is not a text of at most {LONGEST_TEXT:,} letters")
         return lambda searcher: searcher.by_text(text, self.top)
+
+    def _like(self, image: Any) -> Callable[[Searcher], list[Match]]:
+        return lambda searcher: searcher.by_image(image, self.top)
 
     async def image(self, request: Request) -> Response:
         id, side = request.path_params["id"], SIDES.get(request.path_params["size"])
