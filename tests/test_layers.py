@@ -30,9 +30,10 @@ MAY_IMPORT = {
     "evaluation": PARTS,
     "report": FLOOR,
     "doctor": FLOOR | {"models", "data", "plan"},
+    "search": FLOOR | {"models", "data"},
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
-    "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs"},
+    "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs", "search"},
 }
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
 INSIDE = {
