@@ -16,6 +16,7 @@ from neuclip.runs import lifecycle, results
 from neuclip.runs.build import absolute_paths, resolve_held_out
 from neuclip.runs.error import normalizer_errors
 from neuclip.runs.evaluate import Given, measure, measure_datacomp
+from neuclip.runs.pretrained import resolve_model
 from neuclip.runs.target import open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
@@ -34,7 +35,7 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
     settings = settings or read_settings()
     with stop_requests(), process_group(choose_device(settings.run.device)):
         with sync_errors():
-            settings = absolute_paths(resolve_held_out(settings))
+            settings = absolute_paths(resolve_model(resolve_held_out(settings)))
         require_same_settings(settings, resuming=resume is not None)
         sets = results.open_held_out(settings)
         with lifecycle.open_run(settings, resume) as run:

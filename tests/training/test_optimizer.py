@@ -75,3 +75,30 @@ def test_a_gradient_that_is_not_a_number_stops_before_anything_changes(towers):
     with pytest.raises(NotFinite, match="gradient norm inf"):
         optimizer(towers).update(loss, step=0)
     assert towers.logit_scale.item() == before
+
+
+def test_layer_decay_slows_each_layer_below_the_head(towers):
+    groups = parameter_groups(towers, weight_decay=0.1, layer_decay=0.5)
+    share = {id(p): group["share_of_rate"] for group in groups for p in group["params"]}
+    assert sorted(share) == sorted(map(id, towers.parameters()))
+    model = towers.model
+    assert share[id(model.text_projection)] == share[id(model.logit_scale)] == 1
+    assert [share[id(block.ln_1.weight)] for block in model.transformer.resblocks] == [0.25, 0.5]
+    assert share[id(model.token_embedding.weight)] == 0.125
+    assert share[id(model.visual.conv1.weight)] == 0.5**5 and share[id(model.visual.attnpool.c_proj.weight)] == 1
+
+
+def test_layer_decay_reaches_the_update(towers):
+    update = optimizer(towers, learning_rate=0.1, weight_decay=0, layer_decay=0.5)
+    first, last = (block.ln_1.bias for block in towers.model.transformer.resblocks)
+    update.update(sum(p.sum() for p in towers.parameters()), step=0)
+    assert first.mean().item() == pytest.approx(-0.025, rel=1e-3) and last.mean().item() == pytest.approx(
+        -0.05, rel=1e-3
+    )
+
+
+def test_a_loaded_temperature_outside_the_range_widens_it(towers):
+    towers.set_temperature(1 / 117)
+    update, before = optimizer(towers, TemperatureSettings(learning_rate=0)), towers.log_scale
+    update.update(0 * sum(p.sum() for p in towers.parameters()), step=0)
+    assert towers.log_scale == before

@@ -45,8 +45,9 @@ def run(arguments: Sequence[str]) -> int:
         from neuclip.doctor.diagnosis import examine
     from neuclip.doctor.contact_sheet import contact_sheet, draws_images, strip
     from neuclip.doctor.page import page_text
+    from neuclip.runs.pretrained import resolve_model
 
-    findings, probe = examine(settings, ranks=values["ranks"], sample=values["sample"])
+    findings, probe = examine(resolve_model(settings), ranks=values["ranks"], sample=values["sample"])
     if probe.shown:
         findings.note("sample", sheet=write_sheet(contact_sheet(probe.shown), values["sheet"]))
     if values[JSON.name]:

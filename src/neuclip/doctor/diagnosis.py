@@ -28,7 +28,7 @@ from neuclip.doctor.resources import note_device, note_disk, note_folder, note_m
 from neuclip.doctor.shards import note_shards
 from neuclip.errors import RunFailed, UserError
 from neuclip.models.facts import ModelFacts
-from neuclip.models.failures import pretrained_is_known
+from neuclip.models.failures import pretrained_is_here, pretrained_is_known
 from neuclip.models.hub import NotHere
 from neuclip.settings.sections import Settings
 
@@ -120,7 +120,7 @@ def note_model(findings: Findings, settings: Settings, model: ModelFacts) -> Non
             "there are no weights to start from",
             "give --model.pretrained the path of a checkpoint",
         )
-    elif pretrained and not Path(pretrained).exists():
+    elif pretrained and not pretrained_is_here(pretrained):
         findings.warn(
             f"model.pretrained {pretrained} is a tag",
             "its weights are downloaded when the run starts, unless they are cached",

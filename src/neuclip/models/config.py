@@ -7,13 +7,15 @@ import difflib
 import importlib.util
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
-from neuclip.models.hub import downloading
+from neuclip.models.hub import ON_THE_HUB, downloading
+from neuclip.models.tower_weights import PAIR, text_folder_of_pair
 
 SHIPPED = Path(__file__).parent / "configs"
 OPEN_CLIP = "model_configs/*.json"  # in its package
@@ -48,12 +50,47 @@ def find_config(name: str) -> tuple[str, dict[str, Any]]:
                 f"{file}: open_clip would download a tokenizer because of this file's name; set "
                 "text_cfg.hf_tokenizer_name, or rename the file"
             )
-        open_clip.add_model_config(file)
+        if name == PAIR:
+            _add_with_files_of(config, text_folder_of_pair())
+        else:
+            open_clip.add_model_config(file)
         return file.stem, config
     config = open_clip.get_model_config(name)
     if config is None:
         raise UserError(f"model.name {name} is not known; {_nearest_model(name, open_clip.list_models())}")
     return name, config
+
+
+def _add_with_files_of(config: dict[str, Any], folder: Path) -> None:
+    """open_clip gets the model with a text tower and a tokenizer that are on this machine."""
+    local = {"hf_model_name": str(folder), "hf_tokenizer_name": str(folder)}
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / f"{PAIR}.json"
+        file.write_text(json.dumps(config | {"text_cfg": config["text_cfg"] | local}), encoding="utf-8")
+        open_clip_module().add_model_config(file)  # which reads it now
+
+
+def text_tower_of_folder(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What open_clip needs to build the text tower of transformers from the files in a saved model's folder; it would
+    ask the hub for them."""
+    folder = Path(name.removeprefix(LOCAL))
+    if not (name.startswith(LOCAL) and config["text_cfg"].get("hf_model_name") and (folder / "config.json").is_file()):
+        return {}
+    return {"text_cfg": config["text_cfg"] | {"hf_model_name": str(folder), "hf_model_pretrained": False}}
+
+
+def same_architecture(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether weights of one configuration fit into the other: sizes of images and contexts may differ."""
+    free = {"image_size", "context_length", "timm_model_pretrained", "hf_model_pretrained", *ON_THE_HUB}
+
+    def fixed(config: dict[str, Any]) -> dict[str, Any]:
+        sections = {key: value for key, value in config.items() if not key.startswith("init_")}
+        return {
+            key: {field: x for field, x in value.items() if field not in free} if isinstance(value, dict) else value
+            for key, value in sections.items()
+        }
+
+    return fixed(one) == fixed(other)
 
 
 def longer_context(name: str, tokens: int) -> str:
@@ -62,7 +99,7 @@ def longer_context(name: str, tokens: int) -> str:
     if name.startswith(LOCAL) or name.endswith(".json"):
         file = Path(name.removeprefix(LOCAL)) / "open_clip_config.json" if name.startswith(LOCAL) else Path(name)
         return f"set text_cfg.context_length to {size} in {file}"
-    shipped = {file.stem: file for file in SHIPPED.glob("*.json")}
+    shipped = {file.stem: file for file in SHIPPED.glob("*.json") if file.stem != PAIR}
     package = importlib.util.find_spec("open_clip")  # read from disk: importing it takes seconds
     assert package is not None and package.origin is not None
     files = shipped if name in shipped else {file.stem: file for file in Path(package.origin).parent.glob(OPEN_CLIP)}

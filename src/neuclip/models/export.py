@@ -10,28 +10,53 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from neuclip.errors import RunFailed
-from neuclip.models.towers import BuiltModel
+from neuclip.models import open_clip_module
+from neuclip.models.config import find_config, text_tower_of_folder
+from neuclip.models.failures import explain_failures
+from neuclip.models.hub import offline_hub
+from neuclip.models.lora import adapter_state, merge
+from neuclip.models.tokenizer import load_tokenizer
+from neuclip.models.towers import BuiltModel, silence_open_clip
 from neuclip.records import write_json
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+ADAPTER = "lora.safetensors"
 
 
 def export_model(built: BuiltModel, folder: Path) -> None:
-    """Write the weights, then the config, each in one move: a folder that has a config is complete."""
+    """Write the weights, then the config, each in one move: a folder that has a config is complete. LoRA is merged into
+    the weights, and lies beside them by itself, small, for those who have the model that it adapts."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)  # of an older model, whose weights are replaced now
     model = built.towers.model
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    _write_weights(tensors, folder / WEIGHTS)
+    _write_weights(merge(model.state_dict()), folder / WEIGHTS)
+    (folder / ADAPTER).unlink(missing_ok=True)
+    if adapter := adapter_state(model):
+        _write_weights(adapter, folder / ADAPTER)
     if hasattr(built.tokenize, "save_pretrained"):  # one of transformers, which open_clip looks for in this folder
         built.tokenize.save_pretrained(folder)
+    if config := getattr(getattr(model, "text", None), "config", None):  # of a text tower of transformers
+        config.save_pretrained(folder)
     preprocess = getattr(model.visual, "preprocess_cfg", {})
     kept = {key: preprocess[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in preprocess}
     write_json(folder / CONFIG, {"model_cfg": built.config, "preprocess_cfg": kept})
 
 
+def write_text_files(name: str, folder: Path) -> None:
+    """Beside the weights of the model `name`: its tokenizer of transformers, and the config of such a text tower."""
+    known_name, config = find_config(name)
+    with silence_open_clip(), explain_failures(name), offline_hub(name, config):
+        load_tokenizer(known_name).save_pretrained(folder)
+        model = open_clip_module().create_model(
+            known_name, load_weights=False, pretrained_text=False, device="meta", **text_tower_of_folder(name, config)
+        )
+    if text_config := getattr(getattr(model, "text", None), "config", None):
+        text_config.save_pretrained(folder)
+
+
 def _write_weights(tensors: dict[str, Tensor], file: Path) -> None:
     partial = file.with_name(file.name + ".partial")
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         partial.unlink(missing_ok=True)
         partial.touch()

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.models import open_clip_module
-from neuclip.models.config import find_config
+from neuclip.models.config import find_config, text_tower_of_folder
 from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
 from neuclip.models.tokenizer import LONG_WORD
@@ -54,11 +54,13 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
             device="meta",
             force_image_size=image_size or None,
             output_dict=False,
+            **text_tower_of_folder(name, config),
         )
         if gradient_checkpointing:
             model.set_grad_checkpointing()
         height, width = image_shape(model)
-        context = int(getattr(model, "context_length", config["text_cfg"].get("context_length", 77)))
+        # A text tower of transformers says how many tokens it could take, the config how many it gets.
+        context = int(config["text_cfg"].get("context_length") or getattr(model, "context_length", 77))
         activation_bytes = _activation_bytes(model, height, width, context)
     return ModelFacts(
         embed_dim=config["embed_dim"],
@@ -122,5 +124,13 @@ def _activation_bytes(model: Any, height: int, width: int, context: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, nn.Identity()):
         model.encode_image(torch.empty(PROBE, 3, height, width, device="meta"), normalize=True)
-        model.encode_text(torch.zeros(PROBE, context, dtype=torch.long, device="meta"), normalize=True)
+        _encode_text(model, torch.zeros(PROBE, context, dtype=torch.long, device="meta"))
     return sum(storage.nbytes() for storage in kept.values()) // PROBE
+
+
+def _encode_text(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    text: Any = getattr(model, "text", None)
+    if not hasattr(text, "pooler"):
+        return model.encode_text(tokens, normalize=True)
+    # transformers looks at the values of an attention mask, which the meta device does not have.
+    return text.proj(text.pooler(text.transformer(input_ids=tokens), torch.ones_like(tokens)))

@@ -12,6 +12,7 @@ from neuclip.errors import RunFailed, RunInterrupted, UserError
 from neuclip.models import open_clip_module
 from neuclip.models.config import LOCAL
 from neuclip.models.hub import first_line
+from neuclip.models.tower_weights import IMAGE
 
 # How open_clip says that weights are not there: of a tag, of a model of the hub, of its config.
 NO_WEIGHTS = ("Failed to download weights", "Required pretrained weights", "load from HF Hub")
@@ -47,15 +48,21 @@ def explain_failures(name: str, *, pretrained: str = "", image_size: int = 0) ->
 
 
 def pretrained_is_known(name: str, pretrained: str) -> bool:
-    """Whether `pretrained` is a file, or a tag that open_clip has for this model."""
-    return Path(pretrained).is_file() or bool(open_clip_module().get_pretrained_cfg(name, pretrained))
+    """Whether `pretrained` is on this machine, or a tag that open_clip has for this model."""
+    return pretrained_is_here(pretrained) or bool(open_clip_module().get_pretrained_cfg(name, pretrained))
+
+
+def pretrained_is_here(pretrained: str) -> bool:
+    """Whether `pretrained` is a file, a saved model or a run."""
+    path = Path(pretrained.removeprefix(LOCAL).removeprefix(IMAGE))
+    return any(file.is_file() for file in (path, path / "open_clip_config.json", path / "settings.yaml"))
 
 
 def _check_pretrained(name: str, pretrained: str) -> None:
     if Path(pretrained).is_dir():
         raise UserError(
-            f"model.pretrained {pretrained} is a folder; give the path of a checkpoint in it, or --model.name "
-            f"local-dir:{pretrained} if it is a saved open_clip model"
+            f"model.pretrained {pretrained} is a folder, and neither a run nor a saved open_clip model; give the path "
+            "of a file of weights in it"
         )
     if not pretrained_is_known(name, pretrained):
         tags = open_clip_module().list_pretrained_tags_by_model(name)

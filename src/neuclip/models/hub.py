@@ -72,10 +72,12 @@ def offline_hub(name: str, config: dict[str, Any], *, download: bool = False) ->
     try:
         from huggingface_hub import constants
         from transformers import dynamic_module_utils
+        from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise UserError(
             f"model.name {name} needs transformers for {_fields(named)}; pip install transformers"
         ) from error
+    transformers_logging.disable_progress_bar()  # of weights that are on this machine: it takes less than a second
     before = constants.HF_HUB_OFFLINE, dynamic_module_utils.TIME_OUT_REMOTE_CODE
     constants.HF_HUB_OFFLINE = before[0] if download or VARIABLE in os.environ else True
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # otherwise it asks on the terminal whether to run the code

@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
-from neuclip.models.config import HUB, LOCAL, find_config
+from neuclip.models.config import HUB, LOCAL, find_config, same_architecture, text_tower_of_folder
 from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
+from neuclip.models.parts import TowerParts, image_parts, text_parts
 from neuclip.models.pixels import normalize_batch, split_transform
 from neuclip.models.short_context import ShortContext
 from neuclip.models.tokenizer import load_tokenizer
+from neuclip.models.tower_weights import image_weights_file, load_image_weights, timm_normalization
 
 Transform = Callable[[Image], Tensor]
 Tokenize = Callable[[list[str]], Tensor]
@@ -42,20 +46,62 @@ class Towers(nn.Module):
         self.short_context = ShortContext(model)
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
+        self.in_eval: list[nn.Module] = []
 
     def forward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:  # (b, 3, H, W), (b, L) -> (b, d) x 2
         return self.encode_image(images), self.encode_text(tokens)
 
     def encode_image(self, images: Tensor) -> Tensor:
+        return self.model.encode_image(self._pixels(images), normalize=True)
+
+    def _pixels(self, images: Tensor) -> Tensor:
         if images.dtype == torch.uint8:
             images = normalize_batch(images, self.mean, self.std)
         # Convolutions are faster in this layout: RN50-like towers by a quarter, on a CPU (benchmarked; same values).
-        return self.model.encode_image(images.contiguous(memory_format=torch.channels_last), normalize=True)
+        return images.contiguous(memory_format=torch.channels_last)
 
     def encode_text(self, tokens: Tensor) -> Tensor:
         if self.training or torch.is_grad_enabled():
             return self.model.encode_text(tokens, normalize=True)
         return self.short_context.encode(tokens)  # the same but for rounding
+
+    # What can be computed once where a tower is locked, and what trains on it then:
+    # image_head(encode_image_trunk(images)) gives the rows of encode_image(images).
+
+    @property
+    def image_parts(self) -> TowerParts:
+        return image_parts(self.model)
+
+    @property
+    def text_parts(self) -> TowerParts:
+        return text_parts(self.model)
+
+    def encode_image_trunk(self, images: Tensor) -> Tensor:  # (b, 3, H, W) -> (b, width)
+        return self.image_parts.trunk(self._pixels(images))
+
+    def image_head(self, features: Tensor) -> Tensor:  # (b, width) -> unit rows (b, d)
+        return F.normalize(self.image_parts.head(features), dim=-1)
+
+    def encode_text_trunk(self, tokens: Tensor) -> Tensor:  # (b, L) -> (b, width)
+        return self.text_parts.trunk(tokens)
+
+    def text_head(self, features: Tensor) -> Tensor:  # (b, width) -> unit rows (b, d)
+        return F.normalize(self.text_parts.head(features), dim=-1)
+
+    def keep_in_eval(self, modules: list[nn.Module]) -> None:
+        """From now on `train()` leaves these in eval mode."""
+        self.in_eval = modules
+        self.train(self.training)
+        # What does not change need not be sent to other ranks: DDP would send the buffers before every forward pass.
+        inside = {id(buffer) for module in modules for buffer in module.buffers()}
+        names = [name for name, buffer in self.named_buffers() if id(buffer) in inside]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
+
+    def train(self, mode: bool = True) -> Towers:
+        super().train(mode)
+        for module in self.in_eval:
+            module.eval()
+        return self
 
     @property
     def logit_scale(self) -> Tensor:
@@ -71,9 +117,14 @@ class Towers(nn.Module):
     def device(self) -> torch.device:
         return self.model.logit_scale.device
 
+    @property
+    def log_scale(self) -> float:
+        """ln(1/tau), which is the parameter, exactly."""
+        return self.model.logit_scale.item()
+
     @torch.no_grad()
-    def clamp_temperature(self, minimum: float, maximum: float) -> None:
-        self.model.logit_scale.clamp_(math.log(1 / maximum), math.log(1 / minimum))
+    def clamp_log_scale(self, low: float, high: float) -> None:
+        self.model.logit_scale.clamp_(low, high)
 
     @torch.no_grad()
     def set_temperature(self, tau: float) -> None:
@@ -103,16 +154,21 @@ def build_model(
     crop_scale: tuple[float, float] = (0.9, 1.0),
     initial_bias: float | None = None,
 ) -> BuiltModel:
-    """Build `tiny`, `small`, any open_clip name, `local-dir:FOLDER`, `hf-hub:NAME`, or the path of a model config.
+    """Build `tiny`, `small`, `lite0-minilm`, any open_clip name, `local-dir:FOLDER`, `hf-hub:NAME`, or the path of a
+    model config.
 
-    Randomly initialised unless `pretrained` names weights or the name is that of a folder or of the hub. With
+    Randomly initialised unless `pretrained` names weights or the name is that of a folder or of the hub. `pretrained`
+    is a tag, a file, the folder of a saved model, or image=FILE with the weights of a timm image tower. With
     `initial_bias` the model has the logit bias of SigLIP, which starts there unless the weights bring one.
 
     >>> built = build_model("tiny")
     >>> built.embed_dim
     128
     """
+    name, pretrained = folder_as_name(name, pretrained)
     known_name, config = find_config(name)
+    image_weights = image_weights_file(name, pretrained)
+    pretrained = "" if image_weights else pretrained
     brings_weights = name.startswith((LOCAL, HUB))
     if brings_weights and pretrained:
         raise UserError(f"model.pretrained {pretrained}: {name} has its own weights; remove --model.pretrained")
@@ -136,7 +192,11 @@ def build_model(
             aug_cfg={"scale": crop_scale},
             output_dict=False,
             init_logit_bias=config.get("init_logit_bias"),
+            **text_tower_of_folder(name, config),
+            **(timm_normalization(config) if image_weights else {}),
         )
+        if image_weights:
+            load_image_weights(model, image_weights)
         encode_once(model, tokenize)
     if initial_bias is not None and not model.logit_bias.any():
         # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
@@ -153,6 +213,25 @@ def build_model(
         config=config,
         has_trained_weights=bool(pretrained) or brings_weights,
     )
+
+
+def folder_as_name(name: str, pretrained: str) -> tuple[str, str]:
+    """Weights in the folder of a saved model, as the name of that model."""
+    folder = Path(pretrained.removeprefix(LOCAL))
+    if not pretrained or not (folder / "open_clip_config.json").is_file():
+        return name, pretrained
+    saved = f"{LOCAL}{folder}"
+    if name and name != saved:
+        require_same_architecture(name, find_config(saved)[1], pretrained)
+    return saved, ""
+
+
+def require_same_architecture(name: str, config: dict[str, Any], pretrained: str) -> None:
+    if not same_architecture(find_config(name)[1], config):
+        raise UserError(
+            f"model.pretrained {pretrained} has weights of another architecture than model.name {name}; give "
+            "--model.name= (empty) to train the model that it holds, or other weights"
+        )
 
 
 def image_shape(model: Any) -> tuple[int, int]:

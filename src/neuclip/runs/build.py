@@ -28,16 +28,19 @@ from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
 from neuclip.distributed.collectives import is_main, rank
 from neuclip.errors import RunFailed, UserError
+from neuclip.models.export import write_text_files
+from neuclip.models.lora import merge
 from neuclip.models.pixels import fast_crop
-from neuclip.models.towers import BuiltModel, build_model
+from neuclip.models.tower_modes import apply_modes
+from neuclip.models.towers import BuiltModel, build_model, require_same_architecture
 from neuclip.objectives import registry
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
 from neuclip.records import write_json
+from neuclip.runs.pretrained import OWN_CONFIG, load_pretrained
 from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import ModelSettings, Settings
 
-OWN_CONFIG = "open_clip_config"  # in the state of a checkpoint
 PATTERN = re.compile(r"[,{}*?\[]")
 
 
@@ -56,7 +59,7 @@ def absolute_paths(settings: Settings) -> Settings:
     return replace(
         settings,
         data=replace(settings.data, train=absolute_address(settings.data.train)),
-        model=replace(model, name=scheme + name, pretrained=absolute_path(model.pretrained)),
+        model=replace(model, name=scheme + name, pretrained=absolute_pretrained(model.pretrained)),
         evaluation=replace(
             evaluation,
             retrieval=tuple(_absolute_named(one, absolute_address) for one in evaluation.retrieval),
@@ -73,6 +76,16 @@ def _absolute_named(address: str, absolute: Callable[[str], str]) -> str:
 
 def _absolute_task(task: str) -> str:
     return task if is_name(task) else absolute_path(task)
+
+
+def absolute_pretrained(pretrained: str) -> str:
+    """A path may follow what kind of weights it has.
+
+    >>> absolute_pretrained("image=/data/lite0.pth"), absolute_pretrained("openai")
+    ('image=/data/lite0.pth', 'openai')
+    """
+    kind = next((kind for kind in ("local-dir:", "image=") if pretrained.startswith(kind)), "")
+    return kind + absolute_path(pretrained.removeprefix(kind))
 
 
 def absolute_path(path: str) -> str:
@@ -128,13 +141,17 @@ def open_training_source(settings: Settings) -> Source:
 def build_towers(settings: Settings, device: torch.device, state: dict[str, Any] | None = None) -> BuiltModel:
     """`state`: of a checkpoint whose model will be loaded. The files that the model was made from may be gone then."""
     model, objective = settings.model, settings.objective
-    state = state or {}
-    own_config = state.get(OWN_CONFIG)
+    # The tokenizer of another library is looked for beside the model's files.
+    own = state if state and is_from_files(model) and not has_foreign_tokenizer(state) else None
+    parent = None if own else load_pretrained(model.pretrained)
+    if parent and parent["model_name"] != model.name:
+        require_same_architecture(model.name, parent[OWN_CONFIG]["model_cfg"], model.pretrained)
     with contextlib.ExitStack() as stack:
-        # The tokenizer of another library is looked for beside the model's files.
-        if own_config and is_from_files(model) and "hf_tokenizer_name" not in own_config["model_cfg"]["text_cfg"]:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            write_own_model(Path(folder), state["model"], own_config)
+        if saved := own or parent:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            write_own_model(folder, saved["model"], saved[OWN_CONFIG])
+            if has_foreign_tokenizer(saved):
+                write_text_files(saved["model_name"], folder)
             model = replace(model, name=f"local-dir:{folder}", pretrained="")
         built = build_model(
             model.name,
@@ -150,12 +167,18 @@ def build_towers(settings: Settings, device: torch.device, state: dict[str, Any]
         built.towers.set_temperature(settings.temperature.initial)
     if model.gradient_checkpointing:
         built.towers.model.set_grad_checkpointing()
+    apply_modes(built.towers, settings.model)
     built.towers.to(device)
     return built
 
 
 def is_from_files(model: ModelSettings) -> bool:
-    return model.name.startswith("local-dir:") or model.name.endswith(".json") or Path(model.pretrained).is_absolute()
+    pretrained = model.pretrained.partition("=")[2] or model.pretrained
+    return model.name.startswith("local-dir:") or model.name.endswith(".json") or Path(pretrained).is_absolute()
+
+
+def has_foreign_tokenizer(state: dict[str, Any]) -> bool:
+    return bool(state[OWN_CONFIG]["model_cfg"]["text_cfg"].get("hf_tokenizer_name"))
 
 
 def open_clip_config(built: BuiltModel) -> dict[str, Any]:
@@ -165,7 +188,7 @@ def open_clip_config(built: BuiltModel) -> dict[str, Any]:
 
 def write_own_model(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
     """The model of a checkpoint as a folder for open_clip."""
-    contiguous = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+    contiguous = {name: tensor.contiguous().clone() for name, tensor in merge(weights).items()}
     save_file(contiguous, folder / "open_clip_model.safetensors")
     write_json(folder / "open_clip_config.json", config)
 

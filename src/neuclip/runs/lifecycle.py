@@ -25,7 +25,6 @@ from neuclip.models.towers import BuiltModel
 from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision
 from neuclip.records import RunFolder, keep_lines
 from neuclip.runs.build import (
-    OWN_CONFIG,
     absolute_paths,
     build_batches,
     build_objective,
@@ -42,6 +41,7 @@ from neuclip.runs.checkpoint import (
 )
 from neuclip.runs.environment import environment, set_threads
 from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run, write_settings
+from neuclip.runs.pretrained import OWN_CONFIG
 from neuclip.settings.keys import changed_fields
 from neuclip.settings.reading import read_settings
 from neuclip.settings.secrets import without_queries
@@ -164,7 +164,7 @@ def check_disk(run: Run) -> None:
 def needed_bytes(run: Run) -> int:
     """On disk, at most: of checkpoints, and of the exported model, which comes last."""
     model = run.built.towers.model
-    parameters, model_bytes = sum(p.numel() for p in model.parameters()), tensor_bytes(model.state_dict())
+    parameters, model_bytes = trained_parameters(run.built), tensor_bytes(model.state_dict())
     objective_bytes = run.settings.objective.state_bytes(run.built.embed_dim, len(run.source))
     checkpoint = checkpoint_bytes(parameters, model_bytes, objective_bytes)
     return run.settings.checkpoint.most * checkpoint + model_bytes
@@ -226,7 +226,8 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dic
 
 def refuse_single_images(settings: Settings, plan: Plan, built: BuiltModel) -> None:
     """BatchNorm divides by the deviation over the images of a forward pass; one alone has none."""
-    if plan.smallest_chunk == 1 and any(isinstance(module, _BatchNorm) for module in built.towers.modules()):
+    norms = [module for module in built.towers.train().modules() if isinstance(module, _BatchNorm)]
+    if plan.smallest_chunk == 1 and any(norm.training for norm in norms):
         local = plan.local_batch
         field, least = ("batch_size", 2 * plan.ranks) if local == 1 else ("micro_batch_size", 2 + local % 2)
         raise UserError(
@@ -268,17 +269,22 @@ def check_state(run: Run, state: dict[str, Any]) -> None:
         )
 
 
+def trained_parameters(built: BuiltModel) -> int:
+    return sum(p.numel() for p in built.towers.parameters() if p.requires_grad)
+
+
 def print_start(run: Run) -> None:
     if not is_main():
         return
     settings, plan = run.settings, run.plan
     where = f"{run.device}" if plan.ranks == 1 else f"{plan.ranks} processes on {run.device}"
-    parameters = sum(p.numel() for p in run.built.towers.parameters())
+    parameters, trained = sum(p.numel() for p in run.built.towers.parameters()), trained_parameters(run.built)
+    share = "" if trained == parameters else f", {trained / 1e6:.2g} M of them trained"
     counts = run.source.caption_counts or plural(len(run.source), "sample")
     print(
         f"{run.folder.path}\n"
         f"  {settings.objective_name} on {without_queries(settings.data.train)}: {counts}\n"
-        f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters, {where})\n"
+        f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters{share}, {where})\n"
         f"  {plan.steps - run.step:,} steps of {plan.batch_size}, {f'from {run.samples:,} ' if run.step else ''}to "
         f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",
         file=sys.stderr,

@@ -56,7 +56,7 @@ def open_held_out(settings: Settings) -> HeldOutSets:
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     """Collective. One line in evaluation.jsonl, and one for the user."""
-    errors = measure_errors(run) if error_is_due(run) else None
+    errors = measure_errors(run) if run.step and error_is_due(run) else None
     evaluation = record_evaluation(run, sets, estimator_errors(errors) if errors else {})
     if evaluation.figures and is_main():
         headline = headline_text(evaluation.figures, evaluation.refused)
@@ -169,4 +169,11 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
         "skipped_held_out": evaluation.skipped,
         "not_measured": evaluation.refused,
         "evaluation": evaluation.figures,
+        "evaluation_at_start": figures_at_start(run),
     }
+
+
+def figures_at_start(run: Run) -> dict[str, float]:
+    """What evaluation.at_start measured before the first step; empty without it."""
+    first = next(iter(read_lines(run.folder.evaluation)), {})
+    return {} if first.get("samples") else {key: x for key, x in first.items() if key not in ("samples", "step")}

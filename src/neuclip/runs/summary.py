@@ -14,10 +14,12 @@ def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: st
     """What a run reached and cost, one heading per topic that there is something to say about. `longer_context`: what
     to do where captions are truncated."""
     evaluation = parse_evaluation(summary["evaluation"])
+    before = headline_text(summary.get("evaluation_at_start", {}), {})
     lines = [
         f"Trained on {plural(summary['samples_seen'], 'sample')} in {format_duration(summary['seconds'])} "
         f"({format_number(summary['samples_per_second'])} per second, "
         f"peak memory {byte_size(summary['peak_memory_bytes'])}).",
+        *_rows("Before training:", {"at 0 samples": before} if before else {}),
         *_retrieval(evaluation),
         *_rows("Zero-shot, top-1 accuracy:", _zero_shot(evaluation)),
         *_rows("Not measured:", summary["not_measured"]),

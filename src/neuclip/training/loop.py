@@ -36,6 +36,9 @@ def train(run: Run, *, evaluate: Callable[[Run], object], save: Callable[[Run], 
     save_interval = Interval(batch_size, every_samples=checkpoint.every_samples, every_minutes=minutes)
     with stop_requests() as stop:
         save_once = SaveOnce(run, save, stop)
+        if run.settings.evaluation.at_start and run.step == 0:
+            evaluate(run)
+            towers.train()
         for batch in observer.time_batches(save_if_reading_fails(read_batches(run, stop), save_once)):
             images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
             with observer.phase("towers"):

@@ -1,0 +1,59 @@
+"""`model.pretrained` as a run or a checkpoint of one: the model that it holds, to be trained further."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuclip.errors import UserError
+from neuclip.models.config import LOCAL
+from neuclip.models.towers import folder_as_name
+from neuclip.records import RunFolder
+from neuclip.runs.checkpoint import find_checkpoint, load_checkpoint
+from neuclip.settings.sections import Settings
+
+OWN_CONFIG = "open_clip_config"  # in the state of a checkpoint
+
+
+def pretrained_checkpoint(pretrained: str) -> Path | None:
+    """The newest checkpoint of a run, or the checkpoint itself; None if `pretrained` is something else."""
+    path = Path(pretrained)
+    if not pretrained or not path.exists():
+        return None
+    if RunFolder(path).settings.is_file():
+        return find_checkpoint(RunFolder(path))
+    return path if path.is_file() and _is_checkpoint(path) else None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:  # mapped: only the names of what is inside are read
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # torch raises many kinds for other files, which open_clip may know
+        return False
+    return isinstance(state, dict) and OWN_CONFIG in state
+
+
+def load_pretrained(pretrained: str) -> dict[str, Any] | None:
+    """The state of the checkpoint that `pretrained` names; None if it names none."""
+    checkpoint = pretrained_checkpoint(pretrained)
+    return load_checkpoint(checkpoint) if checkpoint else None
+
+
+def resolve_model(settings: Settings) -> Settings:
+    """With the model's name: where it is empty, that of the run or folder in `model.pretrained`."""
+    model = settings.model
+    if model.name:
+        return settings
+    name, pretrained = folder_as_name("", model.pretrained)
+    if not name and (state := load_pretrained(pretrained)):
+        name = state["model_name"]
+    if not name:
+        raise UserError(
+            "model.name is empty, which means the model of the run or folder in model.pretrained, and "
+            f"{pretrained or 'that'} is none; give --model.name, or another --model.pretrained"
+        )
+    name = LOCAL + str(Path(name.removeprefix(LOCAL)).absolute()) if name.startswith(LOCAL) else name
+    return replace(settings, model=replace(model, name=name, pretrained=pretrained))
