@@ -30,14 +30,15 @@ MAY_IMPORT = {
     "evaluation": PARTS,
     "report": FLOOR,
     "doctor": FLOOR | {"models", "data", "plan"},
+    "search": FLOOR | {"models", "data"},
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
-    "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs"},
+    "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs", "search"},
 }
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
 INSIDE = {
     "data": [
-        {"stored_windows"},
+        {"task_sets", "stored_windows"},
         {"held_out", "convert", "loader"},
         {"zero_shot", "puzzles"},
         {"open"},
@@ -46,7 +47,7 @@ INSIDE = {
         {"tables", "tar"},
         {"faults", "fingerprint", "feature_store"},
         {"source"},
-        {"captions", "decoding", "locations", "retrieval_layout"},
+        {"captions", "decoding", "locations", "clip_benchmark_layout"},
         {"sample", "order", "machine", "splits", "by_name"},
     ],
     "objectives": [

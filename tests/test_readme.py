@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.main import main
+from tests.data.small_tasks import write_task
 from tests.images import write_shard
 
 ROOT = Path(__file__).parents[1]
@@ -45,11 +46,21 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for shard in range(20):
         write_shard(tmp_path / "shards" / f"{shard:05d}.tar", range(shard * 4, shard * 4 + 4))
+    write_task(tmp_path / "sets" / "wds_cifar10_test", classnames=[f"thing {number}" for number in range(10)])
     shown = commands()
-    assert {command[0] for command in shown} == {"train", "eval", "error", "report", "recipe", "doctor", "data"}
+    assert {command[0] for command in shown} == {
+        "train",
+        "eval",
+        "error",
+        "report",
+        "compare",
+        "recipe",
+        "doctor",
+        "data",
+    }
     for number, command in enumerate(shown):
         if command[0] == "train" and "--resume" not in command:
-            name = "NAME" if number == 0 else f"run{number}"
+            name = {0: "NAME", 1: "OTHER"}.get(number, f"run{number}")
             command = [*command, *TINY_BUDGET, "--run.name", name]
         if command[0] == "doctor":  # its data holds 80 pairs here
             command = [*command, *TINY_BUDGET, "--run.name", "another"]

@@ -25,6 +25,7 @@ class RunFolder:
         self.skipped = self.path / "skipped.jsonl"
         self.summary = self.path / "summary.json"
         self.gallery = self.path / "gallery.json"
+        self.merges = self.path / "merge.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
         self.report = self.path / "report.html"

@@ -36,7 +36,7 @@ def raising(error: BaseException):
     ("arguments", "message"),
     [
         ("trian", "no command 'trian'; did you mean train?"),
-        ("zzz", "no command 'zzz'; choose train, eval, error, report, compare, doctor, data or recipe"),
+        ("zzz", "no command 'zzz'; choose train, eval, error, "),
         ("--zzz", "the flag --zzz has no command before it; choose train, eval"),
         ("train --train.batchsize 8", "did you mean --train.batch_size?"),
         ("train --trian.batch_size 8", "did you mean --train.batch_size?"),

@@ -86,12 +86,9 @@ def test_train_beside_test_is_not_read(tmp_path):
     assert len(ZeroShotTask.open(tmp_path).source) == 5
 
 
-def test_blank_class_names_are_dropped_only_on_demand_and_labels_beyond_are_told(tmp_path, capsys):
-    write_task(tmp_path)
-    assert len(ZeroShotTask.open(tmp_path).classnames) == 6
-    task = ZeroShotTask.open(tmp_path, blank_classnames="drop")
-    assert task.classnames == ["cat", "dog", "bird", "fish", "horse"] and max(task.labels) == 5
-    assert "5 images with higher labels can never be right" in capsys.readouterr().err
+def test_a_blank_class_name_keeps_its_label(tmp_path):
+    task = ZeroShotTask.open(write_task(tmp_path))
+    assert len(task.classnames) == 6 and "" in task.classnames
 
 
 def test_a_set_without_templates_gets_the_default_ones_and_says_so(tmp_path, capsys):
@@ -135,9 +132,9 @@ def spoil(folder, how):
         ("cut off", "test/1.tar at byte"),
         ("cut between members", "test/1.tar at byte"),
         ("too many promised", "test/2.tar: missing, though"),
-        ("too few promised", "test/1.tar: is one more than the 1 shards"),
+        ("too few promised", "test/1.tar: is not among the 1 shards"),
         ("no number", "nshards.txt: 'two' is not a number"),
-        ("no nshards", "nshards.txt: no such file; write the number of shards into it (2 are there"),
+        ("no nshards", "nshards.txt: no such file, and without it nobody knows whether shards are missing"),
         ("no names", "classnames.txt: no such file; write one class name per line"),
         ("empty names", "classnames.txt: the file is empty"),
         ("too few names", "0.tar: s0000002.png: label 2, but"),

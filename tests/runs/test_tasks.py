@@ -226,7 +226,7 @@ def test_mistakes_are_one_line(copy, capsys, monkeypatch):
     assert "did you mean cifar10" in complaint(capsys, target, root, "--tasks", "cifr10")
     assert "has no data of these tasks" in complaint(capsys, target, f"--data={copy / 'model'}")
     assert "has no data of these tasks" in complaint(capsys, target, root, "--tasks", "mnist")
-    assert "--data is missing" in complaint(capsys, target, "--tasks", "mnist")
+    assert "give --data ROOT, or: neuclip data get" in complaint(capsys, target, "--tasks", "mnist")
     weights = copy / "model" / "open_clip_model.safetensors"
     assert "cannot be loaded into tiny" in complaint(capsys, f"tiny:{weights}", root)
     assert "1 neuclip: ViT-B-32:openai is not on this machine" in complaint(capsys, "ViT-B-32:openai", root)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import runs_beside
 from neuclip.cli.tables import aligned, figures_table, print_json
+from neuclip.datasets.evaluation_sets import default_root
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count
 from neuclip.records import RunFolder
@@ -46,7 +47,7 @@ not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.
         Flag(
             "zero-shot", tuple[str, ...], "classification sets, FOLDER or NAME=FOLDER, or none [default: as in the run]"
         ),
-        Flag("data", str, "folder with the data of DataComp's tasks, as neuclip data get makes it"),
+        Flag("data", str, "folder with the data of DataComp's tasks [where neuclip data get puts them]"),
         Flag("tasks", str, "datacomp (38), imagenet (7), retrieval (2), vtab (13), or names of tasks [datacomp]"),
         Flag(
             "compat",
@@ -79,8 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"--max-bad-share is {values['max_bad_share']}; give a share from 0 to 1")
     as_json = values.pop(JSON.name, False)
     of_tasks = {name: values.pop(name) for name in OF_TASKS if name in values}
-    if of_tasks and "data" not in of_tasks:
-        raise UserError("--data is missing; give the folder with the data of the tasks: --data ROOT")
+    if of_tasks:
+        of_tasks = {"data": default_root(), **of_tasks}
     from neuclip import api
 
     own = {name.removeprefix("evaluation."): value for name, value in values.items()}

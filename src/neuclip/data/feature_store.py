@@ -34,7 +34,7 @@ class Block(NamedTuple):
 
 
 class FeatureStore:
-    """The rows of one side, "image" or "text", of one source of n samples. Caption k of sample i is row k n + i: the file
+    """The rows of one side, "image" or "text", of a source of n samples. Caption k of sample i is row k n + i: the file
     has holes, which take no space, where samples have fewer captions than others.
 
     Several processes may write at once: equal rows to equal places.

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from neuclip.data import by_name
 from neuclip.data.by_image import group_by_image
+from neuclip.data.clip_benchmark_layout import DATASET_TYPE, RETRIEVAL
 from neuclip.data.fingerprint import count_captions
 from neuclip.data.hold_out import SUFFIX
 from neuclip.data.locations import expand_braces, is_there
 from neuclip.data.open import data_name, open_as, open_held_out_part
-from neuclip.data.retrieval_layout import DATASET_TYPE, RETRIEVAL
 from neuclip.data.sample import BadSample
 from neuclip.data.source import Source
 from neuclip.data.tables.columns import print_once

@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuclip.data import by_name
+from neuclip.data.clip_benchmark_layout import (
+    DATASET_TYPE,
+    SHARD_COUNT,
+    evaluated_part,
+    is_retrieval_set,
+    numbered_shards,
+)
 from neuclip.data.decoding import IMAGE_SUFFIXES
 from neuclip.data.hold_out import split
 from neuclip.data.locations import (
@@ -27,13 +34,6 @@ from neuclip.data.locations import (
     shards_of,
 )
 from neuclip.data.mixture import Mixture
-from neuclip.data.retrieval_layout import (
-    DATASET_TYPE,
-    SHARD_COUNT,
-    check_shard_count,
-    evaluated_part,
-    is_retrieval_set,
-)
 from neuclip.data.source import Source
 from neuclip.data.splits import is_part, refuse_several_parts
 from neuclip.data.tables.arrow import holds_images, is_saved_dataset, open_parquet, open_saved_dataset
@@ -281,8 +281,9 @@ def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
     """By what lies in it: shards, else a saved data set, else Parquet files with images, else images."""
     if options.retrieval and is_retrieval_set(folder):
         folder = evaluated_part(folder)
-        if (folder / SHARD_COUNT).exists() or any(folder.glob("*.tar")):
-            check_shard_count(folder)
+        # A folder that is marked itself, which is not the layout's, may do without the count.
+        if (folder / SHARD_COUNT).exists() or (any(folder.glob("*.tar")) and not (folder / DATASET_TYPE).is_file()):
+            numbered_shards(folder)
     if shards := files_in(folder, SHARD_SUFFIXES):
         if missing := shards_missing(folder):
             raise UserError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from neuclip.data import by_name
+from neuclip.data.clip_benchmark_layout import DATASET_TYPE, RETRIEVAL, SHARD_COUNT, numbered_shards
 from neuclip.data.decoding import NOT_DECODED_REASON
 from neuclip.data.locations import is_there
 from neuclip.data.sample import UnindexedFaults
@@ -25,13 +25,9 @@ from neuclip.settings.nearest import nearest_path
 
 CLASSNAMES = "classnames.txt"
 TEMPLATES = "zeroshot_classification_templates.txt"
-DATASET_TYPE = "dataset_type.txt"
-SHARD_COUNT = "nshards.txt"
 PLACEHOLDER = "{c}"
 DEFAULT_TEMPLATES = ("a photo of a {c}.", "a photo of the {c}.", "a picture of a {c}.", "an image of a {c}.")
 LAYOUTS = f"one folder of images per class, or {CLASSNAMES} and test/0.tar, test/1.tar ... with .cls labels"
-
-BlankNames = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True)
@@ -50,46 +46,42 @@ class ZeroShotTask:
     metadata: np.ndarray | None = None  # (n, columns) int64 of `npy` members; row = id
 
     @classmethod
-    def open(cls, address: str | Path, *, name: str = "", blank_classnames: BlankNames = "keep") -> ZeroShotTask:
-        """A data set by name or a folder. `name` is what figures carry, the address if there is none.
-
-        `drop` leaves blank class names out, as DataComp's reader does: labels after them then mean the wrong names, and
-        the last ones none. Only so do figures equal its published ones.
-        """
+    def open(cls, address: str | Path, *, name: str = "") -> ZeroShotTask:
+        """A data set by name or a folder. `name` is what figures carry, the address if there is none."""
         folder = Path(by_name.resolve(str(address)) or address)
         if not is_there(folder) or not folder.is_dir():
             near = nearest_path(folder)
             hint = f"did you mean {near}?" if near and near.is_dir() else f"give {LAYOUTS}"
             raise UserError(f"{folder}: no such folder; {hint}")
-        name, drop = name or str(address), blank_classnames == "drop"
+        name = name or str(address)
         if _has_shards(folder):
-            return cls(name, *_open_shards(folder, drop))
-        return cls(name, *_open_class_folders(folder, drop))
+            return cls(name, *_open_shards(folder))
+        return cls(name, *_open_class_folders(folder))
 
 
 Opened = tuple[list[str], list[str], Source, list[int], np.ndarray | None]  # from class names to metadata
 
 
-def _open_shards(folder: Path, drop_blank: bool) -> Opened:
+def _open_shards(folder: Path) -> Opened:
     _refuse_other_type(folder)
     if not (folder / CLASSNAMES).is_file():
         raise UserError(f"{folder / CLASSNAMES}: no such file; write one class name per line, in the order of labels")
-    classnames = _lines(folder / CLASSNAMES, drop_blank)
-    templates = _templates([folder], drop_blank)
+    classnames = _lines(folder / CLASSNAMES)
+    templates = _templates([folder])
     source = TarSource(folder.name, numbered_shards(folder / "test"))
     refuse_broken_shards(source)
-    labels = _labels(source, folder, len(classnames), lenient=drop_blank)
+    labels = _labels(source, folder, len(classnames))
     return classnames, templates, source, labels, read_metadata(source)
 
 
-def _open_class_folders(folder: Path, drop_blank: bool) -> Opened:
+def _open_class_folders(folder: Path) -> Opened:
     """Classes are folders in the order of their names; an empty one is a class without images. Images nested deeper
     belong to the class."""
     images = _images_of_classes(folder)
     classes = [entry.name for entry in _subfolders(images)]
     source = _labelled_images(images, classes)
     names = next((place / CLASSNAMES for place in (images, folder) if (place / CLASSNAMES).is_file()), None)
-    classnames = _lines(names, drop_blank) if names else [name.replace("_", " ") for name in classes]
+    classnames = _lines(names) if names else [name.replace("_", " ") for name in classes]
     if names and len(classnames) != len(classes):
         raise UserError(
             f"{names}: {len(classnames)} class names for {len(classes)} class folders; write one line per folder, in "
@@ -97,7 +89,7 @@ def _open_class_folders(folder: Path, drop_blank: bool) -> Opened:
         )
     if names:
         print_once(f"{names}: line 1 names the class of {classes[0]}, and so on in the order of the folders' names")
-    return classnames, _templates([images, folder], drop_blank), source, source.labels() or [], None
+    return classnames, _templates([images, folder]), source, source.labels() or [], None
 
 
 def _labelled_images(folder: Path, classes: list[str]) -> PlainImages:
@@ -145,58 +137,36 @@ def _has_shards(folder: Path) -> bool:
 def _refuse_other_type(folder: Path) -> None:
     stated = folder / DATASET_TYPE
     kind = stated.read_text(encoding="utf-8").strip() if stated.is_file() else "classification"
-    if kind == "retrieval":
+    if kind == RETRIEVAL:
         raise UserError(f"{stated}: it is a retrieval set; give it as --evaluation.retrieval {folder}")
     if kind != "classification":
         raise UserError(f"{stated}: sets of type {kind!r} are not read; give one with a single label per image")
 
 
-def _lines(path: Path, drop_blank: bool) -> list[str]:
+def _lines(path: Path) -> list[str]:
     """Stripped lines. Blank ones stay: a class may have an empty name, and dropping it shifts all labels."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")]
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8; save it as UTF-8") from None
-    kept = [line for line in lines if line] if drop_blank else lines
-    if not any(kept):
+    if not any(lines):
         raise UserError(f"{path}: the file is empty; write one entry per line")
-    return kept
+    return lines
 
 
-def _templates(folders: Sequence[Path], drop_blank: bool) -> list[str]:
+def _templates(folders: Sequence[Path]) -> list[str]:
     path = next((place / TEMPLATES for place in folders if (place / TEMPLATES).is_file()), None)
     if path is None:
         listed = ", ".join(map(repr, DEFAULT_TEMPLATES))
         print_once(f"{folders[0]}: no {TEMPLATES}; prompts are {listed}")
         return list(DEFAULT_TEMPLATES)
-    templates = _lines(path, drop_blank)
+    templates = _lines(path)
     for number, template in enumerate(templates, 1):
         if PLACEHOLDER not in template:
             raise UserError(
                 f"{path} line {number}: no {PLACEHOLDER} in {template!r}; write {PLACEHOLDER} where the class name goes"
             )
     return templates
-
-
-def numbered_shards(folder: Path) -> list[Path]:
-    """0.tar, 1.tar ... as many as nshards.txt says: one that is missing must not become a score."""
-    stated = folder / SHARD_COUNT
-    numbers = {int(path.stem): path for path in folder.glob("*.tar") if path.stem.isdecimal()}
-    if not stated.is_file():
-        raise UserError(
-            f"{stated}: no such file; write the number of shards into it ({len(numbers)} are there, from 0.tar on)"
-        )
-    text = stated.read_text(encoding="utf-8", errors="replace").strip()
-    if not text.isdecimal() or int(text) == 0:
-        raise UserError(f"{stated}: {text!r} is not a number of shards; write how many tar files there are")
-    for number in range(int(text)):
-        if number not in numbers:
-            raise UserError(f"{folder / f'{number}.tar'}: missing, though {stated} says {text} shards; copy it again")
-    if further := sorted(numbers.keys() - range(int(text))):
-        raise UserError(
-            f"{numbers[further[0]]}: is one more than the {text} shards of {stated}; correct that number, or remove it"
-        )
-    return [numbers[number] for number in range(int(text))]
 
 
 def refuse_broken_shards(source: TarSource) -> None:
@@ -208,16 +178,14 @@ def refuse_broken_shards(source: TarSource) -> None:
         raise UserError(f"{source.shards[0]}: holds no image; each sample needs an image and a .cls member")
 
 
-def _labels(source: Source, folder: Path, classes: int, *, lenient: bool) -> list[int]:
+def _labels(source: Source, folder: Path, classes: int) -> list[int]:
     labels = source.labels()
     if labels is None:
         raise UserError(f"{folder / 'test'}: not every sample has a label; each image needs a .cls member")
     outside = next((id for id, label in enumerate(labels) if not 0 <= label < classes), None)
-    if outside is None:
-        return labels
-    known = f"{folder / CLASSNAMES} has {classes} lines (labels 0 to {classes - 1})"
-    if not lenient:
-        raise UserError(f"{source.where(outside)}: label {labels[outside]}, but {known}; correct one of them")
-    count = sum(label >= classes for label in labels)
-    print_once(f"{folder}: without blank lines {known}; {count:,} images with higher labels can never be right")
+    if outside is not None:
+        raise UserError(
+            f"{source.where(outside)}: label {labels[outside]}, but {folder / CLASSNAMES} has {classes} lines "
+            f"(labels 0 to {classes - 1}); correct one of them"
+        )
     return labels

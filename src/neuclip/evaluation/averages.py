@@ -13,7 +13,6 @@ from neuclip.tasks import GROUPS, Task, tasks
 Metrics = Mapping[str, float | None]
 
 REPORTED = ("datacomp", "imagenet", "retrieval", "imagenet_shifts", "vtab", "datacomp_retrieval")
-WHOLE = 0.99  # of a task's items; on fewer it was measured on other data than everybody's
 
 
 def _instead(key: str, metric: str) -> Callable[[Task, Metrics], float | None]:
@@ -92,4 +91,4 @@ def _what_lacks(task: Task, line: Mapping[str, Any] | None) -> str:
     if line["metrics"].get("main_metric") is None:
         return f"has no {task.metric}"
     items = line.get("meta", {}).get("items", task.size)
-    return "" if items >= WHOLE * task.size else f"measured on {items:,} of {task.size:,}"
+    return "" if task.is_whole(items) else f"measured on {items:,} of {task.size:,}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from neuclip.data.puzzles import Puzzles
 from neuclip.data.sample import Fault
 from neuclip.data.source import Source
+from neuclip.data.task_sets import TaskData
 from neuclip.data.zero_shot import ZeroShotTask
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
@@ -31,7 +32,6 @@ from neuclip.evaluation.zero_shot import classifier, prompts
 from neuclip.tasks import Task
 
 Compat = Literal["datacomp", "correct"]
-Opened = ZeroShotTask | Source | Puzzles
 
 # FMoW's regions are Asia, Europe, Africa, the Americas, Oceania and Other. DataComp means to leave out Other, which has
 # four test images, and does not: its evaluator compares names where it only has numbers.
@@ -57,7 +57,7 @@ class Measured:
         return self.counts["puzzles" if task.kind == "puzzles" else "images"]
 
 
-def measure_task(embedder: Embedder, task: Task, opened: Opened, compat: Compat) -> Measured:
+def measure_task(embedder: Embedder, task: Task, opened: TaskData, compat: Compat) -> Measured:
     """Raises TooManyBad when a larger share of the images than the embedder's `max_bad_share` cannot be used."""
     what = f"evaluating on {task.name}"
     if isinstance(opened, ZeroShotTask):
@@ -65,14 +65,14 @@ def measure_task(embedder: Embedder, task: Task, opened: Opened, compat: Compat)
     return _solve(embedder, opened, task, what) if isinstance(opened, Puzzles) else _retrieve(embedder, opened, what)
 
 
-def texts_of(opened: Opened) -> list[str]:
+def texts_of(opened: TaskData) -> list[str]:
     """The prompts of a task; captions of retrieval are read together with their images."""
     if isinstance(opened, ZeroShotTask):
         return prompts(opened.classnames, opened.templates)
     return [cue_prompt(puzzle.cue) for puzzle in opened.puzzles] if isinstance(opened, Puzzles) else []
 
 
-def switches(task: Task, opened: Opened, compat: Compat) -> dict[str, str]:
+def switches(task: Task, opened: TaskData, compat: Compat) -> dict[str, str]:
     """What `compat` decides in this task; nothing in all but two of the 38."""
     as_published = compat == "datacomp"
     if isinstance(opened, ZeroShotTask) and not all(opened.classnames):

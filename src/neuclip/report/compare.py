@@ -38,6 +38,7 @@ from neuclip.report.compare_tables import (
     seeds_table,
     settings_table,
 )
+from neuclip.report.evaluations import DEFINITION, DIFFERENT_DEFINITION
 from neuclip.report.page import TEMPLATES, own_file, security_policy
 from neuclip.report.tables import Table
 
@@ -75,12 +76,9 @@ class Comparison:
         notes = ["± is the standard deviation over n runs (n − 1 in its denominator)."] if several else []
         notes += [BEST_RULE] if len(self.groups) > 1 else []
         if any("_recall_at_" in metric for metric in metrics):
-            notes.append(
-                "Recall@k: any caption of an image is a right answer, and every caption is a query "
-                "(in runs of earlier versions, captions of the same text count once)."
-            )
+            notes.append(f"Recall@k: {DEFINITION}.")
         if any("different_text" in metric for metric in metrics):
-            notes.append("Over different captions: captions of the same text count once.")
+            notes.append(f"{DIFFERENT_DEFINITION[0].upper()}{DIFFERENT_DEFINITION[1:]}.")
         notes += [f"Normalizer error: {ERROR_MEANING[0].lower()}{ERROR_MEANING[1:]}"] if ERROR in metrics else []
         return notes + incomplete_averages(self.groups)
 

@@ -17,7 +17,6 @@ from neuclip.report.contents import RunContents, as_dict, number, read_contents
 from neuclip.report.evaluations import Evaluation, HeldOutSet, all_evaluations
 from neuclip.report.tables import flatten
 
-TASKS = "tasks.jsonl"  # in the folder of a run
 OF_ONE_RUN = ("run.seed", "run.name", "run.folder")  # runs that differ in nothing else are one group
 SAYS_NOTHING = ("tasks", "results", "eval_results")  # names of files: then the folder's name is better
 SEED_AT_END = re.compile(r"([-_. ]+(seed|s))?[-_. ]*\d*$")
@@ -92,9 +91,9 @@ def read_member(path: Path) -> Member:
     contents = read_contents(RunFolder(path))
     notices = [f"{file} could not be read; its figures are missing" for file in contents.unreadable]
     tasks: dict[str, TaskResult] = {}
-    if (path / TASKS).is_file():
+    if RunFolder(path).tasks.is_file():
         try:
-            tasks = read_task_results(path / TASKS)
+            tasks = read_task_results(RunFolder(path).tasks)
         except UserError as error:
             notices.append(str(error))
     return Member(contents.name, path, contents, all_evaluations(contents), tasks, notices)

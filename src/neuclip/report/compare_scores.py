@@ -24,7 +24,6 @@ DIRECTION_WORDS = {
 RECALL = re.compile(rf"({'|'.join(DIRECTION_WORDS)})_recall_at_(\d{{1,9}})")
 ZERO_SHOT_WORDS = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "accuracy, mean per class"}
 AVERAGES = ("datacomp", "imagenet", "retrieval")  # those of the paper
-WHOLE = 0.99  # of a task's images; on fewer it was measured on other data than everybody's
 ERROR = "normalizer_error"
 
 
@@ -161,7 +160,7 @@ def task_figures(results: Mapping[str, TaskResult]) -> dict[Measure, float]:
 
 def is_whole(task: Task, results: Mapping[str, TaskResult]) -> bool:
     """Whether the task was measured, and on all of its images as far as the result says."""
-    return task.key in results and (number(results[task.key].meta.get("items", task.size)) or 0) >= WHOLE * task.size
+    return task.key in results and task.is_whole(number(results[task.key].meta.get("items", task.size)) or 0)
 
 
 def incomplete_averages(groups: Sequence[Group]) -> list[str]:

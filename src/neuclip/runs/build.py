@@ -68,16 +68,6 @@ def absolute_paths(settings: Settings) -> Settings:
     )
 
 
-def absolute_pretrained(pretrained: str) -> str:
-    """A path may follow what kind of weights it has.
-
-    >>> absolute_pretrained("image=/data/lite0.pth"), absolute_pretrained("openai")
-    ('image=/data/lite0.pth', 'openai')
-    """
-    kind = next((kind for kind in ("local-dir:", "image=") if pretrained.startswith(kind)), "")
-    return kind + absolute_path(pretrained.removeprefix(kind))
-
-
 def _absolute_named(address: str, absolute: Callable[[str], str]) -> str:
     """Of a held-out set, which may have a name before its address."""
     name, path = named(address)
@@ -86,6 +76,16 @@ def _absolute_named(address: str, absolute: Callable[[str], str]) -> str:
 
 def _absolute_task(task: str) -> str:
     return task if is_name(task) else absolute_path(task)
+
+
+def absolute_pretrained(pretrained: str) -> str:
+    """A path may follow what kind of weights it has.
+
+    >>> absolute_pretrained("image=/data/lite0.pth"), absolute_pretrained("openai")
+    ('image=/data/lite0.pth', 'openai')
+    """
+    kind = next((kind for kind in ("local-dir:", "image=") if pretrained.startswith(kind)), "")
+    return kind + absolute_path(pretrained.removeprefix(kind))
 
 
 def absolute_path(path: str) -> str:

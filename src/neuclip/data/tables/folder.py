@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from neuclip.data.captions import Captions, Texts, captions_from_json, usable_captions
+from neuclip.data.clip_benchmark_layout import DATASET_TYPE, is_retrieval_set, split_lines
 from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON
 from neuclip.data.locations import refuse_gone
-from neuclip.data.retrieval_layout import DATASET_TYPE, is_retrieval_set, split_lines
 from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults, shorten
 from neuclip.data.source import Source, SourceFiles, file_version
 from neuclip.data.tables.columns import CAPTION_COLUMNS, IMAGE_COLUMNS, ColumnChoice, first_line, print_once

@@ -16,10 +16,10 @@ from typing import BinaryIO
 import numpy as np
 
 from neuclip.data.captions import DEFAULT_KEY, Captions, Texts, captions_from_json
+from neuclip.data.clip_benchmark_layout import split_lines
 from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON, SIGNATURE_BYTES, ending_by_content
 from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.machine import cache_folder
-from neuclip.data.retrieval_layout import split_lines
 from neuclip.data.sample import UnindexedFaults
 from neuclip.data.tar.files import new_file
 from neuclip.data.tar.gzip import Damage, damage_of
@@ -29,7 +29,7 @@ from neuclip.errors import UserError
 FORMAT = 8  # raise it when the meaning of a stored field changes: old index files are then rebuilt silently
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
-LINES = "\n"  # in place of a caption key: every line of a `txt` member is a caption (data/retrieval_layout.py)
+LINES = "\n"  # in place of a caption key: every line of a `txt` member is a caption (data/clip_benchmark_layout.py)
 DOTTED = "a dot in the name before its ending, where webdataset cuts names"
 MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption and would fill the index
 MOST_LABEL_BYTES = 64

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuclip.data.held_out import open_retrieval
-from neuclip.data.puzzles import Puzzles, read_puzzles
-from neuclip.data.source import Source
+from neuclip.data.fingerprint import count_captions
+from neuclip.data.puzzles import Puzzles
+from neuclip.data.task_sets import open_task
 from neuclip.data.zero_shot import TEMPLATES, ZeroShotTask
-from neuclip.settings.sections import Settings
 from neuclip.tasks import Task
-
-Opened = ZeroShotTask | Source | Puzzles
 
 
 @dataclass(frozen=True)
@@ -23,19 +20,10 @@ class Checked:
     notes: tuple[str, ...]  # in what it differs from the task: figures on it are not the task's
 
 
-def open_set(task: Task, folder: Path) -> Opened:
-    """In the layout of its kind; raises UserError where a part is missing or broken."""
-    if task.kind == "classification":
-        return ZeroShotTask.open(folder)
-    if task.kind == "puzzles":
-        return read_puzzles(folder)
-    return open_retrieval(str(folder), Settings())
-
-
 def check_set(task: Task, folder: Path) -> Checked:
     """Raises UserError where a part is missing or broken. Counts that are not the task's are noted: a part of a set,
     or another version of it, is useful as long as nobody takes its figures for the task's."""
-    opened = open_set(task, folder)
+    opened = open_task(task, folder)
     notes: list[str] = []
     if isinstance(opened, ZeroShotTask):
         counts = {"images": len(opened.source), "classes": len(opened.classnames)}
@@ -49,7 +37,8 @@ def check_set(task: Task, folder: Path) -> Checked:
         counts = {"images": len(opened.source), "puzzles": len(opened.puzzles)}
         expected = {"puzzles": task.size}
     else:
-        counts, expected = {"images": len(opened)}, {"images": task.size}
+        counts = {"images": len(opened), "captions": count_captions(opened).captions}
+        expected = {"images": task.size}
     differing = {what: number for what, number in expected.items() if counts[what] != number}
     notes += [f"{counts[what]:,} {what}, the task has {number:,}" for what, number in differing.items()]
     return Checked(counts, tuple(notes))

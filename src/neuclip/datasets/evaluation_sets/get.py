@@ -11,8 +11,9 @@ from neuclip import __version__
 from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.puzzles import Puzzles
 from neuclip.data.tables.folder import find_captions_file
+from neuclip.data.task_sets import open_task
 from neuclip.data.zero_shot import CLASSNAMES, TEMPLATES, ZeroShotTask
-from neuclip.datasets.evaluation_sets.checking import Checked, check_set, open_set
+from neuclip.datasets.evaluation_sets.checking import Checked, check_set
 from neuclip.datasets.evaluation_sets.hub import HubCopy, NotOnTheHub, download, find_copy, sha256_of
 from neuclip.datasets.evaluation_sets.layouts import (
     LeftOut,
@@ -135,7 +136,7 @@ def _bring(task: Task, place: Path, root: Path) -> Got:
 
 def _convert(task: Task, place: Path, partial: Path) -> list[str]:
     """Returns what the user should know of the result."""
-    opened = open_set(task, _table_in(place) if task.kind == "retrieval" else place)
+    opened = open_task(task, _table_in(place) if task.kind == "retrieval" else place)
     if isinstance(opened, Puzzles):
         write_puzzles(opened, partial)
         return []

@@ -1,8 +1,8 @@
-"""Retrieval sets in CLIP_benchmark's layout: a file says so, and then every line of a text is a caption.
+"""CLIP_benchmark's layout of test sets, which hub copies have. In a retrieval set every line of a text is a caption.
 
-SET/dataset_type.txt    the word retrieval
+SET/dataset_type.txt    the word retrieval; absent in a classification set
 SET/test/nshards.txt    the number of shards
-SET/test/0.tar ...      images, each with a `txt` member: one caption per line
+SET/test/0.tar ...      images, each with a `txt` member (one caption per line) or a `cls` member (its label)
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ def split_lines(text: bytes) -> tuple[bytes, ...]:
     return tuple(text.split(b"\n"))
 
 
-def check_shard_count(folder: Path) -> None:
-    """Raises UserError unless the shards in the folder are those that its nshards.txt counts: half a set would give
-    other figures. Only a folder that is marked itself, which is not the layout's, may do without the count."""
+def numbered_shards(folder: Path) -> list[Path]:
+    """0.tar, 1.tar ... as many as nshards.txt says. Raises UserError unless exactly these are in the folder: half a set
+    would give other figures."""
     stated, shards = folder / SHARD_COUNT, [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
     if not stated.is_file():
-        if _is_marked(folder):
-            return
         raise UserError(
             f"{stated}: no such file, and without it nobody knows whether shards are missing; copy the set again, or "
             f"write the number of shards into it ({len(shards)} are there)"
         )
     text = stated.read_text(encoding="utf-8", errors="replace").strip()
-    if not text.isdecimal() or len(text) > 9:
+    if not text.isdecimal() or not 0 < int(text[:9]) == int(text):
         raise UserError(f"{stated}: {text[:40]!r} is not a number of shards; write how many tar files there are")
-    for number in range(int(text)):
-        if not (folder / f"{number}.tar").is_file():
-            raise UserError(f"{folder / f'{number}.tar'}: missing, though {stated} says {text} shards; copy it again")
-    if len(shards) > int(text):
+    numbered = [folder / f"{number}.tar" for number in range(int(text))]
+    if missing := next((path for path in numbered if not path.is_file()), None):
+        raise UserError(f"{missing}: missing, though {stated} says {text} shards; copy it again")
+    if further := sorted({*shards} - {*numbered}):
         raise UserError(
-            f"{stated}: says {text} shards, and {len(shards)} are there; correct the number, or remove the others"
+            f"{further[0]}: is not among the {text} shards that {stated} counts; correct the number, or remove the file"
         )
+    return numbered
 
 
 def _is_marked(folder: Path) -> bool:

@@ -1,0 +1,151 @@
+"""`neuclip search`"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neuclip.cli.eval import check_target
+from neuclip.cli.flags import JSON, Command, Flag
+from neuclip.cli.tables import aligned, print_json
+from neuclip.errors import UserError
+from neuclip.formatting import plural
+from neuclip.progress import waiting
+from neuclip.settings.fields import check_at_least
+
+if TYPE_CHECKING:
+    from neuclip.search.searcher import Match, Searcher
+
+TOP = 10
+NAMED = 5  # bad images
+
+COMMAND = Command(
+    usage="search RUN|CHECKPOINT|MODEL FOLDER [QUERY]",
+    about="""Finds the images of a folder that are nearest to a text, or to an image where QUERY is the path of one.
+The folder is embedded once; later only what is new or changed is. A score is a cosine: 1 is the same direction.""",
+    flags=(
+        Flag("image", str, "search by this image file"),
+        Flag("top", int, f"how many images [default: {TOP}]"),
+        Flag("with", str, "a second run or model, to see both side by side"),
+        Flag("page", bool, "a page in the browser instead, on this machine only; needs pip install 'neuclip[search]'"),
+        JSON,
+    ),
+    examples=(
+        "neuclip search runs/first photos 'a red bicycle'",
+        "neuclip search runs/first photos --page --with runs/second",
+    ),
+    fewest=2,
+    most=3,
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    (target, folder, *query), values = COMMAND.parse(arguments)
+    targets = [target, *([values["with"]] if "with" in values else [])]
+    text, image, top = query[0] if query else "", values.get("image", ""), values.get("top", TOP)
+    check_at_least("--top", top, 1, f"{TOP} fit on a screen")
+    for one in targets:
+        check_target(one)
+    if values.get("page"):
+        if text or image or values.get(JSON.name):
+            raise UserError("--page has its own search box; leave out the query, --image and --json")
+        if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+            raise UserError(f"--page needs {' and '.join(missing)}; pip install 'neuclip[search]'")
+    if text and image:
+        raise UserError(f"a query ({text}) and --image {image} are given; leave one out")
+    if text and Path(text).is_file():
+        text, image = "", text
+    if not Path(folder).is_dir():
+        what = "is not a folder" if Path(folder).exists() else "is not there"
+        raise UserError(f"{folder} {what}; give a folder of images")
+    searchers = open_searchers(targets, Path(folder))
+    if values.get("page"):
+        return serve_page(searchers, top)
+    if not (text or image):
+        count = plural(searchers[0].index.usable, "image")
+        print(f"{count} embedded; now search: neuclip search {target} {folder} 'QUERY'")
+        return 0
+    found = {one.name: matches for one, matches in zip(searchers, find(searchers, text, image, top), strict=True)}
+    if values.get(JSON.name):
+        print_json(as_plain(found, searchers, text or image))
+    else:
+        print_matches(found, Path(folder))
+    return 0
+
+
+def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
+    """The folder is listed before any model is opened: one without images is found at once."""
+    with waiting("loading torch"):
+        from neuclip.runs.target import open_target
+        from neuclip.search.folder import SearchedFolder
+        from neuclip.search.searcher import Searcher
+
+    folder = SearchedFolder.open(path)
+    searchers = [Searcher.open(target, open_target(target)[0], folder) for target in targets]
+    name_bad_images(searchers)
+    return searchers
+
+
+def name_bad_images(searchers: Sequence[Searcher]) -> None:
+    """One line on stderr, with the first of them."""
+    faults = {fault.where: fault.reason for searcher in searchers for fault in searcher.index.faults}
+    if faults:
+        reasons = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(faults.values()).most_common())
+        more = f" and {len(faults) - NAMED:,} more" if len(faults) > NAMED else ""
+        first = ", ".join(list(faults)[:NAMED])
+        print(f"{plural(len(faults), 'image')} could not be used ({reasons}): {first}{more}", file=sys.stderr)
+
+
+def find(searchers: Sequence[Searcher], text: str, image: str, top: int) -> list[list[Match]]:
+    from neuclip.data.decoding import decode
+    from neuclip.data.sample import BadSample
+
+    if text:
+        return [searcher.by_text(text, top) for searcher in searchers]
+    try:
+        picture = decode(Path(image).read_bytes(), image)
+        return [searcher.by_image(picture, top) for searcher in searchers]
+    except BadSample as bad:
+        raise UserError(f"{image}: {bad.reason}; give a JPEG, PNG, WebP or similar file") from bad
+    except OSError as error:
+        raise UserError(f"{image} cannot be read ({error.strerror}); give the path of an image file") from error
+
+
+def print_matches(found: dict[str, list[Match]], folder: Path) -> None:
+    for name, matches in found.items():
+        if len(found) > 1:
+            print(name)
+        print(aligned([[f"{match.score:6.3f}  {folder / match.path}"] for match in matches]), end="")
+        if not matches:
+            print(f"{folder}: none of its images could be used")
+
+
+def as_plain(found: dict[str, list[Match]], searchers: Sequence[Searcher], query: str) -> dict[str, Any]:
+    folder = searchers[0].folder
+    return {
+        "folder": str(folder.path),
+        "query": query,
+        "models": [
+            {
+                "model": searcher.name,
+                "images": searcher.index.usable,
+                "skipped": [{"path": fault.where, "reason": fault.reason} for fault in searcher.index.faults],
+                "matches": [{"path": match.path, "score": match.score} for match in found[searcher.name]],
+            }
+            for searcher in searchers
+        ],
+    }
+
+
+def serve_page(searchers: list[Searcher], top: int) -> int:
+    from neuclip.search.server import serve
+
+    def announce(address: str) -> None:
+        print(f"{address}\nOnly this machine can open it, with the whole address. Ctrl-C ends it.", flush=True)
+
+    serve(searchers, top=top, announce=announce)
+    return 0

@@ -1,0 +1,71 @@
+"""The formats a model is exported to. Each is written, read back by the library it is for, and compared."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from neuclip.errors import RunFailed, UserError
+from neuclip.models.export import export_model
+from neuclip.models.to_onnx import encode_with_onnx, write_onnx
+from neuclip.models.to_transformers import encode_with_transformers, write_transformers
+from neuclip.models.towers import BuiltModel, build_model
+
+LARGEST_DIFFERENCE = 1e-5  # 1 - cosine: between two programs that compute the same in float32 it is about 1e-7
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is written into a folder, and how its library encodes with what was written."""
+
+    write: Callable[[BuiltModel, Path], None]
+    encode: Callable[[Path, Tensor, list[str]], tuple[Tensor, Tensor]]
+    needs: tuple[str, ...] = ()  # packages of the extra `export`
+
+
+@torch.no_grad()
+def encode_with_open_clip(folder: Path, images: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
+    built = build_model(f"local-dir:{folder}")
+    towers = built.towers.eval()
+    return towers.encode_image(images), towers.encode_text(built.tokenize(texts))
+
+
+FORMATS = {
+    "open_clip": Format(export_model, encode_with_open_clip),
+    "transformers": Format(write_transformers, encode_with_transformers, ("transformers",)),
+    "onnx": Format(write_onnx, encode_with_onnx, ("transformers", "onnx", "onnxscript", "onnxruntime")),
+}
+
+
+def write_format(name: str, built: BuiltModel, folder: Path, images: Sequence[Image.Image], texts: list[str]) -> float:
+    """Write `built` into `folder` and encode the images and texts with what was written. The largest 1 - cosine.
+
+    Raises RunFailed where the two differ: a folder that gives other features is of no use to anybody.
+    """
+    form = FORMATS[name]
+    if missing := [package for package in form.needs if importlib.util.find_spec(package) is None]:
+        raise UserError(f"--to {name} needs {', '.join(missing)}; pip install 'neuclip[export]'")
+    built.towers.eval().cpu()
+    form.write(built, folder)
+    pixels = torch.stack([built.float_transform(image) for image in images])
+    with torch.no_grad():
+        ours = built.towers.encode_image(pixels), built.towers.encode_text(built.tokenize(texts))
+    theirs = form.encode(folder, pixels, texts)
+    difference = max(largest_difference(own, other) for own, other in zip(ours, theirs, strict=True))
+    if not difference <= LARGEST_DIFFERENCE:  # also if it is not a number
+        raise RunFailed(
+            f"the exported model gives other features than this one (1 - cosine up to {difference:.1e}, allowed "
+            f"{LARGEST_DIFFERENCE:.0e}); nothing was kept; give another --to, and report it with the model's name"
+        )
+    return difference
+
+
+def largest_difference(ours: Tensor, theirs: Tensor) -> float:  # (n, d), (n, d)
+    """1 - cosine of the pair of rows that differs most; in float64, or rounding would be all that is measured."""
+    return float((1 - torch.cosine_similarity(ours.double(), theirs.double(), dim=1)).max().clamp(min=0))

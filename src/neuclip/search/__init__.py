@@ -1,0 +1,1 @@
+"""Finds images of a folder by a text or by another image."""

@@ -1,0 +1,92 @@
+"""`neuclip search` in the terminal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from neuclip.cli.main import main
+from neuclip.models.export import export_model
+from neuclip.models.towers import build_model
+from tests.images import caption, image_bytes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    export_model(build_model("tiny"), folder)
+    return f"local-dir:{folder}"
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for number in range(6):
+        Path("photos", f"{caption(number)}.png").write_bytes(image_bytes(number))
+    return Path("photos")
+
+
+def test_paths_and_scores_are_printed_best_first(model, photos, capsys):
+    assert main(["search", model, "photos"]) == 0
+    assert capsys.readouterr().out.startswith("6 images embedded; now search: neuclip search ")
+    assert main(["search", model, "photos", "a red circle", "--top", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    scores = [float(line.split()[0]) for line in lines]
+    assert len(lines) == 4 and scores == sorted(scores, reverse=True)
+    assert all(Path(line.split(maxsplit=1)[1]).is_file() for line in lines)
+
+
+@pytest.mark.parametrize("query", [["photos/a blue circle.png"], ["--image", "photos/a blue circle.png"]])
+def test_the_path_of_an_image_is_an_image_query(model, photos, capsys, query):
+    Path("photos/bad.png").write_bytes(b"no image")
+    assert main(["search", model, "photos", *query, "--json", "--with", model]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["query"] == "photos/a blue circle.png" and len(found["models"]) == 2
+    first = found["models"][0]
+    assert first["matches"][0]["path"] == "a blue circle.png" and first["matches"][0]["score"] > 0.999
+    assert first["images"] == 6 and first["skipped"] == [{"path": "photos/bad.png", "reason": "image does not decode"}]
+    assert printed.err == "1 image could not be used (1 x image does not decode): photos/bad.png\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "x"], "nowhere is not there; give a folder of images"),
+        (["empty", "x"], "empty: no images in it or below"),
+        (["photos", "x", "--top", "0"], "--top is 0; give 1 or more"),
+        (["photos", "x", "--image", "y.png"], "a query (x) and --image y.png are given"),
+        (["photos", "--image", "y.png"], "y.png cannot be read (No such file or directory)"),
+        (["photos", "--image", "words.png"], "words.png: image does not decode"),
+        (["photos", "x", "--page"], "--page has its own search box"),
+        (["photos", " "], "the query is empty"),
+    ],
+)
+def test_mistakes_are_one_line(model, photos, capsys, arguments, message):
+    Path("empty").mkdir()
+    Path("words.png").write_text("words")
+    assert main(["search", model, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.slow
+def test_the_page_runs_until_it_is_interrupted(model, photos):
+    pytest.importorskip("uvicorn", reason="the page needs the extra `search`")
+    command = [sys.executable, "-m", "neuclip", "search", model, "photos", "--page"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:") and len(address.split("/")[3]) >= 32
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert b"<title>Search photos</title>" in page.read()
+        process.send_signal(2)
+        assert process.wait(timeout=60) in (0, 130)
+        assert "Traceback" not in process.stderr.read()

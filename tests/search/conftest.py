@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuclip.models.towers import BuiltModel, build_model
+from tests.images import caption, image_bytes
+
+
+@pytest.fixture(scope="session")
+def built() -> BuiltModel:
+    """A real model with random weights."""
+    return build_model("tiny")
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    """A folder with 12 drawings, one of them below, a file that is no image, and a cache of its own."""
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "photos"
+    (folder / "below").mkdir(parents=True)
+    for number in range(12):
+        place = folder / "below" if number == 11 else folder
+        (place / f"{number:02d} {caption(number)}.png").write_bytes(image_bytes(number))
+    (folder / "notes.txt").write_text("not an image")
+    return folder
