@@ -9,7 +9,7 @@ import torch
 
 from neuclip.doctor import plan
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_temperature, note_warmup
+from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_storing, note_temperature, note_warmup
 from neuclip.doctor.probe import SampleProbe
 from neuclip.doctor.resources import note_device
 from neuclip.models.facts import ModelFacts
@@ -85,3 +85,24 @@ def test_a_temperature_that_cannot_move_is_warned_of():
     assert slow.warnings[0].remedy == "give --temperature.learning_rate 0.015"
     assert plan_of("--temperature.learning_rate 0").warnings == []
     assert plan_of("--temperature.learning_rate 0.1")["temperature.lowest_in_reach"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("flags", "stored", "remedy"),
+    [
+        ("", [], ""),
+        ("--model.text_tower locked", ["text"], ""),
+        ("--model.text_tower locked --train.samples 100", [], ""),
+        ("--model.text_tower locked --model.text_unlocked_layers 1", [], ""),
+        ("--model.image_tower locked", [], "give --data.crop_scale 1,1 to"),
+        ("--model.image_tower locked --data.crop_scale 1,1", ["image"], ""),
+        ("--model.image_tower lora --data.crop_scale 1,1", [], ""),
+        ("--model.text_tower locked --data.stored_features off", [], "give --data.stored_features auto to"),
+    ],
+)
+def test_a_locked_tower_whose_features_could_be_stored_is_pointed_out(flags, stored, remedy):
+    findings = Findings()
+    findings.note("plan", pairs_per_epoch=100)
+    note_storing(findings, read_settings(None, ["--train.batch_size", "10", "--train.samples", "500", *flags.split()]))
+    assert findings["plan.stored_features"] == stored
+    assert [remedy in warning.remedy for warning in findings.warnings] == [True] * bool(remedy)

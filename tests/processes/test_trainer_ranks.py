@@ -51,6 +51,7 @@ def on_two_ranks(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
     command = [sys.executable, *program, "-m", "tests.processes.trainer", what, str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment["NEUCLIP_CACHE"] = str(folder / "cache")
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
@@ -142,6 +143,15 @@ def test_chunks_on_two_ranks_give_the_losses_of_the_whole_batch(folder):
     assert measured(folder / "chunks") == pytest.approx(measured(folder / "one"), rel=1e-4)
     # Rounding differs in some digit of these 24 numbers, so the towers did run in chunks.
     assert any(measured(folder / "chunks", key) != measured(folder / "two", key) for key in ("loss", "gradient_norm"))
+
+
+def test_ranks_that_store_features_together_train_as_if_each_computed_its_own(folder):
+    stored, computed = (last_checkpoint(folder / name)["model"] for name in ("stored", "computed"))
+    assert all(torch.equal(stored[key], computed[key]) for key in stored)
+    assert measured(folder / "stored") == measured(folder / "computed")
+    assert sorted(fault["id"] for fault in read_lines(RunFolder(folder / "stored").skipped)) == [7, 30, 51]
+    blocks = [read_lines(times) for times in (folder / "cache" / "features").glob("*/times.jsonl")]
+    assert [sum(line["samples"] for line in lines) for lines in blocks] == [60, 60]  # images and captions, each once
 
 
 def test_bad_samples_of_every_rank_are_in_one_list(folder, endings):

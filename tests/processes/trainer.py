@@ -23,9 +23,12 @@ from neuclip.runs import results
 from neuclip.runs.results import evaluate_on_the_way
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
+from neuclip.training import stored_features
 from neuclip.training.run import Run
 
 BATCH, STEPS = 8, 12
+LOCKED = ["--model.image_tower", "locked", "--model.text_tower", "locked", "--data.crop_scale", "1,1"]
+COMPUTED = ["--data.stored_features", "off"]
 
 
 def settings_for(folder: Path, name: str, *flags: str) -> Settings:
@@ -46,6 +49,7 @@ def held_out(folder: Path) -> list[str]:
 
 def scenarios(folder: Path) -> dict[str, Any]:
     """Runs, each to its end or to its failure; how each ended on this rank."""
+    stored_features.BLOCK = 8  # for each rank some
     ask_second_to_stop = {"evaluate": lambda *_: signal.raise_signal(signal.SIGTERM) if rank() else None}
     spoilt = ["--data.train", str(folder / "spoilt")]
     bad = ["--data.train", str(folder / "bad"), "--train.samples", "240"]
@@ -60,6 +64,8 @@ def scenarios(folder: Path) -> dict[str, Any]:
         "elsewhere": ended(lambda: api.train(settings_for(folder, "elsewhere", *elsewhere))),
         "broken": ended(lambda: api.train(settings_for(folder, "broken", *held_out(folder))), evaluate=broken),
         "chunks": ended(lambda: api.train(settings_for(folder, "chunks", "--train.micro_batch_size", "3"))),
+        "stored": ended(lambda: api.train(settings_for(folder, "stored", *spoilt, *LOCKED))),
+        "computed": ended(lambda: api.train(settings_for(folder, "computed", *spoilt, *LOCKED, *COMPUTED))),
         "spoilt": ended(lambda: api.train(settings_for(folder, "spoilt-run", *spoilt))),
         "bad": ended(lambda: api.train(settings_for(folder, "bad-run", *bad))),
         "odd": ended(lambda: api.train(settings_for(folder, "odd", "--train.batch_size", "9"))),

@@ -230,8 +230,6 @@ def build_model(
     if initial_bias is not None and not model.logit_bias.any():
         # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
         nn.init.constant_(model.logit_bias, initial_bias)
-    if crop_scale == (1.0, 1.0):
-        train_transform = transform
     split, train_split = split_transform(transform), split_transform(train_transform)
     return BuiltModel(
         towers=Towers(model, mean=split.mean, std=split.std) if split and train_split else Towers(model),

