@@ -85,8 +85,9 @@ class FeatureStore:
         repeats = np.maximum(block.counts, 0)
         plane = np.arange(len(block.rows)) - np.repeat(np.cumsum(repeats) - repeats, repeats)  # 0, 1, ... per sample
         places = plane * self.samples + np.repeat(numbers, repeats)
-        self._write_rows("features", places, block.rows.astype("<f4"))
-        if block.tokens is not None:
+        if len(places):
+            self._write_rows("features", places, block.rows.astype("<f4"))
+        if len(places) and block.tokens is not None:
             self._write_rows("tokens", places, block.tokens.astype("<i4"))
         append_lines(self.folder / "bad.jsonl", [fault._asdict() for fault in block.faults])
         with self._open("counts", self.samples * 4) as file:

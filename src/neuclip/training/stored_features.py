@@ -9,7 +9,10 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +22,7 @@ from neuclip.data.loader import TrainingWindows, load_windows
 from neuclip.data.source import Source
 from neuclip.data.stored_windows import StoredSide, StoredWindows, TrunkInputWindows, origins
 from neuclip.distributed.collectives import is_main
-from neuclip.distributed.error_sync import on_main_rank, sync_errors
+from neuclip.distributed.error_sync import sync_errors
 from neuclip.distributed.stopping import stop_requests
 from neuclip.errors import RunFailed
 from neuclip.formatting import byte_size
@@ -58,15 +61,14 @@ def _store_part(run: Run, side: str, source: Source) -> FeatureStore:
     """Collective. The rows of one source, all of them."""
     key = storing_key(run, side, source)
     store = FeatureStore.under_key(key, len(source))
-    on_main_rank(lambda: store.describe(key))
-    with sync_errors():
-        missing = [first for first in range(0, len(source), BLOCK) if not store.counts[first : first + BLOCK].all()]
-        # The ranks of one machine share its cache folder.
-        own = missing[int(os.environ.get("LOCAL_RANK", "0")) :: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
-        try:
-            _write_blocks(run, side, source, store, own)
-        except OSError as error:
-            raise _cannot_store(store, error) from error
+    with sync_errors(), remedy_for_disk(store):
+        if is_main():
+            store.describe(key)
+        missing = np.flatnonzero(store.counts == 0) // BLOCK * BLOCK
+    # The ranks of one machine share its cache folder, and none has begun to write yet.
+    own = np.unique(missing)[int(os.environ.get("LOCAL_RANK", "0")) :: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
+    with sync_errors(), remedy_for_disk(store):
+        _write_blocks(run, side, source, store, own.tolist())
     return store
 
 
@@ -120,9 +122,13 @@ def _check_disk(store: FeatureStore, needed: int) -> None:
         raise OSError(errno.ENOSPC, f"{byte_size(needed)} are needed and {byte_size(free)} free")
 
 
-def _cannot_store(store: FeatureStore, error: OSError) -> RunFailed:
-    full = "; free some space," if error.errno == errno.ENOSPC else ";"
-    return RunFailed(
-        f"{store.folder}: features cannot be stored ({error.strerror}){full} point NEUCLIP_CACHE to another disk, or "
-        "give --data.stored_features off, which computes them in every epoch"
-    )
+@contextmanager
+def remedy_for_disk(store: FeatureStore) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = " free some space," if error.errno == errno.ENOSPC else ""
+        raise RunFailed(
+            f"{store.folder}: features cannot be stored ({error.strerror});{full} point NEUCLIP_CACHE to another disk, "
+            "or give --data.stored_features off, which computes them in every epoch"
+        ) from error
