@@ -43,7 +43,7 @@ def write_held_out(folder: Path) -> None:
         classes.append({"png": image, "cls": str(number % len(COLOURS)).encode()})
     write_samples(folder / "several" / "0.tar", pairs)
     write_samples(folder / "classes" / "test" / "0.tar", classes)
-    (folder / "classes" / "test" / "nshards.txt").write_text("1")
+    (folder / "classes" / "test" / "nshards.txt").write_text("1\n")
     (folder / "classes" / "classnames.txt").write_text("\n".join(COLOURS))
     (folder / "classes" / "zeroshot_classification_templates.txt").write_text("a {c} shape\n{c}\n")
 

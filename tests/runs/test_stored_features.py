@@ -135,6 +135,7 @@ def test_features_are_stored_by_weights_and_images(train, cache, table):
     assert_equal_runs(changed, computed)
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train, flags, cache, monkeypatch):
     command = [sys.executable, "-c", KILLED, *flags("killed", *TEXT)]
     killed = subprocess.run(command, capture_output=True, text=True)

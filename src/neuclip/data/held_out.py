@@ -86,7 +86,7 @@ class HeldOutSets:
         _refuse_equal_names(retrieval | zero_shot)
         return cls(
             {name: open_retrieval(address, settings) for address, name in retrieval.items()},
-            {name: replace(ZeroShotTask.open(named(address)[1]), name=name) for address, name in zero_shot.items()},
+            {name: ZeroShotTask.open(named(address)[1], name=name) for address, name in zero_shot.items()},
         )
 
 
