@@ -10,14 +10,14 @@ import pytest
 
 from neuclip.cli.main import main
 from tests.data.small_tasks import write_task
-from tests.images import write_shard
+from tests.images import caption, image_bytes, write_shard
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = ("README.md", "docs/extending.md")
 
 TINY_BUDGET = shlex.split(
-    "--train.samples 64 --train.batch_size 32 --model.name tiny --run.name NAME --evaluation.every 0 "
+    "--train.samples 64 --train.batch_size 32 --model.name tiny --evaluation.every 0 "
     "--evaluation.error_anchors 0 --evaluation.zero_shot none --data.workers 0 --run.threads 2"
 )
 
@@ -47,6 +47,10 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
     for shard in range(20):
         write_shard(tmp_path / "shards" / f"{shard:05d}.tar", range(shard * 4, shard * 4 + 4))
     write_task(tmp_path / "sets" / "wds_cifar10_test", classnames=[f"thing {number}" for number in range(10)])
+    (tmp_path / "MY_PHOTOS").mkdir()
+    for number in range(132):  # 100 are held out
+        (tmp_path / "MY_PHOTOS" / f"{number}.png").write_bytes(image_bytes(number))
+        (tmp_path / "MY_PHOTOS" / f"{number}.txt").write_text(f"{caption(number)} {number}")
     shown = commands()
     assert {command[0] for command in shown} == {
         "train",
@@ -54,14 +58,16 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
         "error",
         "report",
         "compare",
+        "search",
         "recipe",
         "doctor",
         "data",
     }
-    for number, command in enumerate(shown):
+    names = iter(("NAME", "OTHER", "third"))
+    for command in shown:
         if command[0] == "train" and "--resume" not in command:
-            name = {0: "NAME", 1: "OTHER"}.get(number, f"run{number}")
-            command = [*command, *TINY_BUDGET, "--run.name", name]
+            name = [] if "--run.name" in command else ["--run.name", next(names)]
+            command = [*command, *TINY_BUDGET, *name]
         if command[0] == "doctor":  # its data holds 80 pairs here
             command = [*command, *TINY_BUDGET, "--run.name", "another"]
         assert main(command) == 0, command
