@@ -19,7 +19,7 @@ $(DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 $(INSTALLED): $(DEMO)
-	@echo "Installing what the tests need into $(VENV): 0.6 GB."
+	@echo "Installing what the tests need into $(VENV): 0.8 GB."
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
 
