@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "distributed": FLOOR,
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
+    "integrations": {"objectives"},
     "models": MIDDLE,
     "data": MIDDLE | {"datasets"},
     "datasets": MIDDLE | {"data"},

@@ -8,13 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPTS = ("plain_loop", "open_clip_trainer", "hugging_face_trainer", "lightning_module")
+TRAINERS = ("hugging_face_trainer", "sentence_transformers_trainer")
+SCRIPTS = ("plain_loop", "open_clip_trainer", "lightning_module", *TRAINERS)
 # One thread, so that equal sums come out equal; and no look at the network, which nothing here needs.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 CHANCE = 1 / 32  # accuracy within a batch
@@ -92,12 +94,15 @@ def test_lightning_stopped_and_resumed_gives_the_figures_of_the_plain_loop(plain
 
 
 @pytest.mark.slow
-def test_hugging_faces_trainer_learns_and_resumes_to_the_digit(tmp_path):
-    whole = run(tmp_path, "hugging_face_trainer", "--epochs", "4")
+@pytest.mark.parametrize("script", TRAINERS)
+def test_trainers_of_the_hugging_face_kind_learn_and_resume_to_the_digit(script, tmp_path):
+    if script == "sentence_transformers_trainer" and find_spec("sentence_transformers") is None:
+        pytest.skip("sentence-transformers is not installed")
+    whole = run(tmp_path, script, "--epochs", "4")
     assert_learned(whole)
     for later in (48, 64):
-        shutil.rmtree(tmp_path / "runs" / "hugging_face_trainer" / f"checkpoint-{later}")
-    resumed = run(tmp_path, "hugging_face_trainer", "--epochs", "4", "--resume")
+        shutil.rmtree(tmp_path / "runs" / script / f"checkpoint-{later}")
+    resumed = run(tmp_path, script, "--epochs", "4", "--resume")
     assert figures(resumed, "calibration") == figures(whole, "calibration")[2:]
 
 

@@ -38,6 +38,7 @@ class Pairs:
     all_sample_ids: Tensor | None = None  # (B,)
     all_caption_ids: Tensor | None = None  # (B,) only where duplicates are masked
     logit_bias: Tensor | None = None  # scalar, with graph; only SigLIP looks at it
+    hard_negatives: Tensor | None = None  # (b, k, d) with graph, each anchor's own; only TextPairs looks at them
 
     @cached_property
     def num_negatives(self) -> Tensor:  # (b,)
