@@ -254,7 +254,7 @@ def merge_figures(run: RunContents) -> list[Figure]:
     best, mean = max(means, key=lambda point: point[1])
     ends = "; ".join(f"{line.name} {percent(line.points[0][1])} to {percent(line.points[-1][1])}" for line in lines)
     figure = Figure(
-        title="Merged with the model it started from",
+        title="Merged with the start",
         canvas=Canvas(
             Scale(0, 1),
             value_scale([value for line in lines for _, value in line.points], include=[0.0]),
