@@ -299,7 +299,7 @@ def test_a_fine_tuned_run_shows_before_and_after_what_was_lost_and_the_merged_mo
     assert f"{percent(recall)} before {percent(0.3 * recall)}" in text
     for words in (
         "Before and after training",
-        "Merged with the model it started from",
+        "Merged with the start",
         "Since the start, recall@1 fell",
     ):
         assert words in text and words not in visible_text(plain)
