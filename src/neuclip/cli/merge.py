@@ -60,7 +60,9 @@ def print_curve(base: str, tuned: str) -> int:
     from neuclip.report.page import write_report
 
     lines = measure_curve(base, tuned)
-    shown = [key for key in lines[0] if key.endswith(("_to_text_recall_at_1", "_to_image_recall_at_1", ".top1"))]
+    shown = [
+        key for key in lines[0] if key.endswith((".image_to_text_recall_at_1", ".text_to_image_recall_at_1", ".top1"))
+    ]
     rows = [[f"{line['weight']:g}", *(percent(line.get(key)) for key in shown)] for line in lines]
     print(aligned([["weight", *shown], *rows]), end="")
     print(f"Report: {write_report(RunFolder(tuned))}", file=sys.stderr)
