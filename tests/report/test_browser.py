@@ -17,6 +17,7 @@ import pytest
 
 from neuclip.records import RunFolder
 from neuclip.report.page import write_report
+from tests.report.sample_run import make_fine_tuned
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -110,6 +111,15 @@ def test_the_page_fits_its_window_and_the_console_stays_silent(run: RunFolder, w
     assert measured["errors"] == [] and console == []
     assert measured["images"] == 72 and measured["broken"] == 0
     assert measured["hovered"].startswith("−0.") and "smoothed" in measured["hovered"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_fine_tuned_run_fits_its_window(run: RunFolder, width: int) -> None:
+    make_fine_tuned(run)
+    measured, console = browse(write_report(run), width)
+    assert measured["width"] <= width
+    assert measured["wide"] == measured["clipped"] == measured["scrolling"] == measured["squeezed"] == []
+    assert measured["errors"] == [] and console == []
 
 
 def test_a_run_that_just_began_with_a_very_long_name_fits_a_phone(run: RunFolder) -> None:

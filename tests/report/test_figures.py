@@ -8,7 +8,7 @@ import pytest
 from neuclip.records import RunFolder
 from neuclip.report.contents import read_contents
 from neuclip.report.evaluations import Evaluation, parse_evaluation
-from neuclip.report.figures import Canvas, Figure, calibration_figure, curve, recall_figure, time_figure
+from neuclip.report.figures import Canvas, Figure, calibration_figure, curve, merge_figures, recall_figure, time_figure
 from neuclip.report.page import TEMPLATES
 
 POINTS = [(1000.0 * index, 2.0 - index / 50) for index in range(1, 51)]
@@ -127,3 +127,28 @@ def test_shares_of_time_fill_the_frame_from_bottom_to_top(run: RunFolder) -> Non
 def test_a_long_run_costs_no_more_than_a_short_one() -> None:
     long = [(float(index), (index * 7919 % 1000) / 1000) for index in range(30_000)]
     assert len(draw(curve("Loss", [long], "loss"))) < 40_000
+
+
+def test_merged_models_are_drawn_over_the_weight_and_the_best_is_said_to_be_chosen_here(
+    run: RunFolder,
+) -> None:
+    """The mean of new (0.2, 0.5, 0.6) and old (0.5, 0.5, 0.1) is highest in the middle."""
+    new, old = {0.0: 0.2, 0.5: 0.5, 1.0: 0.6}, {0.0: 0.5, 0.5: 0.5, 1.0: 0.1}
+    lines = [
+        {"weight": weight, "new.image_to_text_recall_at_1": new[weight], "old.image_to_text_recall_at_1": old[weight]}
+        for weight in (1.0, 0.0, 0.5)
+    ]
+    [figure] = merge_figures(replace(read_contents(run), merges=[*lines, {"weight": "?"}, {"weight": 7.0}]))
+    assert [line.points for line in figure.lines] == [list(new.items()), list(old.items())]
+    assert figure.readout == "mean of the lines highest at 0.5: 50.0 %"
+    assert "chosen by these sets looks better on them than it is" in figure.explanation
+    drawn = draw(figure)
+    for text in ("weight of the fine-tuned model", "0", "0.2", "1"):
+        assert f">{text}</text>" in drawn
+    assert "samples seen" not in drawn and "10.0 % at 1: old, image to text" in drawn
+
+
+def test_without_merged_models_there_is_no_figure_of_them(run: RunFolder) -> None:
+    contents = read_contents(run)
+    one = [{"weight": 0.0, "new.image_to_text_recall_at_1": 0.2}]
+    assert merge_figures(contents) == merge_figures(replace(contents, merges=one)) == []

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from neuclip.errors import RunFailed, UserError
+from neuclip.formatting import percent
 from neuclip.records import RunFolder, read_lines, write_json
 from neuclip.report.page import write_report
-from tests.report.sample_run import SETTINGS, write_lines
+from tests.report.sample_run import HELD_OUT, SETTINGS, make_fine_tuned, write_lines
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -287,3 +288,25 @@ def test_the_report_imports_no_torch_numpy_or_drawing_libraries() -> None:
     loaded = "import sys, neuclip.report.page; print(*{'torch', 'numpy', 'matplotlib', 'PIL'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == ""
+
+
+def test_a_fine_tuned_run_shows_before_and_after_what_was_lost_and_the_merged_models(run: RunFolder) -> None:
+    plain = report(run)
+    make_fine_tuned(run)
+    page = report(run)
+    text = visible_text(page)
+    recall = json.loads(run.summary.read_text())["evaluation"][f"{HELD_OUT[0]}.image_to_text_recall_at_1"]
+    assert f"{percent(recall)} before {percent(0.3 * recall)}" in text
+    for words in (
+        "Before and after training",
+        "Merged with the start",
+        "Since the start, recall@1 fell",
+    ):
+        assert words in text and words not in visible_text(plain)
+
+
+def test_an_evaluation_before_the_first_step_alone_is_not_compared_with_itself(run: RunFolder) -> None:
+    make_fine_tuned(run)
+    run.summary.unlink()
+    run.evaluation.write_text(run.evaluation.read_text().splitlines(keepends=True)[0])
+    assert "before" not in visible_text(report(run)).split("Curves")[0]

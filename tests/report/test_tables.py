@@ -112,3 +112,17 @@ def test_the_list_of_files_has_the_size_of_each_and_says_which_are_missing(run: 
     (run.checkpoints / "last.pt").write_bytes(b"x" * 2000)
     rows = {name: size for name, size, _ in files_table(read_contents(run)).rows}
     assert rows["checkpoints/"] == "2 kB" and rows["model"] == "missing"
+
+
+def test_what_training_changed_stands_side_by_side_for_each_set_that_was_measured_before() -> None:
+    before = {"new.image_to_text_recall_at_1": 0.121, "old.image_to_text_recall_at_1": 0.3, "task.top1": 0.5}
+    after = {"new.image_to_text_recall_at_1": 0.195, "old.image_to_text_recall_at_1": 0.204, "task.top1": 0.5}
+    after |= {"later.image_to_text_recall_at_1": 0.9, "new.text_to_image_recall_at_1": 0.9}
+    table, *_ = evaluation_tables(parse_evaluation(after, 100.0), parse_evaluation(before, 0.0))
+    assert table.caption == "Before and after training" and table.head[2:] == ["before", "after", "points"]
+    assert table.rows == [
+        ["new", "recall@1, image to text", "12.1 %", "19.5 %", "+7.4"],
+        ["old", "recall@1, image to text", "30.0 %", "20.4 %", "−9.6"],
+        ["task", "top-1", "50.0 %", "50.0 %", "+0.0"],
+    ]
+    assert "Before and after training" not in {one.caption for one in evaluation_tables(parse_evaluation(after, 100.0))}

@@ -53,8 +53,10 @@ def test_weights_of_another_architecture_are_one_line(kind, finished, small_sett
 
 
 def test_an_empty_name_needs_a_model_to_take_it_from(small_settings, tmp_path):
-    with pytest.raises(UserError, match=r"model.name is empty.*give --model.name"):
+    with pytest.raises(UserError, match=r"model.name is empty, and openai is no run.*give --model.name too"):
         resolve_model(small_settings(tmp_path, "--model.name=", "--model.pretrained", "openai"))
+    with pytest.raises(UserError, match=r"no model to start from; give .*--model.pretrained runs/NAME"):
+        resolve_model(small_settings(tmp_path, "--model.name="))
 
 
 def test_a_temperature_below_the_minimum_and_a_bias_are_kept(small_settings, tmp_path):
@@ -106,8 +108,11 @@ def test_the_recipe_finetune_shows_what_the_model_knew_before(finished, shards, 
     flags = f"""--data.train {shards} --data.hold_out 8 --data.workers 0 --run.folder {tmp_path} --run.name child
         --model.pretrained {finished.path} --train.batch_size 8 --train.samples 16 --objective.num_prototypes 20
         --evaluation.every 0 --run.threads 1""".split()
+    assert main(["train", "finetune"]) == 2
+    assert "no training data; give captioned images: --data.train" in capsys.readouterr().err
     assert main(["train", "finetune", *flags]) == 0
-    assert "Before training:" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "Before training:" in printed.out and f"cpu), from {finished.path}" in printed.err
     folder = RunFolder(tmp_path / "child")
     assert [record["samples"] for record in read_lines(folder.evaluation)] == [0, 16]
     summary = json.loads(folder.summary.read_text())

@@ -57,8 +57,20 @@ def test_clipping_bounds_what_reaches_adamw_but_the_true_norm_is_reported(towers
     update = optimizer(towers, clip_gradient_norm=0.5)
     norm = update.update(100 * sum(p.sum() for p in towers.parameters()), step=0)
     assert norm > 100
-    moments = [state["exp_avg"] for state in update.adamw.state.values()]
+    moments = [state["exp_avg"] for p, state in update.adamw.state.items() if p is not towers.model.logit_scale]
     assert torch.stack([m.norm() for m in moments]).norm() == pytest.approx(0.1 * 0.5, rel=0.02)  # 1 - beta1 of it
+
+
+def test_a_large_gradient_of_the_temperature_takes_no_share_of_the_towers_norm(towers):
+    """Both sums have the gradient 1 in every entry; AdamW's first moment is a tenth of what reaches it."""
+    update = optimizer(towers, clip_gradient_norm=0.5)
+    others = [p for p in towers.parameters() if p is not towers.model.logit_scale]
+    count = sum(p.numel() for p in others)
+    norm = update.update(sum(p.sum() for p in others) + 1e6 * towers.model.logit_scale, step=0)
+    assert norm.item() == pytest.approx(count**0.5)
+    reached = torch.cat([update.adamw.state[p]["exp_avg"].flatten() for p in others])
+    assert reached.norm().item() == pytest.approx(0.1 * 0.5, rel=0.02)
+    assert update.adamw.state[towers.model.logit_scale]["exp_avg"].item() == pytest.approx(0.1 * 0.5)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from neuclip.cli.eval import check_target
@@ -10,6 +11,7 @@ from neuclip.cli.tables import aligned
 from neuclip.errors import UserError
 from neuclip.formatting import percent
 from neuclip.progress import waiting
+from neuclip.records import RunFolder
 
 WEIGHT = 0.5
 
@@ -52,12 +54,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def print_curve(base: str, tuned: str) -> int:
-    """One row per weight: recall@1 in both directions, or top-1 accuracy, of each held-out set."""
+    """One row per weight: recall@1 in both directions, or top-1 accuracy, of each held-out set. The report draws it."""
     with waiting("loading torch"):
         from neuclip.runs.merge import measure_curve
+    from neuclip.report.page import write_report
 
     lines = measure_curve(base, tuned)
-    shown = [key for key in lines[0] if key.endswith(("_to_text_recall_at_1", "_to_image_recall_at_1", ".top1"))]
+    shown = [
+        key for key in lines[0] if key.endswith((".image_to_text_recall_at_1", ".text_to_image_recall_at_1", ".top1"))
+    ]
     rows = [[f"{line['weight']:g}", *(percent(line.get(key)) for key in shown)] for line in lines]
     print(aligned([["weight", *shown], *rows]), end="")
+    print(f"Report: {write_report(RunFolder(tuned))}", file=sys.stderr)
     return 0

@@ -48,6 +48,8 @@ def parts_of(address: str) -> list[tuple[str, Fraction]]:
     >>> parts_of("a.csv:2,shards/{0,1}.tar")
     [('a.csv', Fraction(2, 1)), ('shards/{0,1}.tar', Fraction(1, 1))]
     """
+    if not address.strip():
+        raise UserError("no training data; give captioned images: --data.train FOLDER, a table or tar shards")
     pieces = between_commas(address)
     parts = []
     while pieces:

@@ -31,6 +31,7 @@ class RunContents:
     summary: dict[str, Any]
     environment: dict[str, Any]
     gallery: dict[str, Any]
+    merges: list[dict[str, Any]]
     skipped: dict[str, Counter[str]]  # by reason: of the training data under "", of held-out sets under their names
     unreadable: list[str] = field(default_factory=list)
 
@@ -139,6 +140,7 @@ def read_contents(folder: RunFolder) -> RunContents:
         summary=read(folder.summary, read_json, dict),
         environment=read(folder.environment, read_json, dict),
         gallery=read(folder.gallery, read_json, dict),
+        merges=dicts_in(read(folder.merges, read_lines, list)),
         skipped=count_skipped(dicts_in(read(folder.skipped, read_lines, list))),
         unreadable=unreadable,
     )

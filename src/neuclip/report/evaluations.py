@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,13 @@ class HeldOutSet:
         different = merged or any(self.depths(direction) for direction in DIFFERENT)
         return [*([] if merged else [DEFINITION]), *([DIFFERENT_DEFINITION] if different else [])]
 
+    @property
+    def first_figures(self) -> dict[str, float]:
+        """Recall@1 in both directions, or top-1 accuracy: the figures to judge a change by, with their names."""
+        keys = {f"{direction}_recall_at_1": f"recall@1, {words}" for direction, words in DIRECTIONS.items()}
+        keys["top1"] = "top-1"
+        return {words: value for key, words in keys.items() if (value := self[key]) is not None}
+
     def median_rank(self, direction: str) -> str:
         """'8 of 960'; empty where it was not measured (earlier versions)."""
         rank, candidates = self[f"{direction}_median_rank"], self.candidates(direction)
@@ -84,6 +91,9 @@ class Evaluation:
     retrieval: list[HeldOutSet] = field(default_factory=list)
     zero_shot: list[HeldOutSet] = field(default_factory=list)
     others: dict[str, float | None] = field(default_factory=dict)  # without a table of their own, by full key
+
+    def find(self, name: str) -> HeldOutSet | None:
+        return next((one for one in (*self.retrieval, *self.zero_shot) if one.name == name), None)
 
     @property
     def counts_skipped(self) -> bool:
@@ -125,3 +135,18 @@ def all_evaluations(run: RunContents) -> list[Evaluation]:
             evaluations.pop()
         evaluations.append(parse_evaluation(final, samples_seen))
     return evaluations
+
+
+def before_training(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """What the model knew before the first step, where evaluation.at_start measured it; None before there is more."""
+    return evaluations[0] if len(evaluations) > 1 and evaluations[0].samples == 0 else None
+
+
+def merge_evaluations(run: RunContents) -> list[Evaluation]:
+    """What `neuclip merge --curve` measured, with the weight of this run in the place of the samples; rising."""
+    lines = [
+        parse_evaluation({key: value for key, value in line.items() if key != "weight"}, weight)
+        for line in run.merges
+        if (weight := number(line.get("weight"))) is not None and 0 <= weight <= 1
+    ]
+    return sorted(lines, key=lambda one: one.samples or 0.0)

@@ -14,8 +14,18 @@ from typing import Any, ClassVar
 
 from neuclip.formatting import format_number, format_samples, percent
 from neuclip.report.contents import RunContents, number
-from neuclip.report.evaluations import DIRECTIONS, Evaluation
-from neuclip.report.plotting import Point, Scale, column, evenly_spaced, smooth, thin, tick_label, value_scale
+from neuclip.report.evaluations import DIRECTIONS, Evaluation, merge_evaluations
+from neuclip.report.plotting import (
+    Point,
+    Scale,
+    column,
+    evenly_spaced,
+    mean_curve,
+    smooth,
+    thin,
+    tick_label,
+    value_scale,
+)
 from neuclip.report.verdict import judge_calibration
 
 CALIBRATION_MEANING = "Batch mean of true over predicted normalizer: 1 when the prediction is right."
@@ -42,6 +52,7 @@ class Canvas:
     unit: str  # title of the upright axis
     in_percent: bool = False
     reference: float | None = None  # a value with a dashed line
+    across_unit: str = "samples seen"
 
     @cached_property
     def left(self) -> float:
@@ -144,6 +155,7 @@ def all_figures(run: RunContents, evaluations: list[Evaluation]) -> list[Figure]
         curve("Loss", column(run.records, "loss"), unit="loss of the batch"),
         curve("In-batch accuracy", column(run.records, "accuracy"), "accuracy", accuracy, in_percent=True),
         recall_figure(evaluations),
+        *merge_figures(run),
         calibration_figure(run),
         curve("Temperature", column(run.records, "temperature"), unit="temperature τ", noisy=False),
         curve("Learning rate", column(run.records, "learning_rate"), unit="rate of the towers", noisy=False),
@@ -214,6 +226,54 @@ def calibration_figure(run: RunContents) -> Figure:
 def recall_figure(evaluations: list[Evaluation]) -> Figure:
     """Recall@1: one colour per held-out set, one kind of line per direction."""
     title = "Recall@1 on held-out data"
+    lines, unit = recall_lines(evaluations)
+    if not lines:
+        return Figure(title=title, absence="No retrieval was evaluated.")
+    last = max(samples for line in lines for samples, _ in line.points)
+    if len({samples for line in lines for samples, _ in line.points}) == 1:
+        reason = f"There is one evaluation so far, at {format_samples(last)} samples: see the table below. "
+        return Figure(title=title, absence=reason + "A curve needs two or more; set evaluation.every.")
+    up = value_scale([value for line in lines for _, value in line.points], include=[0.0])
+    ends = "; ".join(f"{line.name} {percent(line.points[-1][1])}" for line in lines)
+    return Figure(
+        title=title,
+        canvas=Canvas(Scale(0, last or 1), up, unit, in_percent=True),
+        readout=f"last at {format_samples(last)} samples",
+        description=f"{title} over samples seen, at the last evaluation: {ends}.",
+        lines=lines,
+    )
+
+
+def merge_figures(run: RunContents) -> list[Figure]:
+    """Recall@1 of the models between the one that training started from and its result; none where not measured."""
+    evaluations = merge_evaluations(run)
+    lines, unit = recall_lines(evaluations)
+    means = mean_curve([line.points for line in lines])
+    if len(means) < 2:
+        return []
+    best, mean = max(means, key=lambda point: point[1])
+    ends = "; ".join(f"{line.name} {percent(line.points[0][1])} to {percent(line.points[-1][1])}" for line in lines)
+    figure = Figure(
+        title="Merged with the start",
+        canvas=Canvas(
+            Scale(0, 1),
+            value_scale([value for line in lines for _, value in line.points], include=[0.0]),
+            unit,
+            in_percent=True,
+            across_unit="weight of the fine-tuned model",
+        ),
+        readout=f"mean of the lines highest at {best:g}: {percent(mean)}",
+        description=f"Recall@1 over the weight of the fine-tuned model, from weight 0 to 1: {ends}.",
+        explanation="At 0 the model before training, at 1 this run (neuclip merge --curve). A weight that is chosen by "
+        "these sets looks better on them than it is: measure the merged model on others.",
+        lines=lines,
+    )
+    return [figure]
+
+
+def recall_lines(evaluations: list[Evaluation]) -> tuple[list[Line], str]:
+    """Recall@1 over the evaluations' samples: one colour per held-out set, one kind of line per direction. Also the
+    title of their axis, with the folder that the names of all sets begin with."""
     names = list(dict.fromkeys(held_out.name for evaluation in evaluations for held_out in evaluation.retrieval))
     folder = shared_folder(names)
     lines = [
@@ -227,22 +287,7 @@ def recall_figure(evaluations: list[Evaluation]) -> Figure:
         for direction, words in DIRECTIONS.items()
         if (points := recall_points(evaluations, name, direction))
     ]
-    if not lines:
-        return Figure(title=title, absence="No retrieval was evaluated.")
-    last = max(samples for line in lines for samples, _ in line.points)
-    if len({samples for line in lines for samples, _ in line.points}) == 1:
-        reason = f"There is one evaluation so far, at {format_samples(last)} samples: see the table below. "
-        return Figure(title=title, absence=reason + "A curve needs two or more; set evaluation.every.")
-    up = value_scale([value for line in lines for _, value in line.points], include=[0.0])
-    unit = f"recall@1, {folder.rstrip('/')}" if folder else "recall@1"
-    ends = "; ".join(f"{line.name} {percent(line.points[-1][1])}" for line in lines)
-    return Figure(
-        title=title,
-        canvas=Canvas(Scale(0, last or 1), up, unit, in_percent=True),
-        readout=f"last at {format_samples(last)} samples",
-        description=f"{title} over samples seen, at the last evaluation: {ends}.",
-        lines=lines,
-    )
+    return lines, f"recall@1, {folder.rstrip('/')}" if folder else "recall@1"
 
 
 def shared_folder(names: list[str]) -> str:

@@ -34,20 +34,26 @@ class Tile:
     note: str = ""
 
 
-def tiles(run: RunContents, last: Evaluation | None) -> list[Tile]:
-    """What a reader wants to know first; nothing that is not known. `last` is the newest evaluation."""
-    found = [*(retrieval_tile(last, direction) for direction in DIRECTIONS), zero_shot_tile(last), error_tile(run)]
+def tiles(run: RunContents, last: Evaluation | None, before: Evaluation | None = None) -> list[Tile]:
+    """What a reader wants to know first; nothing that is not known. `last` is the newest evaluation, `before` that of
+    the model before training."""
+    recalls = [retrieval_tile(last, direction, before) for direction in DIRECTIONS]
+    found = [*recalls, zero_shot_tile(last, before), error_tile(run)]
     return [tile for tile in (*found, calibration_tile(run), *cost_tiles(run)) if tile is not None]
 
 
-def retrieval_tile(last: Evaluation | None, direction: str) -> Tile | None:
+def retrieval_tile(last: Evaluation | None, direction: str, before: Evaluation | None) -> Tile | None:
     """Recall at each k and the median rank on the first held-out set."""
     if last is None or not last.retrieval:
         return None
     first = last.retrieval[0]
     figures = {k: first.recall_and_chance(direction, k) for k in first.depths(direction)}
     headlines = [
-        Headline(percent(recall), (times_chance(recall, chance),), f"recall@{k}")
+        Headline(
+            percent(recall),
+            (before_text(before, first.name, f"{direction}_recall_at_{k}"), times_chance(recall, chance)),
+            f"recall@{k}",
+        )
         for k, (recall, chance) in figures.items()
     ]
     if (rank := first[f"{direction}_median_rank"]) is not None:
@@ -59,7 +65,14 @@ def retrieval_tile(last: Evaluation | None, direction: str) -> Tile | None:
     return Tile(label, headlines, where) if headlines else None
 
 
-def zero_shot_tile(last: Evaluation | None) -> Tile | None:
+def before_text(before: Evaluation | None, name: str, metric: str) -> str:
+    """'before 12.1 %', where it was measured before training."""
+    start = before.find(name) if before else None
+    value = start[metric] if start else None
+    return "" if value is None else f"before {percent(value)}"
+
+
+def zero_shot_tile(last: Evaluation | None, before: Evaluation | None) -> Tile | None:
     first = last.zero_shot[0] if last and last.zero_shot else None
     if first is None or first["top1"] is None:
         return None
@@ -68,7 +81,8 @@ def zero_shot_tile(last: Evaluation | None) -> Tile | None:
     largest = f"largest class {percent(first['largest_class'])}" if first["largest_class"] is not None else ""
     standards = ", ".join(filter(None, (chance, largest)))
     where = ", ".join(filter(None, (first.name, classes)))
-    return Tile("Zero-shot, top-1", [Headline(percent(first["top1"]), (standards, where))])
+    start = before_text(before, first.name, "top1")
+    return Tile("Zero-shot, top-1", [Headline(percent(first["top1"]), (start, standards, where))])
 
 
 def error_tile(run: RunContents) -> Tile | None:

@@ -13,7 +13,7 @@ from neuclip.errors import RunFailed
 from neuclip.formatting import format_count, format_number, format_samples, percent
 from neuclip.records import RunFolder, write_text_safely
 from neuclip.report.contents import RunContents, as_dict, read_contents
-from neuclip.report.evaluations import all_evaluations
+from neuclip.report.evaluations import all_evaluations, before_training
 from neuclip.report.figures import all_figures
 from neuclip.report.gallery import read_gallery
 from neuclip.report.headline import tiles
@@ -62,7 +62,7 @@ def write_report(folder: RunFolder) -> Path:
 def render_page(run: RunContents) -> str:
     """The whole document as text."""
     evaluations = all_evaluations(run)
-    last = evaluations[-1] if evaluations else None
+    last, before = evaluations[-1] if evaluations else None, before_training(evaluations)
     script = own_file("hover.js")
     return TEMPLATES.get_template("page.html").render(
         run=run,
@@ -73,9 +73,9 @@ def render_page(run: RunContents) -> str:
         facts=facts(run),
         notices=notices(run),
         verdict=verdict(run, evaluations),
-        tiles=tiles(run, last),
+        tiles=tiles(run, last, before),
         figures=all_figures(run, evaluations),
-        evaluation_tables=evaluation_tables(last) if last else [],
+        evaluation_tables=evaluation_tables(last, before) if last else [],
         normalizer_table=normalizer_table(run),
         normalizer_note=normalizer_note(run),
         gallery=read_gallery(run),

@@ -27,12 +27,26 @@ class Table:
     note: str = ""
 
 
-def evaluation_tables(last: Evaluation) -> list[Table]:
-    """Every figure of the newest evaluation, beside chance."""
+def evaluation_tables(last: Evaluation, before: Evaluation | None = None) -> list[Table]:
+    """What training changed, then every figure of the newest evaluation, beside chance."""
     others = Table(
         "Other figures", ["figure", "value"], [[key, format_number(last.others[key])] for key in last.others]
     )
-    return [table for table in (retrieval_table(last), zero_shot_table(last), others) if table.rows]
+    found = (change_table(before, last), retrieval_table(last), zero_shot_table(last), others)
+    return [table for table in found if table.rows]
+
+
+def change_table(before: Evaluation | None, last: Evaluation) -> Table:
+    """The first figures of each set before and after training; no rows where nothing was measured at the start."""
+    rows = []
+    for held_out in (*last.retrieval, *last.zero_shot):
+        start = before.find(held_out.name) if before else None
+        for words, value in held_out.first_figures.items():
+            if start and (first := start.first_figures.get(words)) is not None:
+                change = f"{100 * (value - first):+.1f}".replace("-", "−")
+                rows.append([held_out.name, words, percent(first), percent(value), change])
+    head = ["held-out set", "figure", "before", "after", "points"]
+    return Table("Before and after training", head, rows, text_columns=2)
 
 
 def retrieval_table(last: Evaluation) -> Table:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from neuclip.formatting import format_number, format_ratio, format_samples, percent, times_chance
 from neuclip.report.contents import RunContents, late_median, number
-from neuclip.report.evaluations import Evaluation, HeldOutSet
+from neuclip.report.evaluations import Evaluation, HeldOutSet, before_training
 
 GOOD_CALIBRATION, FAIR_CALIBRATION = 1.15, 1.5  # factors from 1, up or down (docs/results.md: 0.97 to 1.11 are best)
 MANY_TRUNCATED = 0.05  # of the captions
@@ -71,6 +71,7 @@ def verdict(run: RunContents, evaluations: Sequence[Evaluation]) -> Verdict:
         temperature_finding(run.last_value("temperature") if temperature is None else temperature, *limits),
         captions_finding(run.truncated_captions),
         overfitting,
+        forgetting_finding(before_training(evaluations), last),
     ]
     result = result_finding(last, run.finished)
     advice = [finding.advice for finding in (*training, result)]
@@ -221,12 +222,12 @@ def captions_finding(share: float | None) -> Finding:
 
 
 def recall_curve(held_out: HeldOutSet | None, evaluations: Sequence[Evaluation]) -> list[tuple[float, float]]:
-    """Samples seen and recall@1 from image to text on the set of the last evaluation."""
+    """Samples seen and recall@1 from image to text on the set of the last evaluation, from the first step on."""
     return [
         (evaluation.samples, recall)
         for evaluation in evaluations
         for one in evaluation.retrieval
-        if held_out and one.name == held_out.name and evaluation.samples is not None
+        if held_out and one.name == held_out.name and evaluation.samples
         if (recall := one["image_to_text_recall_at_1"]) is not None
     ]
 
@@ -243,6 +244,23 @@ def fallen_recall_finding(
         return Finding()
     sentence = f"Recall@1 was {percent(best)} at {format_samples(samples)} samples and fell to {percent(last)}."
     return Finding(sentence, OVERFITTING_ADVICE)
+
+
+def forgetting_finding(before: Evaluation | None, last: Evaluation | None) -> Finding:
+    """The sets on which the model was clearly better before it was trained further."""
+    fallen = []
+    for held_out in last.retrieval if last else []:
+        start = before.find(held_out.name) if before else None
+        recall, first = held_out["image_to_text_recall_at_1"], start["image_to_text_recall_at_1"] if start else None
+        if recall is not None and first is not None and first - luck(first, held_out["images"] or 1) > recall:
+            fallen.append(f"{percent(first)} to {percent(recall)} on {held_out.name}")
+    if not fallen:
+        return Finding()
+    return Finding(
+        f"Since the start, recall@1 fell from {', from '.join(fallen)}.",
+        "To keep more of what the model knew, merge both (neuclip merge --curve shows what it gives), "
+        "or lower optimizer.learning_rate.",
+    )
 
 
 def gap_finding(

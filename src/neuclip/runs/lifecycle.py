@@ -281,11 +281,12 @@ def print_start(run: Run) -> None:
     where = f"{run.device}" if plan.ranks == 1 else f"{plan.ranks} processes on {run.device}"
     parameters, trained = sum(p.numel() for p in run.built.towers.parameters()), trained_parameters(run.built)
     share = "" if trained == parameters else f", {trained / 1e6:.2g} M of them trained"
+    start = f", from {settings.model.pretrained}" if settings.model.pretrained else ""
     counts = run.source.caption_counts or plural(len(run.source), "sample")
     print(
         f"{run.folder.path}\n"
         f"  {settings.objective_name} on {without_queries(settings.data.train)}: {counts}\n"
-        f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters{share}, {where})\n"
+        f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters{share}, {where}){start}\n"
         f"  {plan.steps - run.step:,} steps of {plan.batch_size}, {f'from {run.samples:,} ' if run.step else ''}to "
         f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",
         file=sys.stderr,

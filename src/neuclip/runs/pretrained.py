@@ -50,10 +50,15 @@ def resolve_model(settings: Settings) -> Settings:
     name, pretrained = folder_as_name("", model.pretrained)
     if not name and (state := load_pretrained(pretrained)):
         name = state["model_name"]
+    if not name and not pretrained:
+        raise UserError(
+            "no model to start from; give a run or the folder of a model: --model.pretrained runs/NAME, or a model of "
+            "open_clip: --model.name ViT-B-32 --model.pretrained openai"
+        )
     if not name:
         raise UserError(
-            "model.name is empty, which means the model of the run or folder in model.pretrained, and "
-            f"{pretrained or 'that'} is none; give --model.name, or another --model.pretrained"
+            f"model.name is empty, and {pretrained} is no run, checkpoint or folder of a model to take it from; "
+            "give --model.name too, or another --model.pretrained"
         )
     name = LOCAL + str(Path(name.removeprefix(LOCAL)).absolute()) if name.startswith(LOCAL) else name
     return replace(settings, model=replace(model, name=name, pretrained=pretrained))

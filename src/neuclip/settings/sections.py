@@ -135,7 +135,9 @@ class OptimizerSettings:
     beta2: float = described(0.98, "AdamW's second beta")
     eps: float = described(1e-6, "AdamW's epsilon")
     warmup: float = described(0.05, "linear warm-up: below 1 a share of the run, otherwise a number of steps")
-    clip_gradient_norm: float = described(0.0, "clip the gradient to this norm; 0: no clipping")
+    clip_gradient_norm: float = described(
+        0.0, "clip the towers' gradient to this norm, and that of the temperature by itself; 0: no clipping"
+    )
     layer_decay: float = described(
         1.0,
         "each layer of a tower learns at this share of the rate of the layer above it, from the projection down; "

@@ -51,22 +51,30 @@ class TowerOptimizer:
         return self.learning_rate(step) / self.settings.learning_rate
 
     def update(self, loss: Tensor, step: int, backward: Callable[[Tensor], None] = Tensor.backward) -> Tensor:
-        """The norm of the gradient before clipping. Collective: not a number on one rank stops all."""
+        """The norm of the towers' gradient before clipping. Collective: not a number on one rank stops all."""
         backward(self.scaler.scale(loss))
         self.scaler.unscale_(self.adamw)
-        limit = self.settings.clip_gradient_norm or torch.inf
-        norm = nn.utils.clip_grad_norm_(self.towers.parameters(), limit)
+        norm, norm_of_temperature = self._clip()
         # With fp16 an overflowing gradient is normal: the scaler skips that step and lowers its scale.
-        checked = loss if self.scaler.is_enabled() else loss + norm
+        checked = loss if self.scaler.is_enabled() else loss + norm + norm_of_temperature
         if any_rank(not torch.isfinite(checked.detach())):
             self.adamw.zero_grad(set_to_none=True)
-            raise NotFinite(f"loss {loss.item():.4g}, gradient norm {norm.item():.4g}")
+            whole = torch.hypot(norm, norm_of_temperature).item()
+            raise NotFinite(f"loss {loss.item():.4g}, gradient norm {whole:.4g}")
         self._set_rates(step)
         self.scaler.step(self.adamw)
         self.scaler.update()
         self.adamw.zero_grad(set_to_none=True)
         self.towers.clamp_log_scale(*self.log_scale_range)
         return norm
+
+    def _clip(self) -> tuple[Tensor, Tensor]:
+        """Clip towers and temperature, each by itself; their norms before. In a robust loss the temperature's gradient
+        (tau rho and more) can be larger than all others together, and would take their share of a common norm."""
+        limit = self.settings.clip_gradient_norm or torch.inf
+        temperature = self.towers.model.logit_scale
+        others = [parameter for parameter in self.towers.parameters() if parameter is not temperature]
+        return nn.utils.clip_grad_norm_(others, limit), nn.utils.clip_grad_norm_(temperature, limit)
 
     def _set_rates(self, step: int) -> None:
         rate = self.learning_rate(step)
