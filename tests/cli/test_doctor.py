@@ -30,7 +30,7 @@ KEYS = {
     "model": {"name", "parameters", "image_height", "image_width", "context_tokens", "embed_dim"},
     "plan": {
         *("batch_size", "steps", "samples", "epochs", "batches_per_epoch", "ranks", "batch_per_rank", "micro_batch"),
-        *("samples_per_rank", "workers_per_rank", "warmup_steps", "warmup_share", "pairs_per_epoch"),
+        *("samples_per_rank", "workers_per_rank", "warmup_steps", "warmup_share", "pairs_per_epoch", "stored_features"),
     },
     "temperature": {"initial", "minimum", "maximum", "lowest_in_reach", "learned"},
     "objective": {
