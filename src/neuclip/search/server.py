@@ -67,7 +67,7 @@ class Page:
             found = [(searcher.name, search(searcher)) for searcher in self.searchers]
         return {"models": [{"name": name, "matches": [match._asdict() for match in best]} for name, best in found]}
 
-    def picture(self, id: int, side: int) -> bytes:
+    def jpeg(self, id: int, side: int) -> bytes:
         """An image of the folder as people see it: turned as the camera was, on white, at most `side` pixels long."""
         image = ImageOps.exif_transpose(self.folder.read(id)).convert("RGBA")
         image.thumbnail((side, side))
@@ -113,7 +113,7 @@ class Page:
         if side is None or not 0 <= id < len(self.folder.files):
             return PlainTextResponse("no such image", 404)
         try:
-            content = await run_in_threadpool(self.picture, id, side)
+            content = await run_in_threadpool(self.jpeg, id, side)
         except BadSample as bad:
             return PlainTextResponse(bad.reason, 404)
         return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
