@@ -126,7 +126,7 @@ def our_side(job: dict[str, Any]) -> dict[str, Any]:
     from neuclip import api
 
     asked = {kind: tuple(path for own, path in job["sets"] if own == kind) for kind in ("retrieval", "zero_shot")}
-    flat = api.evaluate(f"local-dir:{job['folder']}", batch_size=job["batch_size"], caption_key="caption", **asked)
+    flat = api.evaluate(f"local-dir:{job['folder']}", batch_size=job["batch_size"], **asked)
     by_set: dict[str, dict[str, float]] = {}
     for key, value in flat.items():
         path, _, metric = key.rpartition(".")
