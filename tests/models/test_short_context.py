@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from neuclip.models.towers import BuiltModel, build_model
+from tests.models.small_models import build, timm_and_bert, write_bert
 
 TEXTS = ["a", "a photo of a dog", "the quick brown fox jumps over the lazy dog", "two cats", "", "one two three " * 40]
 TEXT = {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
@@ -51,15 +52,23 @@ def test_features_are_those_of_the_whole_context(tmp_path, kind, texts):
     model = built(tmp_path, **KNOWN[kind])
     short, whole = both(model, texts)
     assert torch.allclose(short, whole, rtol=0, atol=1e-12)
-    assert model.towers.short_context.is_verified  # they did come from the shorter one
+    assert model.towers.short_context.is_exact  # they did come from the shorter one
+
+
+def test_features_of_a_hugging_face_tower_are_those_of_the_whole_context(tmp_path):
+    model = build(tmp_path, timm_and_bert(write_bert(tmp_path / "bert")))
+    short, whole = both(model, TEXTS[:4])
+    assert torch.allclose(short, whole, rtol=0, atol=1e-12) and model.towers.short_context.is_exact
+    lengths = model.towers.text_lengths(model.tokenize(["a", "a a a"])).tolist()
+    assert lengths[0] < lengths[1] < model.tokenize(["a"]).shape[1]
 
 
 def test_texts_are_cut_to_the_longest_of_their_batch(tmp_path):
     model, lengths = built(tmp_path), []
     model.towers.model.transformer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     both(model, ["a", "two cats"])
-    whole, compared, encoded, reference = lengths
-    assert (whole, compared, encoded, reference) == (32, 4, 4, 32)  # start, two words, end
+    compared, whole, encoded, reference = lengths
+    assert (compared, whole, encoded, reference) == (4, 32, 4, 32)  # start, two words, end
 
 
 UNKNOWN = {
@@ -73,14 +82,14 @@ UNKNOWN = {
 def test_other_towers_get_the_whole_context(tmp_path, kind):
     model = built(tmp_path, custom_text=True, **UNKNOWN[kind])
     short, whole = both(model, TEXTS)
-    assert torch.equal(short, whole) and model.towers.short_context.tower is None
+    assert torch.equal(short, whole) and model.towers.short_context.is_exact is False
 
 
 def test_a_tower_whose_features_would_change_gets_the_whole_context(tmp_path):
     model = built(tmp_path)
     model.towers.model.attn_mask.zero_()  # looks causal by its attributes, and is not
     short, whole = both(model, TEXTS[:4])
-    assert torch.equal(short, whole) and model.towers.short_context.tower is None
+    assert torch.equal(short, whole) and model.towers.short_context.is_exact is False
 
 
 def test_training_encodes_the_whole_context_to_the_bit(tmp_path):
@@ -90,4 +99,4 @@ def test_training_encodes_the_whole_context_to_the_bit(tmp_path):
     with torch.no_grad():
         assert torch.equal(towers.train().encode_text(tokens), reference)
     assert torch.equal(towers.eval().encode_text(tokens), reference)  # gradients are wanted
-    assert not towers.short_context.is_verified
+    assert towers.short_context.is_exact is None

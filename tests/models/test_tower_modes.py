@@ -60,6 +60,16 @@ def test_a_locked_trunk_is_in_eval_mode_and_changes_no_statistics(built):
     assert all(torch.equal(x, before[name]) for name, x in towers.model.state_dict().items())
 
 
+def test_a_locked_text_has_the_same_bits_in_whatever_batch_it_comes(built):
+    """Stored features equal computed ones because of this, also where texts are cut after their last word."""
+    towers = locked(built, text_tower="locked").train()
+    tokens = built.tokenize([" ".join(["a dog"] * (1 + i % 5)) for i in range(50)])
+    together = towers.trunk_features("text", tokens)
+    apart = [towers.trunk_features("text", tokens[first:last]) for first, last in ((0, 1), (1, 34), (34, 50))]
+    assert torch.equal(torch.cat(apart), together)
+    assert torch.allclose(together, towers.encode_text_trunk(tokens), atol=1e-5)
+
+
 def test_the_last_layers_can_be_unlocked(tmp_path):
     towers = locked(build(tmp_path), text_tower="locked", text_unlocked_layers=1, image_tower="locked").train()
     embedding, first, last = towers.text_parts.layers

@@ -49,7 +49,7 @@ def held_out(folder: Path) -> list[str]:
 
 def scenarios(folder: Path) -> dict[str, Any]:
     """Runs, each to its end or to its failure; how each ended on this rank."""
-    stored_features.BLOCK = 8  # for each rank some
+    stored_features.BLOCK = {"image": 8, "text": 8}  # for each rank some
     ask_second_to_stop = {"evaluate": lambda *_: signal.raise_signal(signal.SIGTERM) if rank() else None}
     spoilt = ["--data.train", str(folder / "spoilt")]
     bad = ["--data.train", str(folder / "bad"), "--train.samples", "240"]

@@ -31,7 +31,7 @@ from neuclip import api
 from neuclip.data.feature_store import FeatureStore
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
-stored_features.BLOCK = 8
+stored_features.BLOCK = {"image": 8, "text": 8}
 write_rows = FeatureStore._write_rows
 def kill_in_third(store, name, places, rows):
     write_rows(store, name, places, rows)
@@ -142,7 +142,7 @@ def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train,
     assert killed.returncode == -9, killed.stderr
     (times,) = cache.glob("*/times.jsonl")
     assert len(read_lines(times)) == 2
-    monkeypatch.setattr(stored_features, "BLOCK", 8)
+    monkeypatch.setattr(stored_features, "BLOCK", {"image": 8, "text": 8})
     after = train("after", *TEXT)
     assert len(read_lines(times)) == COUNT // 8
     assert_equal_runs(after, train("computed", *TEXT, *OFF))

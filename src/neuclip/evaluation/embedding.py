@@ -19,7 +19,6 @@ from neuclip.distributed.collectives import all_gather_object, gather_rows, is_m
 from neuclip.distributed.error_sync import sync_errors
 from neuclip.errors import RunFailed
 from neuclip.evaluation.remembered import RememberedFeatures
-from neuclip.models.short_context import text_lengths
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
 
@@ -187,7 +186,9 @@ class Embedder:
         padding."""
         for start in range(0, len(texts), SORTED_TOGETHER):
             tokens = self.built.tokenize(texts[start : start + SORTED_TOGETHER])
-            for rows in text_lengths(tokens).argsort(stable=True).split(self.batch_size):
+            towers = self.built.towers
+            lengths = towers.text_lengths(tokens.to(towers.device)).cpu()
+            for rows in lengths.argsort(stable=True).split(self.batch_size):
                 yield start + rows, tokens[rows]
 
     def _track(self, batches: Iterator[T], what: str, total: int, unit: str) -> Iterator[T]:

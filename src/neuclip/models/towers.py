@@ -31,6 +31,7 @@ from neuclip.models.tower_weights import image_weights_file, load_image_weights,
 Transform = Callable[[Image], Tensor]
 Tokenize = Callable[[list[str]], Tensor]
 CHUNK = 32  # rows that go through a locked trunk together; smaller ones round by the number of threads, too
+LENGTH_STEP = 8  # tokens to which the length of a text is rounded up in a locked trunk, so that many have the same
 
 
 class Towers(nn.Module):
@@ -71,6 +72,10 @@ class Towers(nn.Module):
             return self.model.encode_text(tokens, normalize=True)
         return self.short_context.encode(tokens)  # the same but for rounding
 
+    def text_lengths(self, tokens: Tensor) -> Tensor:  # (b, L) -> (b,)
+        """How many of its tokens each text needs: who sorts by it has little padding in a batch."""
+        return self.short_context.lengths(tokens)
+
     # What can be computed once where a tower is locked, and what trains on it then:
     # image_head(encode_image_trunk(images)) gives the rows of encode_image(images).
 
@@ -101,13 +106,24 @@ class Towers(nn.Module):
 
     @torch.no_grad()
     def trunk_features(self, side: str, inputs: Tensor) -> Tensor:  # images or tokens -> (b, width)
-        """Of a locked tower. On a CPU a row has the same bits in whatever batch it comes: matrix products round by the
-        size of a batch, not by what is in it (measured), so all have one size."""
-        size, prepare = CHUNK if inputs.device.type == "cpu" else len(inputs), self._pixels if side == "image" else None
+        """Of a locked tower. On a CPU a row has the same bits in whatever batch it comes."""
+        if side == "image":
+            return self._in_chunks(lambda images: self.locked[side].trunk(self._pixels(images)), inputs)
+        # A text is cut to a length that depends on nothing else in the batch: the length, too, decides the last bits.
+        lengths = (self.text_lengths(inputs) + LENGTH_STEP - 1) // LENGTH_STEP * LENGTH_STEP
+        order = lengths.argsort(stable=True)
+        different, counts = (x.tolist() for x in lengths.unique(return_counts=True))
+        by_length = [
+            self._in_chunks(self.locked[side].trunk, inputs[rows, :length])
+            for length, rows in zip(different, order.split(counts), strict=True)
+        ]
+        return torch.cat(by_length)[order.argsort()]
+
+    def _in_chunks(self, trunk: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:  # (b, ...) -> (b, width)
+        """Matrix products round by the size of a batch, not by what is in it (measured): all have one size."""
+        size = CHUNK if inputs.device.type == "cpu" else len(inputs)
         filling = inputs[-1:].expand(-len(inputs) % size, *inputs.shape[1:])
-        chunks = torch.cat([inputs, filling]).split(size)
-        features = [self.locked[side].trunk(prepare(chunk) if prepare else chunk) for chunk in chunks]
-        return torch.cat(features)[: len(inputs)]
+        return torch.cat([trunk(chunk) for chunk in torch.cat([inputs, filling]).split(size)])[: len(inputs)]
 
     def trunk_sha256(self, side: str) -> str:
         """Of the weights of a locked trunk, and of the statistics of its BatchNorm."""

@@ -30,7 +30,8 @@ from neuclip.plan import stored_sides
 from neuclip.progress import track
 from neuclip.training.run import Run, StoringTime
 
-BLOCK = 64  # samples that are stored together: what a kill costs at most
+# Samples that are stored together: what a kill costs at most, a few seconds. Of texts, enough to have many of a length.
+BLOCK = {"image": 64, "text": 512}
 
 
 def store_features(run: Run) -> None:
@@ -64,7 +65,7 @@ def _store_part(run: Run, side: str, source: Source) -> FeatureStore:
     with sync_errors(), remedy_for_disk(store):
         if is_main():
             store.describe(key)
-        missing = np.flatnonzero(store.counts == 0) // BLOCK * BLOCK
+        missing = np.flatnonzero(store.counts == 0) // BLOCK[side] * BLOCK[side]
     # The ranks of one machine share its cache folder, and none has begun to write yet.
     own = np.unique(missing)[int(os.environ.get("LOCAL_RANK", "0")) :: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
     with sync_errors(), remedy_for_disk(store):
@@ -74,12 +75,15 @@ def _store_part(run: Run, side: str, source: Source) -> FeatureStore:
 
 def _write_blocks(run: Run, side: str, source: Source, store: FeatureStore, starts: list[int]) -> None:
     windows: TrainingWindows = run.batches.windows
-    inputs = TrunkInputWindows(source, BLOCK, windows.transform, windows.tokenize, windows.decode, side)
+    inputs = TrunkInputWindows(source, BLOCK[side], windows.transform, windows.tokenize, windows.decode, side)
     workers = min(run.settings.data.workers, len(starts))
     blocks = load_windows(inputs, starts, workers, None)
-    what = f"storing features of {'images' if side == 'image' else 'captions'}"
+    if is_main():
+        samples = min(len(starts) * BLOCK[side], len(source))
+        kind = "images" if side == "image" else "captions"
+        blocks = track(blocks, f"storing features of {kind}", samples, "samples", step=BLOCK[side])
     before = time.monotonic()
-    for number, block in enumerate(track(blocks, what, len(starts), f"blocks of {BLOCK}") if is_main() else blocks):
+    for number, block in enumerate(blocks):
         tokens = block.inputs.numpy() if side == "text" and len(block.inputs) else None
         rows = _trunk_features(run, side, block.inputs).numpy()
         if number == 0:
