@@ -96,7 +96,7 @@ class Laboratory:
                 "run.name": name,
             }
             given = [part for key, value in (common | flags).items() for part in (f"--{key}", value)]
-            api.train(read_settings("locked", given))
+            api.train(read_settings(Path("locked"), given))
         return run
 
     def tune(self, method: Method) -> tuple[int, float]:
