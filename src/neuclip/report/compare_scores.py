@@ -25,6 +25,7 @@ RECALL = re.compile(rf"({'|'.join(DIRECTION_WORDS)})_recall_at_(\d{{1,9}})")
 ZERO_SHOT_WORDS = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "accuracy, mean per class"}
 AVERAGES = ("datacomp", "imagenet", "retrieval")  # those of the paper
 ERROR = "normalizer_error"
+FEWEST_RUNS = 3  # of a group to be compared: of equal methods with two runs each, one in five is "best" by chance
 
 
 @dataclass(frozen=True)
@@ -209,16 +210,14 @@ def measure_order(measure: Measure) -> int:
 
 def best_group(spreads: Sequence[Spread | None], better: str) -> int | None:
     """The group whose mean is better than every other's by more than both standard deviations together; None if there
-    is none, or if any group has a single run, as its spread is not known."""
+    is none, or if any group has fewer than FEWEST_RUNS runs."""
     measured = [(index, spread) for index, spread in enumerate(spreads) if spread is not None]
-    if len(measured) < 2 or not better:
+    if len(measured) < 2 or not better or any(len(spread.values) < FEWEST_RUNS for _, spread in measured):
         return None
     sign = 1 if better == "higher" else -1
     index, leader = max(measured, key=lambda one: sign * one[1].mean)
     for _, other in ((place, spread) for place, spread in measured if place != index):
-        if leader.deviation is None or other.deviation is None:
-            return None
-        if not sign * (leader.mean - other.mean) > leader.deviation + other.deviation:
+        if not sign * (leader.mean - other.mean) > stdev(leader.values) + stdev(other.values):
             return None
     return index
 
@@ -269,13 +268,13 @@ def reach(curve: Sequence[Point], group: Group, score: float) -> Reach | None:
 
 def rare_evaluations(targets: Iterable[Target], groups: Sequence[Group], fewest: int = 5) -> list[str]:
     """Groups whose answer is coarse."""
-    counts: dict[str, int] = {}
+    by_count: dict[int, dict[str, None]] = {}
     for target in targets:
         for group, reached in zip(groups, target.reached, strict=True):
             if reached and reached.evaluations < fewest:
-                counts[group.label] = reached.evaluations
+                by_count.setdefault(reached.evaluations, {})[group.label] = None
     return [
-        f"{label} was evaluated {'only once' if count == 1 else f'only {count} times'}: a smaller evaluation.every "
+        f"Evaluated only {'once' if count == 1 else f'{count} times'}: {', '.join(labels)}. A smaller evaluation.every "
         "gives a finer answer."
-        for label, count in counts.items()
+        for count, labels in by_count.items()
     ]
