@@ -177,6 +177,22 @@ def test_labels_at_the_ends_of_lines_do_not_touch(tmp_path: Path) -> None:
     assert len(styles) == 6 and {line.style for line in figure.legend[6:]} == {"line dashed"}
 
 
+def test_a_method_without_a_normalizer_has_no_normalizer_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "siglip", SLOW, objective="siglip")
+    summary = json.loads(RunFolder(run).summary.read_text())
+    summary["normalizer_error"] = {"eps": 1e-6, "estimators": {"minibatch": {"mean": 0.001}}}
+    RunFolder(run).summary.write_text(json.dumps(summary))
+    assert "normalizer_error" not in {score.measure.metric for score in compare([run]).scores}
+
+
+def test_chance_stands_beside_tasks_and_averages_as_it_was_measured_or_published(tmp_path: Path) -> None:
+    ours, published = write_results(tmp_path / "a.jsonl", meta={"chance": 0.25}), write_results(tmp_path / "b.jsonl")
+    chances = {score.measure.dataset: score.chance for score in compare([ours]).scores}
+    assert chances["MSCOCO"] == 0.25 and chances["Datacomp Average"] == pytest.approx(0.25)
+    chances = {score.measure.dataset: score.chance for score in compare([published]).scores}
+    assert chances["CIFAR-10"] == pytest.approx(0.1) and chances["MSCOCO"] is chances["Datacomp Average"] is None
+
+
 def test_letters_go_on_after_z() -> None:
     assert [letters(index) for index in (0, 25, 26, 27, 52, 702)] == ["A", "Z", "AA", "AB", "BA", "AAA"]
 
