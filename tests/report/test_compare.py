@@ -193,6 +193,11 @@ def test_chance_stands_beside_tasks_and_averages_as_it_was_measured_or_published
     assert chances["CIFAR-10"] == pytest.approx(0.1) and chances["MSCOCO"] is chances["Datacomp Average"] is None
 
 
+def test_the_size_of_held_out_sets_and_their_captions_per_image_are_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "clip", SLOW, extra={f"{SET}.captions": 5000})
+    assert f"Held out: {SET} (1,000 images, 5,000 captions, 5 per image)." in compare([run]).notes
+
+
 def test_letters_go_on_after_z() -> None:
     assert [letters(index) for index in (0, 25, 26, 27, 52, 702)] == ["A", "Z", "AA", "AB", "BA", "AAA"]
 
