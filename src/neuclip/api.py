@@ -40,6 +40,7 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
         require_same_settings(settings, resuming=resume is not None)
         sets = results.open_held_out(settings)
         with lifecycle.open_run(settings, resume) as run:
+            results.print_held_out(sets)
             store_features(run)
             loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)
             results.finish(run, sets)

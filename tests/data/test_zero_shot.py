@@ -138,7 +138,7 @@ def spoil(folder, how):
         ("no names", "classnames.txt: no such file; write one class name per line"),
         ("empty names", "classnames.txt: the file is empty"),
         ("too few names", "0.tar: s0000002.png: label 2, but"),
-        ("retrieval", "--evaluation.retrieval"),
+        ("retrieval", "give it as retrieval data"),
     ],
 )
 def test_an_incomplete_webdataset_is_one_line_with_its_file(tmp_path, how, expected):
@@ -168,7 +168,7 @@ def test_class_folders_take_names_and_templates_from_files_beside_them(tmp_path,
     assert (task.classnames, task.templates, task.labels) == (["tench", "goldfish"], ["the {c}"], [0, 1])
     assert task.source.where(0).endswith("n01/001.png") and "line 1 names the class of n01" in capsys.readouterr().err
     (tmp_path / "classnames.txt").write_text("tench\n")
-    assert "1 class names for 2 class folders" in refusal(tmp_path)
+    assert "1 class name for 2 class folders" in refusal(tmp_path)
 
 
 def test_test_alone_is_used_and_a_choice_of_parts_is_refused(tmp_path):

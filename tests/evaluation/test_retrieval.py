@@ -130,6 +130,16 @@ def test_ties_go_to_the_lowest_index():
     assert best_ranks(image, text, everything, everything).tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 128])
+def test_of_equal_images_the_first_comes_first_wherever_it_stands(chunk):
+    # The product of two equal columns may differ in its last bit by their place in the matrix.
+    image, text = unit(65, 768, 1, torch.float32), unit(64, 768, 2, torch.float32)
+    image[-1], text = image[0], F.normalize(text + image[0], dim=1)
+    rows = torch.arange(64)
+    assert best_ranks(text, image, rows, torch.zeros_like(rows), chunk=chunk).tolist() == [1] * 64
+    assert best_ranks(text, image, rows, torch.full_like(rows, 64), chunk=chunk).tolist() == [2] * 64
+
+
 def test_a_caption_is_ranked_by_the_best_of_its_images():
     images = torch.tensor([[0.1], [0.9], [0.5], [0.9]])
     rank = best_ranks(torch.ones(1, 1), images, torch.tensor([0, 0]), torch.tensor([2, 3]))

@@ -114,14 +114,15 @@ def test_one_seed_has_no_spread_and_nothing_is_called_best(paths: list[Path]) ->
 @pytest.mark.parametrize(
     ("values", "better", "best"),
     [
-        ([[0.40, 0.42], [0.50, 0.52]], "higher", 1),
-        ([[0.40, 0.42], [0.50, 0.52]], "lower", 0),
-        ([[0.40, 0.42], [0.50, 0.52]], "", None),
-        ([[0.40, 0.50], [0.49, 0.59]], "higher", None),  # apart by 0.09, both deviations are 0.07
-        ([[0.40, 0.42], [0.50, 0.52], [0.51, 0.53]], "higher", None),  # the second is too near
-        ([[0.40, 0.42], [0.50]], "higher", None),
-        ([[0.40, 0.42], []], "higher", None),
-        ([[0.5, 0.5], [0.5, 0.5]], "higher", None),
+        ([[0.40, 0.41, 0.42], [0.50, 0.51, 0.52]], "higher", 1),
+        ([[0.40, 0.41, 0.42], [0.50, 0.51, 0.52]], "lower", 0),
+        ([[0.40, 0.41, 0.42], [0.50, 0.51, 0.52]], "", None),
+        ([[0.40, 0.45, 0.50], [0.49, 0.54, 0.59]], "higher", None),  # apart by 0.09, both deviations are 0.05
+        ([[0.40, 0.41, 0.42], [0.50, 0.51, 0.52], [0.51, 0.52, 0.53]], "higher", None),  # the second is too near
+        ([[0.40, 0.41, 0.42], [0.50, 0.52]], "higher", None),  # two runs are too few
+        ([[0.40, 0.41, 0.42], [0.50]], "higher", None),
+        ([[0.40, 0.41, 0.42], []], "higher", None),
+        ([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]], "higher", None),
     ],
 )
 def test_the_best_leads_by_more_than_both_deviations(values: list[list[float]], better: str, best: int | None) -> None:
@@ -141,7 +142,7 @@ def test_what_was_reached_at_the_first_evaluation_may_have_been_reached_before(t
     runs = [write_run(tmp_path / "once", [0.5]), write_run(tmp_path / "slow", SLOW, objective="siglip")]
     text = visible_text(write_as(compare(runs), tmp_path / "page.html"))
     assert "1,000 or before (1.00)" in text and "not reached" in text
-    assert "A once was evaluated only once: a smaller evaluation.every gives a finer answer." in text
+    assert "Evaluated only once: A once. A smaller evaluation.every gives a finer answer." in text
 
 
 def test_budgets_may_differ_and_the_share_is_of_each_ones_own(tmp_path: Path) -> None:
@@ -176,6 +177,27 @@ def test_labels_at_the_ends_of_lines_do_not_touch(tmp_path: Path) -> None:
     assert len(styles) == 6 and {line.style for line in figure.legend[6:]} == {"line dashed"}
 
 
+def test_a_method_without_a_normalizer_has_no_normalizer_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "siglip", SLOW, objective="siglip")
+    summary = json.loads(RunFolder(run).summary.read_text())
+    summary["normalizer_error"] = {"eps": 1e-6, "estimators": {"minibatch": {"mean": 0.001}}}
+    RunFolder(run).summary.write_text(json.dumps(summary))
+    assert "normalizer_error" not in {score.measure.metric for score in compare([run]).scores}
+
+
+def test_chance_stands_beside_tasks_and_averages_as_it_was_measured_or_published(tmp_path: Path) -> None:
+    ours, published = write_results(tmp_path / "a.jsonl", meta={"chance": 0.25}), write_results(tmp_path / "b.jsonl")
+    chances = {score.measure.dataset: score.chance for score in compare([ours]).scores}
+    assert chances["MSCOCO"] == 0.25 and chances["Datacomp Average"] == pytest.approx(0.25)
+    chances = {score.measure.dataset: score.chance for score in compare([published]).scores}
+    assert chances["CIFAR-10"] == pytest.approx(0.1) and chances["MSCOCO"] is chances["Datacomp Average"] is None
+
+
+def test_the_size_of_held_out_sets_and_their_captions_per_image_are_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "clip", SLOW, extra={f"{SET}.captions": 5000})
+    assert f"Held out: {SET} (1,000 images, 5,000 captions, 5 per image)." in compare([run]).notes
+
+
 def test_letters_go_on_after_z() -> None:
     assert [letters(index) for index in (0, 25, 26, 27, 52, 702)] == ["A", "Z", "AA", "AB", "BA", "AAA"]
 
@@ -184,13 +206,13 @@ def test_the_normalizer_error_is_drawn_and_not_compared_across_eps(tmp_path: Pat
     runs = [
         write_run(tmp_path / f"{name}-{seed}", SLOW, objective=name, seed=seed, errors=[4.0, 2.0, 1.0, last])
         for name, last in (("neuclip", 0.5), ("fastclip", 0.9))
-        for seed in (1, 2)
+        for seed in (1, 2, 3)
     ]
     comparison = compare(runs)
     figure = next(one for one in all_curves(comparison.groups) if one.title == "Normalizer error")
     assert figure.legend[1].points == [(250, 4.0), (500, 2.0), (750, 1.0), (1000, 0.9)]
     assert score_of(comparison, "normalizer_error", "training data").best == 0
-    for run in runs[2:]:
+    for run in runs[3:]:
         summary = json.loads(RunFolder(run).summary.read_text())
         summary["normalizer_error"]["eps"] = 1e-14
         RunFolder(run).summary.write_text(json.dumps(summary))
@@ -406,6 +428,7 @@ def test_csv_has_one_row_per_run_and_figure_with_exact_values(paths: list[Path],
     [
         (0.1234, 0.0041, True, "12.3 ± 0.4 %"),
         (0.00521, 0.0003, True, "0.52 ± 0.03 %"),
+        (0.0164, 0.0004, True, "1.64 ± 0.04 %"),  # not ± 0.0
         (0.5, None, True, "50.0 %"),
         (1.0664, 0.021, False, "1.07 ± 0.02"),
         (1234.5, 20.0, False, "1,234 ± 20"),

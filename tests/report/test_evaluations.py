@@ -40,7 +40,7 @@ def test_a_set_tells_its_size_and_by_which_definitions_it_was_measured() -> None
     def measured(**metrics: float) -> HeldOutSet:
         return HeldOutSet("a", {"image_to_text_recall_at_1": 0.5, **metrics})
 
-    assert measured(images=1000, captions=5000).size == "1,000 images, 5,000 captions"
+    assert measured(images=1000, captions=5000).size == "1,000 images, 5,000 captions, 5 per image"
     assert measured(images=1000, captions=5000).definitions == [DEFINITION]
     both = measured(images=9, captions=9, image_to_different_text_recall_at_1=0.6)
     assert both.definitions == [DEFINITION, DIFFERENT_DEFINITION]

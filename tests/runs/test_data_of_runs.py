@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from functools import partial
 
@@ -171,5 +172,14 @@ def test_a_run_says_how_many_captions_its_images_have_and_measures_under_the_nam
     (tmp_path / "lists.jsonl").write_text("\n".join(map(json.dumps, listed)))
     flags = ["--train.samples", "16", "--evaluation.retrieval", "mine=rows.csv", "--evaluation.zero_shot", "none"]
     folder = api.train(small_settings(tmp_path / "runs", "--data.train", "lists.jsonl", *flags))
-    assert "lists.jsonl: 10 samples with 49 captions (4 to 6 each)\n" in capsys.readouterr().err
+    start = capsys.readouterr().err
+    assert "lists.jsonl: 10 samples with 49 captions (4 to 6 each)\n" in start
+    assert "held out mine: 10 samples with 50 captions (5 each)\n" in start
+    assert "name others with --evaluation.image_column and --evaluation.caption_column\n" in start
+    report = RunFolder(folder).report.read_text()
+    assert (
+        "10 samples with 49 captions (4 to 6 each)" in report and "mine, 10 images, 50 captions, 5 per image" in report
+    )
     assert json.loads(RunFolder(folder).summary.read_text())["evaluation"]["mine.images"] == 10
+    assert main(["eval", str(folder)]) == 0
+    assert re.search(r"\n  captions +50 +5 per image\n", capsys.readouterr().out)

@@ -147,6 +147,17 @@ def test_runs_without_common_checkpoints_are_refused_with_what_they_have(runs, s
         normalizer_errors([runs["neuclip"].path, folder], anchors=5, seed=0)
 
 
+def test_fewer_checkpoints_than_asked_for_are_told(runs, capsys):
+    assert main(["error", str(runs["clip"].path), "--anchors", "5", "--checkpoints", "4"]) == 0
+    assert "3 of 4 checkpoints measured" in capsys.readouterr().err
+
+
+def test_a_run_is_not_compared_with_itself(runs, capsys):
+    name = str(runs["clip"].path)
+    assert main(["error", name, f"{name}/"]) == 2
+    assert "is given twice; give each run once" in capsys.readouterr().err
+
+
 def test_a_wrong_choice_of_checkpoints_is_refused_before_anything_is_read(runs, capsys):
     assert main(["error", str(runs["clip"].path), "--checkpoints", "some"]) == 2
     assert "--checkpoints is 'some'; give all, last, or a number such as 5" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def text(**changes: Any) -> str:
 def test_a_summary_has_cost_recall_against_chance_normalizer_and_skipped_samples_within_102_columns() -> None:
     assert text().splitlines() == [
         "Trained on 96,000 samples in 4 min 12 s (380 per second, peak memory 1.9 GB).",
-        "Retrieval on icons (1,144 images, 1,150 captions):",
+        "Retrieval on icons (1,144 images, 1,150 captions, 1.01 per image):",
         "  image to text  recall@1 20.5 % (205x chance), @5 41.9 %, @10 53.8 %, median rank 8 of 1,150 captions",
         "  text to image  recall@1 19.0 % (190x chance), median rank 1,024 of 1,144 images",
         "  over different captions:",

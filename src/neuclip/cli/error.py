@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,9 @@ samples seen; smaller is better. Checkpoints to compare are kept by --checkpoint
 def run(arguments: Sequence[str]) -> int:
     names, flags = COMMAND.parse(arguments)
     folders = [find_run(name) for name in names]
+    places = [folder.path.resolve() for folder in folders]
+    if twice := [name for name, place in zip(names, places, strict=True) if places.count(place) > 1]:
+        raise UserError(f"{twice[0]} is given twice; give each run once")
     values = {"anchors": ANCHORS, "seed": SEED, "checkpoints": CHECKPOINTS, **flags}
     check_at_least("--anchors", values["anchors"], 1, f"the paper uses {ANCHORS}")
     check_at_least("--eps", values.get("eps", 0.0), 0, "1e-6 is usual")
@@ -51,6 +55,13 @@ def run(arguments: Sequence[str]) -> int:
     from neuclip import api
 
     errors = api.normalizer_errors([folder.path for folder in folders], **values)
+    measured, wanted = len(errors["runs"][0]["checkpoints"]), values["checkpoints"]
+    if wanted.isdecimal() and measured < int(wanted):
+        print(
+            f"{measured} of {plural(int(wanted), 'checkpoint')} measured: there are no more at equal numbers of "
+            f"samples; train with --checkpoint.milestones {wanted} to keep them",
+            file=sys.stderr,
+        )
     if as_json:
         print_json(errors)
     else:

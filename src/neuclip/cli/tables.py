@@ -37,6 +37,8 @@ def figures_table(figures: Mapping[str, Any]) -> str:
     when a query is right."""
     rows: list[list[str]] = []
     dataset = None
+    sets = parse_evaluation(figures).retrieval
+    captions = {held_out.name: held_out.captions_per_image for held_out in sets}
     for key, value in figures.items():
         name, _, metric = key.rpartition(".")
         if "chance" in metric or metric == "largest_class" or (metric == "skipped" and not value):
@@ -44,8 +46,8 @@ def figures_table(figures: Mapping[str, Any]) -> str:
         if name != dataset:
             rows.append([name])
             dataset = name
-        rows.append([f"  {metric.replace('_', ' ')}", as_figure(metric, value), standard_of(name, metric, figures)])
-    sets = parse_evaluation(figures).retrieval
+        beside = captions[name] if metric == "captions" else standard_of(name, metric, figures)
+        rows.append([f"  {metric.replace('_', ' ')}", as_figure(metric, value), beside])
     definitions = dict.fromkeys(text for held_out in sets for text in held_out.definitions)
     return aligned(rows) + "".join(f"recall at k: {text}\n" for text in definitions)
 

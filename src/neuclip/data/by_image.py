@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from neuclip.data.captions import PIECE, Captions
-from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults
+from neuclip.data.sample import BadSample, Sample
 from neuclip.data.source import Source, SourceFiles
 from neuclip.progress import track
 
@@ -27,7 +27,8 @@ def group_by_image(source: Source) -> Source:
 
 class GroupedByImage(Source):
     """One sample per different key of `keys` (n,), in the order in which they first appear, with the captions of all
-    rows that have it. Rows without a usable caption are faults, unless their image has no other."""
+    rows that have it. Rows without a usable caption are `left_out`, unless their image has no other: what is measured
+    are images, and each of these still has a caption."""
 
     def __init__(self, source: Source, keys: np.ndarray):
         self.source = source
@@ -46,7 +47,8 @@ class GroupedByImage(Source):
         rows = np.flatnonzero(~unused)
         self._rows = rows[np.argsort(image[rows], kind="stable")]
         self._ends = np.cumsum(np.bincount(image[rows]))
-        self.faults = (*source.faults, *_faults(source, np.flatnonzero(unused)))
+        self.left_out = np.flatnonzero(unused)
+        self.faults = source.faults
 
     def rows(self, id: int) -> list[int]:
         """The ids of the source that have this image."""
@@ -104,16 +106,3 @@ def _keys_of_images(source: Source) -> np.ndarray:
             content = b"sample %d" % id
         keys[id] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     return keys
-
-
-def _faults(source: Source, rows: np.ndarray) -> tuple[Fault, ...]:
-    """Of rows without a usable caption, with the reason that reading them gives."""
-    faults = UnindexedFaults()
-    for row in rows.tolist():
-        try:
-            source[row]
-        except BadSample as bad:
-            faults.note(bad.reason, bad.where)
-        else:
-            faults.note("caption is missing", source.where(row))
-    return faults.faults()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neuclip.data import by_name
-from neuclip.data.by_image import group_by_image
+from neuclip.data.by_image import GroupedByImage, group_by_image
 from neuclip.data.clip_benchmark_layout import DATASET_TYPE, RETRIEVAL
 from neuclip.data.fingerprint import count_captions
 from neuclip.data.hold_out import SUFFIX
@@ -18,7 +18,7 @@ from neuclip.data.open import data_name, open_as, open_held_out_part
 from neuclip.data.sample import BadSample
 from neuclip.data.source import Source
 from neuclip.data.tables.columns import print_once
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.zero_shot import CLASSNAMES, ZeroShotTask
 from neuclip.errors import UserError
 from neuclip.formatting import plural
 from neuclip.settings.secrets import between_commas, without_queries
@@ -117,6 +117,7 @@ def open_retrieval(address: str, settings: Settings) -> Source:
             raise UserError(f"{address}: is nothing that was kept from training; {remedy}")
         source = group_by_image(open_held_out_part(settings))
         if not any(part.captions_sha256 for part in source.parts):  # of more data all captions would be read for it
+            count_captions(source)
             _print_several_lines(address, source)
         return source
     columns = ("image_column", "caption_column", "caption_key")
@@ -133,6 +134,12 @@ def open_retrieval(address: str, settings: Settings) -> Source:
 def _check_captions(address: str, source: Source) -> None:
     """A wrong caption key leaves nothing to measure, which would otherwise be found after training; some images without
     a caption are left out of the figures, and counted there."""
+    if isinstance(source, GroupedByImage) and len(source.left_out):
+        rows, first = len(source.left_out), source.source.where(int(source.left_out[0]))
+        print_once(
+            f"{without_queries(address)}: {rows:,} of {len(source.source):,} rows have no caption and are left out, "
+            f"the first is {first}; their images have other captions"
+        )
     counts = count_captions(source)
     if not counts.without:
         return
@@ -147,7 +154,8 @@ def _check_captions(address: str, source: Source) -> None:
         reason = "first of all " + source.where(0)
     except BadSample as bad:
         reason = f"{bad.reason}, {bad.where}"
-    raise UserError(f"{without_queries(address)}: no sample has a caption ({reason}); give data with captions")
+    remedy = "it is a set for zero-shot" if (Path(address) / CLASSNAMES).is_file() else "give data with captions"
+    raise UserError(f"{without_queries(address)}: no sample has a caption ({reason}); {remedy}")
 
 
 def _print_several_lines(address: str, source: Source) -> None:

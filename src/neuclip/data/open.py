@@ -169,7 +169,8 @@ def open_source(
     """
     if not address:
         raise UserError(f"no data given; give --data.train icons-30k, or {EXAMPLES}")
-    options = OpenOptions(ColumnChoice(image_column, caption_column), caption_key, limits or Limits(), retrieval)
+    columns = ColumnChoice(image_column, caption_column, "evaluation" if retrieval else "data")
+    options = OpenOptions(columns, caption_key, limits or Limits(), retrieval)
     parts = parts_of(address)
     sources = [_open_one(part, options) for part, _ in parts]
     weights = [weight for _, weight in parts]

@@ -21,6 +21,7 @@ from neuclip.data.tables.plain_images import PlainImages
 from neuclip.data.tar.metadata import read_metadata
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import UserError
+from neuclip.formatting import plural
 from neuclip.settings.nearest import nearest_path
 
 CLASSNAMES = "classnames.txt"
@@ -84,8 +85,9 @@ def _open_class_folders(folder: Path) -> Opened:
     classnames = _lines(names) if names else [name.replace("_", " ") for name in classes]
     if names and len(classnames) != len(classes):
         raise UserError(
-            f"{names}: {len(classnames)} class names for {len(classes)} class folders; write one line per folder, in "
-            f"the order of their names ({', '.join(classes[:3])} ...), or remove the file to use the folders' names"
+            f"{names}: {plural(len(classnames), 'class name')} for {len(classes)} class folders; write one line "
+            f"per folder, in the order of their names ({', '.join(classes[:3])} ...), or remove the file to use the "
+            "folders' names"
         )
     if names:
         print_once(f"{names}: line 1 names the class of {classes[0]}, and so on in the order of the folders' names")
@@ -138,7 +140,7 @@ def _refuse_other_type(folder: Path) -> None:
     stated = folder / DATASET_TYPE
     kind = stated.read_text(encoding="utf-8").strip() if stated.is_file() else "classification"
     if kind == RETRIEVAL:
-        raise UserError(f"{stated}: it is a retrieval set; give it as --evaluation.retrieval {folder}")
+        raise UserError(f"{stated}: it is a retrieval set; give it as retrieval data, not for zero-shot")
     if kind != "classification":
         raise UserError(f"{stated}: sets of type {kind!r} are not read; give one with a single label per image")
 

@@ -28,14 +28,13 @@ def recall(pairs: EmbeddedPairs, *, ks: Sequence[int] = (1, 5, 10), chunk: int =
     check_finite(text, "text features")
     images, captions, texts = len(image), len(pairs.caption_text), len(text)
     image_of, text_of, every_caption = pairs.caption_image, pairs.caption_text, torch.arange(captions)
-    repeated = None if texts == captions else text_of
-    ranks = best_ranks(image, text, image_of, every_caption, columns=repeated, chunk=chunk)
+    every_text = text if texts == captions else text[text_of]
+    ranks = best_ranks(image, every_text, image_of, every_caption, chunk=chunk)
     figures: dict[str, float] = {"images": images, "captions": captions}
     figures |= _figures("image_to_text", ranks, _chances(image_of, captions, ks))
-    every_text = text if repeated is None else text[text_of]
     ranks = best_ranks(every_text, image, every_caption, image_of, chunk=chunk)
     figures |= _figures("text_to_image", ranks, _chances(every_caption, images, ks))
-    if repeated is not None:
+    if texts < captions:
         own_image, own_text = torch.stack([image_of, text_of]).unique(dim=1)
         figures["different_captions"] = texts
         ranks = best_ranks(image, text, own_image, own_text, chunk=chunk)
@@ -60,21 +59,22 @@ def best_ranks(
     query_of: Tensor,
     candidate_of: Tensor,
     *,
-    columns: Tensor | None = None,
     chunk: int = 128,
-) -> Tensor:  # (q, d), (c, d), (p,), (p,), (k,) -> (q,) int64
+) -> Tensor:  # (q, d), (c, d), (p,), (p,) -> (q,) int64
     """The rank, from 1, of each query's best right candidate. Pair j says: candidate_of[j] is right for query_of[j].
 
-    With `columns` there are k candidates, and candidate j has the features of row columns[j]: candidates with equal
-    features then have scores that are equal to the bit. Ties go to the lowest index. A query without any right
-    candidate has the rank after the last.
+    Ties go to the lowest index. A query without any right candidate has the rank after the last.
     """
+    # Equal rows are scored once: the same product at another place of a matrix may differ in its last bit.
+    rows, column = candidates.unique(dim=0, return_inverse=True)
+    repeated = len(rows) < len(candidates)
+    candidates = rows if repeated else candidates
     order = torch.argsort(query_of, stable=True)
     query_of, candidate_of = query_of[order], candidate_of[order]
     ranks = []
     for start in range(0, len(queries), chunk):
         scores = queries[start : start + chunk] @ candidates.T  # (b, c)
-        scores = scores if columns is None else scores[:, columns]
+        scores = scores[:, column] if repeated else scores
         edges = torch.tensor([start, start + len(scores)], device=query_of.device)
         first, last = torch.searchsorted(query_of, edges).tolist()
         ranks.append(_ranks_in_block(scores, query_of[first:last] - start, candidate_of[first:last]))

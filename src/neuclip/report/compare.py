@@ -12,7 +12,7 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.records import write_text_safely
 from neuclip.report.compare_curves import ERROR_MEANING, all_curves
 from neuclip.report.compare_inputs import Group, different_settings, group_members, read_member
-from neuclip.report.compare_notices import all_notices
+from neuclip.report.compare_notices import all_notices, held_out_sizes
 from neuclip.report.compare_scores import (
     ERROR,
     Score,
@@ -75,6 +75,7 @@ class Comparison:
         metrics = {score.measure.metric for score in self.scores}
         notes = ["± is the standard deviation over n runs (n − 1 in its denominator)."] if several else []
         notes += [BEST_RULE] if len(self.groups) > 1 else []
+        notes += held_out_sizes(self.groups)
         if any("_recall_at_" in metric for metric in metrics):
             notes.append(f"Recall@k: {DEFINITION}.")
         if any("different_text" in metric for metric in metrics):

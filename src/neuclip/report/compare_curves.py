@@ -22,9 +22,7 @@ from neuclip.report.figures import (
 )
 from neuclip.report.plotting import Point, Scale, column, evenly_spaced, mean_curve, smooth, thin, value_scale
 
-ERROR_MEANING = (
-    "Mean squared error of the log-normalizers: 0 is exact. Of a method that predicts none, that of its mini-batch."
-)
+ERROR_MEANING = "Mean squared error of the log-normalizers: 0 is exact. That of CLIP is its mini-batch's."
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,15 @@ def different_held_out(groups: Sequence[Group]) -> dict[str, list[str]]:
     }
 
 
+def held_out_sizes(groups: Sequence[Group]) -> list[str]:
+    """'Held out: shop (1,000 images, 5,000 captions, 5 per image), kinds (261 images).' without those that differ."""
+    members = [member for group in groups for member in group.counted]
+    sizes = {one.name: one.size for member in members for one in held_out_sets(member) if one.size}
+    different = different_held_out(groups)
+    known = [f"{name} ({size})" for name, size in sizes.items() if name not in different]
+    return [f"Held out: {', '.join(known)}."] if known else []
+
+
 def task_notices(groups: Sequence[Group]) -> list[str]:
     """One sentence for all tasks that differ in the same way."""
     keys: dict[str, list[str]] = {}

@@ -25,6 +25,7 @@ RECALL = re.compile(rf"({'|'.join(DIRECTION_WORDS)})_recall_at_(\d{{1,9}})")
 ZERO_SHOT_WORDS = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "accuracy, mean per class"}
 AVERAGES = ("datacomp", "imagenet", "retrieval")  # those of the paper
 ERROR = "normalizer_error"
+FEWEST_RUNS = 3  # of a group to be compared: of equal methods with two runs each, one in five is "best" by chance
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,24 @@ def evaluation_figures(evaluation: Evaluation) -> dict[Measure, float]:
 def chance_of(measure: Measure, member: Member) -> float | None:
     """What guessing gives; None where it is not known."""
     if measure.of_task:
-        return next((task.chance for task in tasks() if task.name == measure.dataset), None)
+        # An average is there only where all its tasks are.
+        ours = [task for task in tasks() if task.name == measure.dataset or measure.dataset in group_names(task)]
+        chances = [chance for task in ours if (chance := task_chance(task, member)) is not None]
+        return mean(chances) if chances and len(chances) == len(ours) else None
     metric = measure.metric.replace("_recall_", "_chance_") if "_recall_" in measure.metric else "chance"
     known = measure.in_percent and measure.metric != "top5"
     return next((one[metric] for one in held_out_sets(member) if known and one.name == measure.dataset), None)
+
+
+def group_names(task: Task) -> list[str]:
+    return [GROUPS[group] for group in task.groups]
+
+
+def task_chance(task: Task, member: Member) -> float | None:
+    """As it was computed with the result, otherwise as published."""
+    result = member.tasks.get(task.key)
+    chance = number(result.meta.get("chance")) if result else None
+    return task.chance if chance is None else chance
 
 
 def final_figures(member: Member) -> dict[Measure, float]:
@@ -127,14 +142,11 @@ def final_figures(member: Member) -> dict[Measure, float]:
 
 
 def error_points(member: Member) -> list[Point]:
-    """The error of the method's log-normalizers over samples; of a method without an estimate, a mini-batch's, which is
-    what it divides by."""
+    """The error of the method's log-normalizers over samples; none of a method that has no normalizer (SigLIP)."""
     if member.contents is None:
         return []
-    method, batch = member.contents.normalizer_errors
-    known = {key for evaluation in member.evaluations for key in evaluation.others}
-    name, last = ("method", method) if method is not None or f"{ERROR}.method" in known else ("minibatch", batch)
-    measured = [(evaluation.samples, evaluation.others.get(f"{ERROR}.{name}")) for evaluation in member.evaluations]
+    last, _ = member.contents.normalizer_errors
+    measured = [(evaluation.samples, evaluation.others.get(f"{ERROR}.method")) for evaluation in member.evaluations]
     points = {samples: value for samples, value in measured if samples is not None and value is not None}
     if last is not None:
         points[member.contents.samples_seen] = last
@@ -197,7 +209,7 @@ def incomparable_data(groups: Sequence[Group]) -> set[str]:
     """The `dataset` of measures that were not measured in the same way everywhere, and averages over such tasks."""
     keys = different_tasks(groups)
     affected = [task for task in tasks() if task.key in keys]
-    averages = {GROUPS[name] for task in affected for name in task.groups}
+    averages = {name for task in affected for name in group_names(task)}
     errors = {NORMALIZER_ERROR.dataset} if different_eps(groups) else set()
     return {*different_held_out(groups), *keys, *(task.name for task in affected), *averages, *errors}
 
@@ -209,16 +221,14 @@ def measure_order(measure: Measure) -> int:
 
 def best_group(spreads: Sequence[Spread | None], better: str) -> int | None:
     """The group whose mean is better than every other's by more than both standard deviations together; None if there
-    is none, or if any group has a single run, as its spread is not known."""
+    is none, or if any group has fewer than FEWEST_RUNS runs."""
     measured = [(index, spread) for index, spread in enumerate(spreads) if spread is not None]
-    if len(measured) < 2 or not better:
+    if len(measured) < 2 or not better or any(len(spread.values) < FEWEST_RUNS for _, spread in measured):
         return None
     sign = 1 if better == "higher" else -1
     index, leader = max(measured, key=lambda one: sign * one[1].mean)
     for _, other in ((place, spread) for place, spread in measured if place != index):
-        if leader.deviation is None or other.deviation is None:
-            return None
-        if not sign * (leader.mean - other.mean) > leader.deviation + other.deviation:
+        if not sign * (leader.mean - other.mean) > stdev(leader.values) + stdev(other.values):
             return None
     return index
 
@@ -269,13 +279,13 @@ def reach(curve: Sequence[Point], group: Group, score: float) -> Reach | None:
 
 def rare_evaluations(targets: Iterable[Target], groups: Sequence[Group], fewest: int = 5) -> list[str]:
     """Groups whose answer is coarse."""
-    counts: dict[str, int] = {}
+    by_count: dict[int, dict[str, None]] = {}
     for target in targets:
         for group, reached in zip(groups, target.reached, strict=True):
             if reached and reached.evaluations < fewest:
-                counts[group.label] = reached.evaluations
+                by_count.setdefault(reached.evaluations, {})[group.label] = None
     return [
-        f"{label} was evaluated {'only once' if count == 1 else f'only {count} times'}: a smaller evaluation.every "
+        f"Evaluated only {'once' if count == 1 else f'{count} times'}: {', '.join(labels)}. A smaller evaluation.every "
         "gives a finer answer."
-        for label, count in counts.items()
+        for count, labels in by_count.items()
     ]

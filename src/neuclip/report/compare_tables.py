@@ -28,7 +28,7 @@ LATEX_LETTERS = {
 }
 BEST_RULE = (
     "Best is what leads every other group by more than both standard deviations together; "
-    "where a group has a single run, its spread is unknown and nothing is marked."
+    "where a group has fewer than three runs, nothing is marked: their spread says too little."
 )
 
 
@@ -54,13 +54,14 @@ LATEX = Style(
 
 
 def with_spread(mean: float, deviation: float | None, *, in_percent: bool) -> str:
-    """'12.3 ± 0.4 %', '0.52 ± 0.03 %', '1.07 ± 0.02'; without a deviation '12.3 %'. Both with the same decimals.
+    """'12.3 ± 0.4 %', '1.64 ± 0.04 %', '1.07 ± 0.02'; without a deviation '12.3 %'. Both with the same decimals.
 
     >>> with_spread(0.123, 0.0041, in_percent=True), with_spread(0.0052, None, in_percent=True)
     ('12.3 ± 0.4 %', '0.52 %')
     """
     if in_percent:
-        decimals = 1 if abs(mean) >= 0.00995 else 2
+        small = abs(mean) < 0.00995 or (deviation is not None and 0 < deviation < 0.0005)
+        decimals = 2 if small else 1
         parts = [f"{100 * value:.{decimals}f}" for value in (mean, deviation) if value is not None]
         return " ± ".join(parts).replace("-", "−") + " %"
     if mean == 0 or not 1e-3 <= abs(mean) < 1e9:

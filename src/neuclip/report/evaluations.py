@@ -55,9 +55,17 @@ class HeldOutSet:
 
     @property
     def size(self) -> str:
-        """'1,000 images, 5,000 captions'; what is not known is left out."""
+        """'1,000 images, 5,000 captions, 5 per image'; what is not known is left out."""
         counts = {noun: self[f"{noun}s"] for noun in ("image", "caption")}
-        return ", ".join(plural(count, noun) for noun, count in counts.items() if count is not None)
+        known = [plural(count, noun) for noun, count in counts.items() if count is not None]
+        return ", ".join(filter(None, (*known, self.captions_per_image)))
+
+    @property
+    def captions_per_image(self) -> str:
+        """'5 per image', '5.01 per image'; empty where it is not known, and of earlier versions, which counted equal
+        captions once."""
+        images, captions = self["images"], self["captions"]
+        return f"{captions / images:.3g} per image" if images and captions and captions >= images else ""
 
     @property
     def definitions(self) -> list[str]:

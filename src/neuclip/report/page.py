@@ -95,6 +95,7 @@ def facts(run: RunContents) -> list[str]:
         run.objective,
         str(run.setting("model", "name") or ""),
         without_queries(str(run.setting("data", "train") or "")),
+        str(as_dict(run.environment.get("data")).get("captions") or ""),
         f"{written.day} {written:%B %Y, %H:%M} UTC" if written else "",
     ]
 

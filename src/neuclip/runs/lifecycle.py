@@ -95,7 +95,8 @@ def start_run(settings: Settings) -> Run:
     """Collective. A new run in a new folder."""
     path = from_main_rank(lambda: str(check_new(settings)))
     run = build_run(settings, RunFolder(path), open_data(settings))
-    described = environment(run.device, run.precision, run.fingerprint)
+    captions = {"captions": str(run.source.caption_counts)} if run.source.caption_counts else {}
+    described = environment(run.device, run.precision, run.fingerprint | captions)
 
     def make() -> str:
         check_disk(run)

@@ -27,6 +27,7 @@ from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
+from neuclip.formatting import plural
 from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
 from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
@@ -55,6 +56,19 @@ def open_held_out(settings: Settings) -> HeldOutSets:
         seen = "; ".join(f"rank {number} sets of {own} samples" for number, own in enumerate(sizes))
         raise_on_main(UserError(f"ranks see different held-out data: {seen}; give all of them the same files"))
     return sets
+
+
+def print_held_out(sets: HeldOutSets) -> None:
+    """What a run will be measured on, while there is time to stop it: a set read wrongly is seen by its captions."""
+    if not is_main():
+        return
+    sizes = {
+        name: str(source.caption_counts or plural(len(source), "sample")) for name, source in sets.retrieval.items()
+    }
+    for name, task in sets.zero_shot.items():
+        sizes[name] = f"{plural(len(task.source), 'image')} of {plural(len(task.classnames), 'class', 'classes')}"
+    for name, size in sizes.items():
+        print(f"  held out {name}: {size}", file=sys.stderr)
 
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:

@@ -31,6 +31,7 @@ class ColumnChoice(NamedTuple):
 
     image: str = ""
     caption: str = ""  # several between commas are several captions per image
+    section: str = "data"  # of the settings in which the user names them
 
 
 class Columns(NamedTuple):
@@ -50,7 +51,8 @@ def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: 
     if not (choice.image and choice.caption):
         print_once(
             f"{path}: {how}{', ' if how else ''}images from column {image[0]!r}, captions from "
-            f"{', '.join(map(repr, captions))}; name others with --data.image_column and --data.caption_column"
+            f"{', '.join(map(repr, captions))}; name others with --{choice.section}.image_column and "
+            f"--{choice.section}.caption_column"
         )
     return Columns(image[0], tuple(captions))
 

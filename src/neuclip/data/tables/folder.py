@@ -20,6 +20,7 @@ from neuclip.data.tables.csv import SEPARATORS, read_csv
 from neuclip.data.tables.jsonl import read_jsonl
 from neuclip.data.tables.listed import ListedPairs, Row, Rows, read_file, read_image
 from neuclip.errors import UserError
+from neuclip.formatting import plural
 from neuclip.progress import SILENT_SECONDS, StatusLine, track
 
 LARGEST_TEXT = 1 << 24  # bytes
@@ -118,9 +119,9 @@ def open_folder(name: str, folder: Path, choice: ColumnChoice) -> ImageFolder | 
     endings = [caption_ending(image, texts) for image in images]
     if not any(endings):
         if elsewhere := coco_captions(folder.absolute().parent) or sorted(folder.glob("*.[ct]sv")):
-            raise UserError(f"{folder}: {len(images):,} images but no captions; did you mean {elsewhere[0]}?")
+            raise UserError(f"{folder}: {plural(len(images), 'image')} but no captions; did you mean {elsewhere[0]}?")
         raise UserError(
-            f"{folder}: {len(images):,} images but no captions; put {Path(images[0]).stem}.txt beside "
+            f"{folder}: {plural(len(images), 'image')} but no captions; put {Path(images[0]).stem}.txt beside "
             f"{images[0]} and so on, or one captions.csv with the columns image and caption into the folder"
         )
     retrieval = is_retrieval_set(folder)
