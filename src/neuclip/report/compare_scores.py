@@ -109,7 +109,8 @@ def evaluation_figures(evaluation: Evaluation) -> dict[Measure, float]:
 def chance_of(measure: Measure, member: Member) -> float | None:
     """What guessing gives; None where it is not known."""
     if measure.of_task:
-        return next((task.chance for task in tasks() if task.name == measure.dataset), None)
+        key = next((task.key for task in tasks() if task.name == measure.dataset), measure.dataset)
+        return number(member.tasks[key].meta.get("chance")) if key in member.tasks else None
     metric = measure.metric.replace("_recall_", "_chance_") if "_recall_" in measure.metric else "chance"
     known = measure.in_percent and measure.metric != "top5"
     return next((one[metric] for one in held_out_sets(member) if known and one.name == measure.dataset), None)
