@@ -282,6 +282,10 @@ def test_mistakes_are_one_line(copy, capsys, monkeypatch):
     assert "did you mean cifar10" in complaint(capsys, target, root, "--tasks", "cifr10")
     assert "has no data of these tasks" in complaint(capsys, target, f"--data={copy / 'model'}")
     assert "has no data of these tasks" in complaint(capsys, target, root, "--tasks", "mnist")
+    assert "2 neuclip: --tasks names no task" in complaint(capsys, target, root, "--tasks", ",")
+    assert "model: is a folder; give a file" in complaint(capsys, target, root, "--output", str(copy / "model"))
+    inside = str(copy / "small.json" / "results.jsonl")
+    assert "its folder cannot be made" in complaint(capsys, target, root, "--output", inside)
     assert "give --data ROOT, or: neuclip data get" in complaint(capsys, target, "--tasks", "mnist")
     weights = copy / "model" / "open_clip_model.safetensors"
     assert "cannot be loaded into tiny" in complaint(capsys, f"tiny:{weights}", root)

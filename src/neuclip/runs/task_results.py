@@ -32,6 +32,16 @@ def results_file(target: str) -> Path:
     return Path(FOLDER) / f"{name}.jsonl"
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Before anything is measured."""
+    if path.is_dir():
+        raise UserError(f"--output {path}: is a folder; give a file, such as {path / 'results.jsonl'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {path}: its folder cannot be made ({error.strerror}); give another file") from error
+
+
 @dataclass(frozen=True)
 class TaskFile:
     """The results of one model: those of others are set aside, or an average would mix two models."""
@@ -70,7 +80,6 @@ class TaskFile:
 
     def write(self, line: Line) -> None:
         """In place of an earlier line of the task, if there is one: the file has each task once."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         _write(self.path, _replace(self.read(), line))
 
     def _aside(self, model: Mapping[str, str]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ class TaskResults:
             raise RunFailed(f"{plural(len(self.failed), 'task')} not measured: {reasons}")
 
 
-def measure_tasks(embedder: Embedder, chosen: Iterable[Task], root: Path, file: Path, compat: Compat) -> TaskResults:
+def measure_tasks(embedder: Embedder, chosen: Sequence[Task], root: Path, file: Path, compat: Compat) -> TaskResults:
     """Collective. A task whose line in `file` has the same weights, data and switches is not measured again."""
     folders = find_folders(chosen, root)
     opened, failed = _open_all(folders)
@@ -72,11 +72,13 @@ def measure_tasks(embedder: Embedder, chosen: Iterable[Task], root: Path, file: 
     return TaskResults(file, lines, averages(lines), [task for task in chosen if task not in folders], failed)
 
 
-def find_folders(chosen: Iterable[Task], root: Path) -> dict[Task, Path]:
+def find_folders(chosen: Sequence[Task], root: Path) -> dict[Task, Path]:
     """Of the tasks whose data are below the root."""
+    if not chosen:
+        raise UserError("--tasks names no task; give datacomp for all, or one that neuclip data get --list shows")
     found = {task: folder for task in chosen if (folder := task.find_folder(root))}
     if not found:
-        example = next(iter(chosen)).folder
+        example = chosen[0].folder
         raise UserError(f"{root} has no data of these tasks, such as {example}; give --data ROOT, or: neuclip data get")
     return found
 
