@@ -37,7 +37,6 @@ class Task:
     metric: str  # the main one, which the averages are over
     size: int  # images; of WinoGAViL puzzles
     classes: int | None  # of classification
-    chance: float | None  # of the main metric, as published with DataComp's results; None: not known
     groups: tuple[str, ...]  # keys of GROUPS
     folder: str  # below the root of all sets
     copies: tuple[str, ...]  # data sets of the Hugging Face hub in the local layout, the one DataComp uses first
@@ -50,8 +49,8 @@ class Task:
         return tuple(dict.fromkeys([self.folder, *clones, self.folder.removesuffix("_test")]))
 
     def is_whole(self, items: float) -> bool:
-        """Whether so many items are nearly all of it; with fewer it was measured on other data than everybody's."""
-        return items >= WHOLE * self.size
+        """Whether so many items are nearly all of its own; else it was measured on other data than everybody's."""
+        return WHOLE * self.size <= items <= self.size / WHOLE
 
     def find_folder(self, root: Path) -> Path | None:
         """Its folder below the root of all sets; None if it is not there."""

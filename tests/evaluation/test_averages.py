@@ -79,6 +79,12 @@ def test_a_task_measured_on_a_part_of_its_images_does_not_complete_an_average():
     assert (short.value, short.lacking) == (None, ("CIFAR-10: measured on 9,000 of 10,000",))
     lines[1]["meta"]["items"] = 9_999
     assert averages(lines)[0].value == 0.5
+    lines[1]["meta"]["items"] = 60_000
+    assert averages(lines)[0].lacking == ("CIFAR-10: measured on 60,000 of 10,000",)
+    lines[1]["meta"] = {"classes": 9}
+    assert averages(lines)[0].lacking == ("CIFAR-10: measured with 9 class names, it has 10",)
+    lines[1]["meta"] = {"templates": "default"}
+    assert averages(lines)[0].lacking == ("CIFAR-10: measured with default prompts",)
     lines[1]["metrics"]["main_metric"] = None
     assert averages(lines)[0].lacking == ("CIFAR-10: has no acc1",)
 
@@ -95,3 +101,19 @@ def test_beside_the_average_stand_the_figures_it_is_mistaken_for():
     assert found["FMoW over all regions"] == pytest.approx(faithful + 0.6 / 38)
     assert found["CLEVR Distance with its empty class name"] == pytest.approx(faithful + 0.1 / 38)
     assert found["acc1 for every classification task"] == pytest.approx((33 * 0.7 + 0.6 + 0.2 + 3 * 0.5) / 38)
+
+
+def test_both_ways_of_counting_have_an_average_and_the_one_that_was_chosen_is_not_repeated():
+    clevr = "vtab/clevr_closest_object_distance"
+    ways = {"datacomp": (0.0, 0.2), "correct": (0.19, 0.3)}
+    names = {way: f"as --compat {way} counts" for way in ways}
+    for chosen, other in (("datacomp", "correct"), ("correct", "datacomp")):
+        lines = {task.key: line(task.key, acc1=0.7) for task in tasks()}
+        regions = {"acc_worst_region": 0.0, "acc_worst_region_without_other": 0.19}
+        lines["wilds/fmow"] = line("wilds/fmow", main_metric=ways[chosen][0], **regions)
+        blank = {"acc1_blank_classnames_drop": 0.2, "acc1_blank_classnames_keep": 0.3}
+        lines[clevr] = line(clevr, main_metric=ways[chosen][1], **blank)
+        found = named(list(lines.values()))
+        assert found["Datacomp Average"] == pytest.approx((36 * 0.5 + sum(ways[chosen])) / 38)
+        assert found[names[other]] == pytest.approx((36 * 0.5 + sum(ways[other])) / 38)
+        assert names[chosen] not in found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from neuclip.evaluation.metrics import (
     Predictions,
     best_candidates,
     group_shares,
+    guessed_jaccard,
     jaccard,
     macro_f1,
     mean_per_class_recall,
@@ -17,7 +20,7 @@ from neuclip.evaluation.metrics import (
     share,
     worst_group,
 )
-from neuclip.evaluation.tasks import classification_metrics, cue_prompt
+from neuclip.evaluation.tasks import chance_of, classification_metrics, cue_prompt
 from neuclip.tasks import find_task
 
 PLACES = range(60)
@@ -119,3 +122,39 @@ def test_jaccard_of_as_many_chosen_as_are_right():
 )
 def test_cues_get_the_article_that_datacomp_gives_them(cue, prompt):
     assert cue_prompt(cue) == prompt
+
+
+SVHN = (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595)  # test images of each digit
+
+
+def test_chance_is_the_published_one_where_a_published_one_is_of_the_same_metric():
+    labels = torch.arange(10).repeat_interleave(torch.tensor(SVHN))
+    assert chance_of("acc1", labels, 10) == pytest.approx(0.117897, abs=1e-6)
+    assert chance_of("mean_per_class_recall", labels, 12) == pytest.approx(1 / 10)
+
+
+@pytest.mark.parametrize("metric", ["acc1", "mean_per_class_recall", "F1-macro_all", "acc_wg"])
+def test_chance_is_what_random_guesses_reach(metric):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 600 + [1] * 300 + [3] * 100)
+    groups = torch.tensor([0] * 500 + [1] * 500)
+    task = {"F1-macro_all": "iwildcam", "acc_wg": "geode"}.get(metric, "cifar10")
+    reached = []
+    for _ in range(50):
+        guesses = labels[torch.randint(1000, (1000,), generator=generator)]
+        ranks = torch.where(guesses == labels, 1, 2)
+        reached.append(classification_metrics(find_task(task), Predictions(guesses, ranks), labels, 4, groups)[metric])
+    assert sum(reached) / 50 == pytest.approx(
+        chance_of(metric, labels, 4, groups if task == "geode" else None), abs=0.01
+    )
+
+
+def test_chance_of_fmow_without_other_leaves_that_region_out():
+    labels, regions = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 1, 5])
+    assert chance_of("acc_worst_region", labels, 2, regions) == 0.25
+    assert chance_of("acc_worst_region_without_other", labels, 2, regions) == 0.75
+
+
+def test_chance_of_a_puzzle_is_the_mean_over_all_choices():
+    choices = list(itertools.combinations(range(6), 3))
+    assert guessed_jaccard(6, 3) == pytest.approx(sum(jaccard(one, (0, 1, 2)) for one in choices) / len(choices))

@@ -125,6 +125,10 @@ WEIGHTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a folder's weights and others": (both, "remove --model.pretrained"),
     "a folder": (lambda folder: {"name": "tiny", "pretrained": str(folder)}, "is a folder"),
     "no file": (lambda folder: {"name": "tiny", "pretrained": str(folder / "x.pt")}, "neither a file nor a tag"),
+    "weights of another activation": (
+        lambda folder: {"name": "ViT-B-32", "pretrained": "openai"},
+        "give ViT-B-32-quickgelu as the model",
+    ),
     "an unknown tag": (lambda folder: {"name": "ViT-B-32", "pretrained": "opnai"}, "openai"),
     "a folder whose config is no config": (folder_with("no"), "open_clip_config.json is not JSON"),
     "a folder whose config lacks its section": (folder_with(TINY), "has no model_cfg"),

@@ -185,12 +185,12 @@ def test_a_method_without_a_normalizer_has_no_normalizer_error(tmp_path: Path) -
     assert "normalizer_error" not in {score.measure.metric for score in compare([run]).scores}
 
 
-def test_chance_stands_beside_tasks_and_averages_as_it_was_measured_or_published(tmp_path: Path) -> None:
+def test_chance_stands_beside_tasks_and_averages_where_it_was_computed(tmp_path: Path) -> None:
     ours, published = write_results(tmp_path / "a.jsonl", meta={"chance": 0.25}), write_results(tmp_path / "b.jsonl")
     chances = {score.measure.dataset: score.chance for score in compare([ours]).scores}
     assert chances["MSCOCO"] == 0.25 and chances["Datacomp Average"] == pytest.approx(0.25)
     chances = {score.measure.dataset: score.chance for score in compare([published]).scores}
-    assert chances["CIFAR-10"] == pytest.approx(0.1) and chances["MSCOCO"] is chances["Datacomp Average"] is None
+    assert chances["CIFAR-10"] is chances["Datacomp Average"] is None  # a file of another program
 
 
 def test_the_size_of_held_out_sets_and_their_captions_per_image_are_told(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import read_lines
 from neuclip.runs.task_results import results_file
-from tests.data.small_shards import image_bytes, write_tar
-from tests.data.small_tasks import CLASSNAMES, TEMPLATES, npy, write_task
+from tests.data.small_shards import Member, image_bytes, write_tar
+from tests.data.small_tasks import CLASSNAMES, TEMPLATES, npy, sample, write_task
 
 SMALL = {
     "embed_dim": 16,
@@ -50,12 +50,8 @@ def export_small(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def write_root(root: Path) -> Path:
-    """CIFAR-10 and CLEVR Distance (with its empty class name) of 34 images, FMoW of 12, Flickr of 6, one puzzle."""
-    write_task(root / CIFAR, classnames=("cat", "dog", "bird", "cow", "fish", "horse"))
-    write_task(root / CLEVR)
-    write_task(root / FMOW, sizes=(1,), classnames=("cat", "dog", "bird", "cow", "fish", "horse"))
-    members = [
+def fmow_members() -> list[Member]:
+    return [
         member
         for number, region in enumerate(REGIONS)
         for member in [
@@ -64,7 +60,14 @@ def write_root(root: Path) -> Path:
             (f"s{number}.npy", npy(region, 2000, number, 0)),
         ]
     ]
-    write_tar(root / FMOW / "test" / "0.tar", members)
+
+
+def write_root(root: Path) -> Path:
+    """CIFAR-10 and CLEVR Distance (with its empty class name) of 34 images, FMoW of 12, Flickr of 6, one puzzle."""
+    write_task(root / CIFAR, classnames=("cat", "dog", "bird", "cow", "fish", "horse"))
+    write_task(root / CLEVR)
+    write_task(root / FMOW, sizes=(1,), classnames=("cat", "dog", "bird", "cow", "fish", "horse"))
+    write_tar(root / FMOW / "test" / "0.tar", fmow_members())
     pairs = [[(f"s{n}.png", image_bytes(n)), (f"s{n}.txt", f"picture {n}\nnumber {n}".encode())] for n in range(6)]
     write_tar(root / FLICKR / "test" / "0.tar", [member for pair in pairs for member in pair])
     (root / FLICKR / "test" / "nshards.txt").write_text("1\n")
@@ -162,7 +165,7 @@ def test_lines_have_what_datacomps_aggregation_reads_and_where_they_come_from(pl
     meta = lines["CLEVR Distance"]["meta"]
     assert meta["switches"] == {"blank_classnames": "drop"} and lines["CIFAR-10"]["meta"]["switches"] == {}
     assert {len(meta[name]) for name in ("weights", "data", "templates")} == {64}
-    assert (meta["precision"], meta["images"], meta["skipped"]) == ("float32", 34, 0)
+    assert (meta["precision"], meta["images"], meta["classes"], meta["skipped"]) == ("float32", 34, 6, 0)
     assert lines["Flickr"]["meta"]["captions"] == 12 and lines["WinoGAViL"]["meta"]["puzzles"] == 1
 
 
@@ -178,6 +181,7 @@ def test_what_is_known_is_not_measured_again_and_what_changed_is(copy):
     changed = {name for name in first if third[name]["meta"]["seconds"] != second[name]["meta"]["seconds"]}
     assert changed == {"CLEVR Distance", "FMoW"}
     correct = {name: third[name]["metrics"] for name in changed}
+    assert third["FMoW"]["meta"]["metric"] == "acc_worst_region_without_other"
     assert correct["FMoW"]["main_metric"] == first["FMoW"]["metrics"]["acc_worst_region_without_other"]
     kept = first["CLEVR Distance"]["metrics"]["acc1_blank_classnames_keep"]
     assert correct["CLEVR Distance"]["main_metric"] == correct["CLEVR Distance"]["acc1"] == kept
@@ -203,6 +207,58 @@ def test_results_of_other_weights_are_set_aside(copy, capsys):
     (aside,) = copy.glob("results-*.jsonl")
     assert len(read_lines(aside)) == 5 and len(read_lines(copy / "results.jsonl")) == 1
     assert f"now in {aside}" in capsys.readouterr().err
+    export_small(copy)
+    assert measure(copy) == first  # which came back: their seconds are those of the first time
+    (aside,) = copy.glob("results-*.jsonl")
+    assert read_lines(aside) == [*second.values()]
+
+
+def test_the_same_weights_with_other_pixels_are_another_model(copy):
+    first = measure(copy, tasks="cifar10,fmow")
+    file = copy / "model" / "open_clip_config.json"
+    config = json.loads(file.read_text())
+    config["preprocess_cfg"] |= {"mean": [0.0, 0.0, 0.0], "std": [0.1, 0.1, 0.1]}
+    file.write_text(json.dumps(config))
+    second = measure(copy, tasks="cifar10")
+    assert second["CIFAR-10"]["meta"]["weights"] == first["CIFAR-10"]["meta"]["weights"]
+    assert second["CIFAR-10"]["metrics"] != first["CIFAR-10"]["metrics"]
+    assert len(read_lines(copy / "results.jsonl")) == 1
+
+
+def test_an_image_of_another_size_in_a_shard_of_the_same_size_is_noticed(copy):
+    first = measure(copy, tasks="cifar10")
+    shard = copy / "root" / CIFAR / "test" / "0.tar"
+    before = shard.stat().st_size
+    members = [member for number in range(17) for member in sample(number)]
+    members[1] = (members[1][0], image_bytes(99, size=(20, 20)))
+    write_tar(shard, members)
+    assert shard.stat().st_size == before
+    assert measure(copy, tasks="cifar10")["CIFAR-10"]["meta"]["data"] != first["CIFAR-10"]["meta"]["data"]
+
+
+def test_a_line_that_a_kill_cut_off_costs_only_its_own_task(copy):
+    first, file = measure(copy), copy / "results.jsonl"
+    file.write_text(file.read_text()[:-100])
+    second = measure(copy)
+    again = {name for name in first if second[name]["meta"]["seconds"] != first[name]["meta"]["seconds"]}
+    assert len(again) == 1 and len(read_lines(file)) == 5
+    assert {name: line["metrics"] for name, line in second.items()} == {
+        name: line["metrics"] for name, line in first.items()
+    }
+
+
+def test_karpathys_file_beside_its_images_is_a_retrieval_task(copy):
+    webdataset = measure(copy, tasks="flickr")["Flickr"]
+    shutil.rmtree(copy / "root" / FLICKR)
+    (copy / "root" / FLICKR / "images").mkdir(parents=True)
+    entries = []
+    for number in range(6):
+        (copy / "root" / FLICKR / "images" / f"{number}.png").write_bytes(image_bytes(number))
+        sentences = [{"raw": f"picture {number}"}, {"raw": f"number {number}"}]
+        entries.append({"filename": f"{number}.png", "split": "test", "sentences": sentences})
+    (copy / "root" / FLICKR / "dataset_flickr30k.json").write_text(json.dumps({"images": entries}))
+    karpathy = measure(copy, tasks="flickr")["Flickr"]
+    assert karpathy["metrics"] == webdataset["metrics"] and karpathy["meta"]["captions"] == 12
 
 
 def test_a_weights_file_of_a_named_architecture_is_that_model(copy):
@@ -226,10 +282,15 @@ def test_mistakes_are_one_line(copy, capsys, monkeypatch):
     assert "did you mean cifar10" in complaint(capsys, target, root, "--tasks", "cifr10")
     assert "has no data of these tasks" in complaint(capsys, target, f"--data={copy / 'model'}")
     assert "has no data of these tasks" in complaint(capsys, target, root, "--tasks", "mnist")
+    assert "2 neuclip: --tasks names no task" in complaint(capsys, target, root, "--tasks", ",")
+    assert "model: is a folder; give a file" in complaint(capsys, target, root, "--output", str(copy / "model"))
+    inside = str(copy / "small.json" / "results.jsonl")
+    assert "its folder cannot be made" in complaint(capsys, target, root, "--output", inside)
     assert "give --data ROOT, or: neuclip data get" in complaint(capsys, target, "--tasks", "mnist")
     weights = copy / "model" / "open_clip_model.safetensors"
     assert "cannot be loaded into tiny" in complaint(capsys, f"tiny:{weights}", root)
-    assert "1 neuclip: ViT-B-32:openai is not on this machine" in complaint(capsys, "ViT-B-32:openai", root)
+    public = "ViT-B-32-quickgelu:openai"
+    assert f"1 neuclip: {public} is not on this machine" in complaint(capsys, public, root)
     Path("notes.jsonl").write_text("no results\n")
     assert "is not a file of results" in complaint(capsys, target, root, "--output", "notes.jsonl")
 
@@ -244,6 +305,15 @@ def test_the_table_shows_chance_what_is_counted_otherwise_and_what_is_missing(co
     assert main(["eval", f"local-dir:{copy / 'model'}", "--data", str(copy / "root"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert len(printed["tasks"]) == 5 and len(printed["missing"]) == 33 and printed["averages"][0]["value"] is None
+
+
+def test_what_is_no_whole_sample_is_counted_and_captions_are_never_run_together(copy, capsys):
+    write_tar(copy / "root" / FMOW / "test" / "0.tar", [*fmow_members(), ("s99.cls", b"1")])
+    assert measure(copy, tasks="fmow", max_bad_share=0.1)["FMoW"]["meta"]["skipped"] == 1
+    (copy / "root" / FLICKR / "dataset_type.txt").unlink()
+    flags = ["--data", str(copy / "root"), "--tasks", "flickr"]
+    assert main(["eval", f"local-dir:{copy / 'model'}", *flags]) == 1
+    assert "dataset_type.txt: does not say retrieval; write this word into it" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ COLUMNS = {
 OF_TASKS = ("data", "tasks", "compat", "output")
 OF_BOTH = ("batch_size", "max_bad_share")
 # Metrics shown beside the main one: where published results are counted otherwise than they are meant.
+NOT_MEASURED = ": not measured"  # how the reason ends why an average lacks a task
 BESIDE = ("acc_worst_region_without_other", "acc1_blank_classnames_keep")
 
 COMMAND = Command(
@@ -149,10 +150,11 @@ def averages_table(averages: Sequence[Average]) -> str:
     rows = [["average", "%", "chance", "tasks"]]
     for average in averages:
         of = format_count(average.members)
-        tasks = of if average.value is not None else f"{format_count(average.measured)} of {of}"
+        in_part = ", in part" if any(not reason.endswith(NOT_MEASURED) for reason in average.lacking) else ""
+        tasks = of if average.value is not None else f"{format_count(average.measured)} of {of}{in_part}"
         name = average.name if average.name in GROUPS.values() else f"  {average.name}"
         rows.append([name, in_percent(average.value), in_percent(average.chance), tasks])
-    short = [reason for average in averages[:1] for reason in average.lacking if "not measured" not in reason]
+    short = [reason for average in averages[:1] for reason in average.lacking if not reason.endswith(NOT_MEASURED)]
     return aligned(rows) + "".join(f"{reason}\n" for reason in short)
 
 

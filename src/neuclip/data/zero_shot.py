@@ -18,6 +18,7 @@ from neuclip.data.splits import is_part, several_parts_error
 from neuclip.data.tables.columns import print_once
 from neuclip.data.tables.folder import list_files
 from neuclip.data.tables.plain_images import PlainImages
+from neuclip.data.tar.index import NO_LABEL
 from neuclip.data.tar.metadata import read_metadata
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import UserError
@@ -180,10 +181,11 @@ def refuse_broken_shards(source: TarSource) -> None:
         raise UserError(f"{source.shards[0]}: holds no image; each sample needs an image and a .cls member")
 
 
-def _labels(source: Source, folder: Path, classes: int) -> list[int]:
-    labels = source.labels()
-    if labels is None:
-        raise UserError(f"{folder / 'test'}: not every sample has a label; each image needs a .cls member")
+def _labels(source: TarSource, folder: Path, classes: int) -> list[int]:
+    labels = source.joined.rows["label"].tolist()
+    if NO_LABEL in labels:
+        where = source.where(labels.index(NO_LABEL))
+        raise UserError(f"{where}: has no label; each image needs a .cls member with a whole number from 0 on")
     outside = next((id for id, label in enumerate(labels) if not 0 <= label < classes), None)
     if outside is not None:
         raise UserError(

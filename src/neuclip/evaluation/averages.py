@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuclip.evaluation.metrics import mean
-from neuclip.evaluation.tasks import WITHOUT_OTHER
+from neuclip.evaluation.tasks import BLANK, WITHOUT_OTHER, WORST_REGION
 from neuclip.tasks import GROUPS, Task, tasks
 
 Metrics = Mapping[str, float | None]
 
+DEFAULT_PROMPTS = "default"  # instead of the hash of a task's own templates
 REPORTED = ("datacomp", "imagenet", "retrieval", "imagenet_shifts", "vtab", "datacomp_retrieval")
 
 
-def _instead(key: str, metric: str) -> Callable[[Task, Metrics], float | None]:
-    """The main metric of every task but this one."""
-    return lambda task, metrics: metrics.get(metric if task.key == key else "main_metric")
+FMOW, CLEVR = "wilds/fmow", "vtab/clevr_closest_object_distance"
+
+
+def _instead(others: Mapping[str, str]) -> Callable[[Task, Metrics], float | None]:
+    """The main metric of every task but these, which have another."""
+    return lambda task, metrics: metrics.get(others.get(task.key, "main_metric"))
 
 
 def _acc1(task: Task, metrics: Metrics) -> float | None:
@@ -27,11 +31,11 @@ def _acc1(task: Task, metrics: Metrics) -> float | None:
 # The same average with what a reader may take for it, or would rather have.
 VARIANTS: dict[str, Callable[[Task, Metrics], float | None]] = {
     "acc1 for every classification task": _acc1,
-    "FMoW without the region Other": _instead("wilds/fmow", WITHOUT_OTHER),
-    "FMoW over all regions": _instead("wilds/fmow", "acc1"),
-    "CLEVR Distance with its empty class name": _instead(
-        "vtab/clevr_closest_object_distance", "acc1_blank_classnames_keep"
-    ),
+    "FMoW without the region Other": _instead({FMOW: WITHOUT_OTHER}),
+    "FMoW over all regions": _instead({FMOW: "acc1"}),
+    "CLEVR Distance with its empty class name": _instead({CLEVR: f"{BLANK}keep"}),
+    "as --compat datacomp counts": _instead({FMOW: WORST_REGION, CLEVR: f"{BLANK}drop"}),
+    "as --compat correct counts": _instead({FMOW: WITHOUT_OTHER, CLEVR: f"{BLANK}keep"}),
 }
 
 
@@ -49,7 +53,7 @@ class Average:
 
 
 def averages(lines: Iterable[Mapping[str, Any]]) -> list[Average]:
-    """Of all reported groups from which a task was measured; the Datacomp Average also in its variants."""
+    """Of all reported groups from which a task was measured; the Datacomp Average also in variants that differ."""
     by_key = {line["key"]: line for line in lines}
     found = []
     for group in REPORTED:
@@ -58,7 +62,7 @@ def averages(lines: Iterable[Mapping[str, Any]]) -> list[Average]:
             found.append(_average(group, GROUPS[group], members, by_key, lambda _, metrics: metrics.get("main_metric")))
             if group == "datacomp" and found[-1].value is not None:
                 variants = [_average(group, name, members, by_key, choose) for name, choose in VARIANTS.items()]
-                found += [variant for variant in variants if variant.value is not None]
+                found += [variant for variant in variants if variant.value not in (None, found[-1].value)]
     return found
 
 
@@ -90,5 +94,10 @@ def _what_lacks(task: Task, line: Mapping[str, Any] | None) -> str:
         return "not measured"
     if line["metrics"].get("main_metric") is None:
         return f"has no {task.metric}"
-    items = line.get("meta", {}).get("items", task.size)
-    return "" if task.is_whole(items) else f"measured on {items:,} of {task.size:,}"
+    meta = line.get("meta", {})
+    items, classes = meta.get("items", task.size), meta.get("classes", task.classes)
+    if not task.is_whole(items):
+        return f"measured on {items:,} of {task.size:,}"
+    if classes != task.classes:
+        return f"measured with {classes:,} class names, it has {task.classes:,}"
+    return "measured with default prompts" if meta.get("templates") == DEFAULT_PROMPTS else ""

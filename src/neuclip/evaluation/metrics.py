@@ -6,6 +6,7 @@ Where two classes have the same name their scores are equal, and libraries that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -87,6 +88,26 @@ def jaccard(chosen: Collection[int], right: Collection[int]) -> float:
     0.3333333333333333
     """
     return len({*chosen} & {*right}) / len({*chosen} | {*right})
+
+
+def guess_shares(labels: Tensor) -> Tensor:  # (n,) -> (n,) float64
+    """Of each image, the probability that a guess is right which names every class as often as it occurs. Its mean is
+    the acc1 of guessing; mean_per_class_recall and macro F1 of such guesses are 1 / classes that have images.
+
+    >>> guess_shares(torch.tensor([0, 0, 0, 1]))
+    tensor([0.7500, 0.7500, 0.7500, 0.2500], dtype=torch.float64)
+    """
+    return (torch.bincount(labels).double() / len(labels))[labels]
+
+
+def guessed_jaccard(candidates: int, right: int) -> float:
+    """What `jaccard` is on average when as many candidates as are right are chosen at random.
+
+    >>> guessed_jaccard(2, 1)
+    0.5
+    """
+    ways = {hits: math.comb(right, hits) * math.comb(candidates - right, right - hits) for hits in range(right + 1)}
+    return sum(hits / (2 * right - hits) * number for hits, number in ways.items()) / math.comb(candidates, right)
 
 
 def best_candidates(scores: Tensor, count: int) -> list[int]:  # (n,) -> places of the `count` highest

@@ -19,6 +19,8 @@ from neuclip.evaluation.metrics import (
     Predictions,
     best_candidates,
     group_shares,
+    guess_shares,
+    guessed_jaccard,
     jaccard,
     macro_f1,
     mean,
@@ -37,6 +39,7 @@ Compat = Literal["datacomp", "correct"]
 # four test images, and does not: its evaluator compares names where it only has numbers.
 OTHER_REGION = 5
 WITHOUT_OTHER = "acc_worst_region_without_other"
+BLANK = "acc1_blank_classnames_"  # and keep or drop
 TOP_FIVE_GROUPS, WORST_REGION, WORST_GROUP, MACRO_F1 = "acc_top5_wg", "acc_worst_region", "acc_wg", "F1-macro_all"
 GROUPED = (WORST_REGION, WORST_GROUP, TOP_FIVE_GROUPS)
 DIRECTIONS = {"image_retrieval": "text_to_image", "text_retrieval": "image_to_text"}  # what is retrieved, and by what
@@ -48,8 +51,9 @@ class Measured:
     """`metrics` have one named main_metric, which the averages are over."""
 
     metrics: dict[str, float | None]
-    counts: dict[str, int]  # of what was measured on: images, captions, puzzles
-    chance: float | None  # of the main metric
+    metric: str  # the name of the main one
+    chance: float | None  # of the main one: what guessing reaches on these data
+    counts: dict[str, int]  # of what was measured on: images, classes, captions, puzzles
     faults: tuple[Fault, ...]  # the samples left out
 
     def items(self, task: Task) -> int:
@@ -96,11 +100,24 @@ def _classify(embedder: Embedder, task: Task, opened: ZeroShotTask, compat: Comp
     }
     chosen = switches(task, opened, compat)
     metrics = found[chosen.get("blank_classnames", "keep")]
-    metrics |= {f"acc1_blank_classnames_{blank}": one["acc1"] for blank, one in found.items() if len(found) > 1}
+    metrics |= {f"{BLANK}{blank}": one["acc1"] for blank, one in found.items() if len(found) > 1}
     main = WITHOUT_OTHER if chosen.get("other_region") == "drop" else task.metric
-    tries = 5 if task.metric == TOP_FIVE_GROUPS else 1
-    chance = min(1.0, tries / len(weights)) if task.chance is None else task.chance
-    return Measured({**metrics, "main_metric": metrics[main]}, {"images": len(labels)}, chance, images.faults)
+    counts = {"images": len(labels), "classes": len(opened.classnames)}
+    chance = chance_of(main, labels, len(weights), groups)
+    return Measured({**metrics, "main_metric": metrics[main]}, main, chance, counts, images.faults)
+
+
+def chance_of(metric: str, labels: Tensor, classes: int, groups: Tensor | None = None) -> float | None:
+    """What guessing reaches, each class named as often as it occurs; with five tries, each class as often as others.
+    Accuracies and recalls of DataComp's published chance levels are these, but they name no groups."""
+    if metric in (MACRO_F1, "mean_per_class_recall"):
+        return 1 / len(labels.unique())
+    if metric == TOP_FIVE_GROUPS:
+        return min(1.0, 5 / classes)
+    right = guess_shares(labels)
+    if groups is None:
+        return share(right)
+    return worst_group(right, groups, without=OTHER_REGION if metric == WITHOUT_OTHER else None)
 
 
 def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # -> (n,) int64
@@ -109,8 +126,8 @@ def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # 
         return None
     if opened.metadata is None:
         raise UserError(
-            f"{opened.name}: no npy members, and {task.metric} needs the {task.metadata[0]} of each image; "
-            f"get the data again: neuclip data get {task.key}"
+            f"{opened.source.where(0)}: has no npy member, and {task.metric} needs the {task.metadata[0]} of each "
+            f"image; get the data again: neuclip data get {task.key}"
         )
     return torch.from_numpy(opened.metadata)[ids, 0]
 
@@ -148,7 +165,8 @@ def _retrieve(embedder: Embedder, source: Source, what: str) -> Measured:
     both = mean(figures[f"{direction}_recall_at_1"] for direction in DIRECTIONS.values())
     chance = mean(figures[f"{direction}_chance_at_1"] for direction in DIRECTIONS.values())
     counts = {"images": int(figures["images"]), "captions": int(figures["captions"])}
-    return Measured({**metrics, "mean_recall@1": both, "main_metric": both}, counts, chance, pairs.faults)
+    metrics |= {"mean_recall@1": both, "main_metric": both}
+    return Measured(metrics, "mean_recall@1", chance, counts, pairs.faults)
 
 
 def _solve(embedder: Embedder, opened: Puzzles, task: Task, what: str) -> Measured:
@@ -160,15 +178,24 @@ def _solve(embedder: Embedder, opened: Puzzles, task: Task, what: str) -> Measur
     whole = [puzzle for puzzle in opened.puzzles if all(id in row for id in puzzle.candidates)]
     cues = embedder.embed_texts([cue_prompt(puzzle.cue) for puzzle in whole], f"{what}, cues")
     scores: list[tuple[int, float]] = []  # candidates, Jaccard index
+    guessed: list[tuple[int, float]] = []  # the same of guessing
     for puzzle, cue in zip(whole, cues, strict=True):
         right = [place for place, id in enumerate(puzzle.candidates) if id in puzzle.associations]
         features = images.features[[row[id] for id in puzzle.candidates]]
-        scores.append((len(puzzle.candidates), jaccard(best_candidates(features @ cue, len(right)), right)))
-    metrics = {"avg_jaccard_score": mean(score for _, score in scores)}
-    for name, (fewest, most) in PUZZLE_SIZES.items():
-        metrics[f"jaccard_score_{name}"] = mean(score for size, score in scores if fewest <= size <= most)
+        scores.append((len(features), jaccard(best_candidates(features @ cue, len(right)), right)))
+        guessed.append((len(features), guessed_jaccard(len(features), len(right))))
+    metrics, chances = _means_by_size(scores), _means_by_size(guessed)
     counts = {"images": len(row), "puzzles": len(whole)}
-    return Measured({**metrics, "main_metric": metrics[task.metric]}, counts, task.chance, images.faults)
+    metrics["main_metric"] = metrics[task.metric]
+    return Measured(metrics, task.metric, chances[task.metric], counts, images.faults)
+
+
+def _means_by_size(scores: list[tuple[int, float]]) -> dict[str, float | None]:
+    """Of all puzzles, and of those with so many candidates."""
+    means = {"avg_jaccard_score": mean(score for _, score in scores)}
+    for name, (fewest, most) in PUZZLE_SIZES.items():
+        means[f"jaccard_score_{name}"] = mean(score for size, score in scores if fewest <= size <= most)
+    return means
 
 
 def cue_prompt(cue: str) -> str:

@@ -71,3 +71,16 @@ def _check_pretrained(name: str, pretrained: str) -> None:
         raise UserError(
             f"model.pretrained {pretrained} is neither a file nor a tag of {name}; give the path of a checkpoint{known}"
         )
+    if not pretrained_is_here(pretrained):
+        _refuse_other_activation(name, pretrained)
+
+
+def _refuse_other_activation(name: str, tag: str) -> None:
+    """Weights trained with QuickGELU load into a model with GELU without complaint, and score points lower."""
+    open_clip, fast = open_clip_module(), f"{name}-quickgelu"
+    needs_it = open_clip.get_pretrained_cfg(name, tag).get("quick_gelu")
+    if needs_it and not open_clip.get_model_config(name).get("quick_gelu") and open_clip.get_model_config(fast):
+        raise UserError(
+            f"model.pretrained {tag}: these weights of {name} were trained with QuickGELU and score lower without it; "
+            f"give {fast} as the model"
+        )

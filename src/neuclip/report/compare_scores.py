@@ -124,10 +124,9 @@ def group_names(task: Task) -> list[str]:
 
 
 def task_chance(task: Task, member: Member) -> float | None:
-    """As it was computed with the result, otherwise as published."""
+    """As it was computed with the result; files of other programs have none."""
     result = member.tasks.get(task.key)
-    chance = number(result.meta.get("chance")) if result else None
-    return task.chance if chance is None else chance
+    return number(result.meta.get("chance")) if result else None
 
 
 def final_figures(member: Member) -> dict[Measure, float]:

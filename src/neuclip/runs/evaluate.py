@@ -16,7 +16,7 @@ from neuclip.plan import choose_device
 from neuclip.runs.environment import set_threads
 from neuclip.runs.results import open_held_out
 from neuclip.runs.target import open_target
-from neuclip.runs.task_results import results_file
+from neuclip.runs.task_results import refuse_unwritable, results_file
 from neuclip.runs.tasks import TaskResults, find_folders, measure_tasks
 from neuclip.settings.sections import Settings
 from neuclip.tasks import choose_tasks
@@ -70,9 +70,11 @@ def measure_datacomp(
         with sync_errors():
             chosen = choose_tasks(tasks)
             find_folders(chosen, Path(data))  # before the model, which takes long
+            file = Path(output or results_file(target))
+            refuse_unwritable(file)
             built, settings = open_target(target)
         embedder = _embedder(built, settings, batch_size or settings.evaluation.batch_size, max_bad_share)
-        return measure_tasks(embedder, chosen, Path(data), Path(output or results_file(target)), compat)
+        return measure_tasks(embedder, chosen, Path(data), file, compat)
 
 
 def _embedder(built: BuiltModel, settings: Settings, batch_size: int, max_bad_share: float | None) -> Embedder:

@@ -53,7 +53,7 @@ def resolve_model(settings: Settings) -> Settings:
     if not name and not pretrained:
         raise UserError(
             "no model to start from; give a run or the folder of a model: --model.pretrained runs/NAME, or a model of "
-            "open_clip: --model.name ViT-B-32 --model.pretrained openai"
+            "open_clip: --model.name ViT-B-32 --model.pretrained laion2b_s34b_b79k"
         )
     if not name:
         raise UserError(

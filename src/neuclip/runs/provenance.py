@@ -12,8 +12,10 @@ import torch
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.puzzles import Puzzles
-from neuclip.data.task_sets import TaskData
+from neuclip.data.tar.source import TarSource
+from neuclip.data.task_sets import TaskData, source_of
 from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.models.towers import BuiltModel
 
 
 def weights_sha256(model: torch.nn.Module) -> str:
@@ -25,15 +27,25 @@ def weights_sha256(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
+def model_sha256(built: BuiltModel) -> str:
+    """Of the architecture and of how images are prepared: the same weights score otherwise with another activation
+    (ViT-B-32 and ViT-B-32-quickgelu), or other means and interpolation."""
+    preprocess = getattr(built.towers.model.visual, "preprocess_cfg", {})
+    return json_sha256([built.config, preprocess])
+
+
 def data_sha256(folder: Path, opened: TaskData) -> str:
-    """Of the names and sizes of all files, and of class names, templates, labels, groups, captions or puzzles. Pixels
-    are not read: an image that was replaced by one of as many bytes is not noticed."""
+    """Of the names and sizes of all files and of the images in shards (whose own size is rounded up), and of class
+    names, templates, labels, groups, captions or puzzles. Pixels are not read: an image that was replaced by one of as
+    many bytes is not noticed."""
     files = [
         [path.relative_to(folder).as_posix(), path.stat().st_size]
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.endswith(INDEX_SUFFIX) and not path.name.startswith(".")
     ]
-    return json_sha256([files, _content(opened)])
+    source = source_of(opened)
+    sizes = source.joined.rows["image_size"].tolist() if isinstance(source, TarSource) else []
+    return json_sha256([files, sizes, _content(opened)])
 
 
 def _content(opened: TaskData) -> Any:
@@ -46,4 +58,4 @@ def _content(opened: TaskData) -> Any:
 
 
 def json_sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neuclip.errors import UserError
-from neuclip.records import RunFolder, append_line, read_lines, strict, write_text_safely
+from neuclip.records import RunFolder, read_lines, strict, write_text_safely
+from neuclip.runs.provenance import json_sha256
 from neuclip.tasks import Task
 
 FOLDER = "evaluations"  # in the working folder, for models that are no runs
-DEPENDS_ON = ("weights", "precision", "data", "switches")  # fields of "meta"; where all are equal, so is the result
+# Fields of "meta". Where all are equal, so is the result.
+OF_MODEL = ("weights", "model", "precision")
+DEPENDS_ON = (*OF_MODEL, "data", "switches")
+
+Line = Mapping[str, Any]
 
 
 def results_file(target: str) -> Path:
@@ -27,26 +32,42 @@ def results_file(target: str) -> Path:
     return Path(FOLDER) / f"{name}.jsonl"
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Before anything is measured."""
+    if path.is_dir():
+        raise UserError(f"--output {path}: is a folder; give a file, such as {path / 'results.jsonl'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {path}: its folder cannot be made ({error.strerror}); give another file") from error
+
+
 @dataclass(frozen=True)
 class TaskFile:
-    """The results of one model: what is there of other weights is set aside, or an average would mix two models."""
+    """The results of one model: those of others are set aside, or an average would mix two models."""
 
     path: Path
-    weights: str
+    model: Mapping[str, str]  # OF_MODEL
 
     def read(self) -> list[dict[str, Any]]:
-        try:
-            lines = read_lines(self.path)
-            return [line for line in lines if line["meta"]["weights"] and line["key"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path} is not a file of results; give another --output") from error
+        return _read(self.path)
 
     def set_others_aside(self) -> None:
-        others = {line["meta"]["weights"] for line in self.read()} - {self.weights}
+        """Into a file beside this one for each other model; what was set aside of this model comes back."""
+        lines, aside = self.read(), self._aside(self.model)
+        others = [line for line in lines if _model_of(line) != self.model]
+        back = _read(aside) if aside.is_file() else []
+        for line in others:
+            place = self._aside(_model_of(line))
+            _write(place, _replace(_read(place), line))
         if others:
-            aside = self.path.with_name(f"{self.path.stem}-{min(others)[:8]}{self.path.suffix}")
-            self.path.replace(aside)
-            print(f"{self.path} has results of other weights; they are now in {aside}", file=sys.stderr)
+            places = sorted({str(self._aside(_model_of(line))) for line in others})
+            print(f"{self.path} has results of other weights; they are now in {', '.join(places)}", file=sys.stderr)
+        if others or back:
+            for line in (line for line in lines if line not in others):
+                back = _replace(back, line)
+            _write(self.path, back)
+            aside.unlink(missing_ok=True)
 
     def known(self, facts: Mapping[Task, Mapping[str, Any]]) -> set[str]:
         """Keys of the tasks whose results are there and depend on the same facts."""
@@ -57,12 +78,29 @@ class TaskFile:
             if task.key in stored and all(stored[task.key].get(name) == wanted[name] for name in DEPENDS_ON)
         }
 
-    def write(self, line: Mapping[str, Any]) -> None:
+    def write(self, line: Line) -> None:
         """In place of an earlier line of the task, if there is one: the file has each task once."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        before = self.read()
-        others = [other for other in before if other["key"] != line["key"]]
-        if len(others) == len(before):
-            append_line(self.path, line)
-        else:
-            write_text_safely(self.path, "".join(json.dumps(strict(one)) + "\n" for one in [*others, line]))
+        _write(self.path, _replace(self.read(), line))
+
+    def _aside(self, model: Mapping[str, str]) -> Path:
+        return self.path.with_name(f"{self.path.stem}-{json_sha256(model)[:8]}{self.path.suffix}")
+
+
+def _model_of(line: Line) -> dict[str, str]:
+    return {name: line["meta"].get(name, "") for name in OF_MODEL}
+
+
+def _replace(lines: Iterable[dict[str, Any]], line: Line) -> list[dict[str, Any]]:
+    return [*(other for other in lines if other["key"] != line["key"]), dict(line)]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [line for line in read_lines(path) if line["meta"]["weights"] and line["key"] and line["metrics"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a file of results; give another --output") from error
+
+
+def _write(path: Path, lines: Iterable[Line]) -> None:
+    """The whole file: what is appended to a line that a kill cut off would be lost with it."""
+    write_text_safely(path, "".join(json.dumps(strict(one), allow_nan=False) + "\n" for one in lines))

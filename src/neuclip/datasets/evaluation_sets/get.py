@@ -10,8 +10,7 @@ from pathlib import Path
 from neuclip import __version__
 from neuclip.data.locations import INDEX_SUFFIX
 from neuclip.data.puzzles import Puzzles
-from neuclip.data.tables.folder import find_captions_file
-from neuclip.data.task_sets import open_task
+from neuclip.data.task_sets import has_shards, open_task
 from neuclip.data.zero_shot import CLASSNAMES, TEMPLATES, ZeroShotTask
 from neuclip.datasets.evaluation_sets.checking import Checked, check_set
 from neuclip.datasets.evaluation_sets.hub import HubCopy, NotOnTheHub, download, find_copy, sha256_of
@@ -30,7 +29,6 @@ from neuclip.records import write_json
 from neuclip.tasks import Task
 
 PROVENANCE = "SOURCE.json"
-TABLES = (".json", ".csv", ".tsv", ".jsonl", ".parquet")
 SPARE = 1.02  # of the bytes that are written: indexes lie beside shards
 
 Agree = Callable[[list[tuple[Task, HubCopy]], int], None]  # copies, and the bytes that are still missing
@@ -120,7 +118,7 @@ def _bring(task: Task, place: Path, root: Path) -> Got:
         raise UserError(f"{root}: lies inside of {place}, which is read; give --to a folder elsewhere")
     partial = _partial(task, root)
     shutil.rmtree(partial, ignore_errors=True)
-    in_layout = task.kind != "puzzles" and (place / "test").is_dir() and any((place / "test").glob("*.tar"))
+    in_layout = task.kind != "puzzles" and has_shards(place)
     how, origin = "copied" if in_layout else "converted", {"folder": str(place.absolute())}
     if in_layout:
         checked = check_set(task, place)  # before it is copied: messages then name the file that is wrong
@@ -136,7 +134,7 @@ def _bring(task: Task, place: Path, root: Path) -> Got:
 
 def _convert(task: Task, place: Path, partial: Path) -> list[str]:
     """Returns what the user should know of the result."""
-    opened = open_task(task, _table_in(place) if task.kind == "retrieval" else place)
+    opened = open_task(task, place)
     if isinstance(opened, Puzzles):
         write_puzzles(opened, partial)
         return []
@@ -150,14 +148,6 @@ def _convert(task: Task, place: Path, partial: Path) -> list[str]:
 
 def _left_out(images: LeftOut) -> list[str]:
     return [f"{plural(count, 'image')} left out: {reason}" for reason, count in images.items()]
-
-
-def _table_in(place: Path) -> Path:
-    """The only table of a folder, such as Karpathy's beside the images; else the folder with its captions.csv."""
-    if not place.is_dir() or find_captions_file(place):
-        return place
-    tables = [file for file in place.iterdir() if file.suffix.lower() in TABLES]
-    return tables[0] if len(tables) == 1 else place
 
 
 def _partial(task: Task, root: Path) -> Path:
