@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -51,7 +52,7 @@ def test_the_path_of_an_image_is_an_image_query(model, photos, capsys, query):
     found = json.loads(printed.out)
     assert found["query"] == "photos/a blue circle.png" and len(found["models"]) == 2
     first = found["models"][0]
-    assert first["matches"][0]["path"] == "a blue circle.png" and first["matches"][0]["score"] > 0.999
+    assert first["matches"][0]["path"] == "photos/a blue circle.png" and first["matches"][0]["score"] > 0.999
     assert first["images"] == 6 and first["skipped"] == [{"path": "photos/bad.png", "reason": "image does not decode"}]
     assert printed.err == "1 image could not be used (1 x image does not decode): photos/bad.png\n"
 
@@ -67,14 +68,35 @@ def test_the_path_of_an_image_is_an_image_query(model, photos, capsys, query):
         (["photos", "--image", "words.png"], "words.png: image does not decode"),
         (["photos", "x", "--page"], "--page has its own search box"),
         (["photos", " "], "the query is empty"),
+        (["photos", ""], "the query is empty"),
+        (
+            ["bad", "x"],
+            "bad has no image to search: 1 image could not be used (1 x image does not decode): bad/a.png",
+        ),
     ],
 )
 def test_mistakes_are_one_line(model, photos, capsys, arguments, message):
     Path("empty").mkdir()
     Path("words.png").write_text("words")
+    Path("bad").mkdir()
+    Path("bad/a.png").write_text("words")
     assert main(["search", model, *arguments]) == 2
     printed = capsys.readouterr()
     assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_json_without_a_query_says_what_is_embedded(model, photos, capsys):
+    assert main(["search", model, "photos", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["query"] == "" and found["models"][0]["images"] == 6 and found["models"][0]["matches"] == []
+
+
+def test_names_that_are_not_text_are_printed_and_one_model_beside_itself_is_shown_twice(model, photos):
+    Path("photos", os.fsdecode(b"caf\xe9.png")).write_bytes(image_bytes(7))
+    command = [sys.executable, "-m", "neuclip", "search", model, "photos", "x", "--with", model]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, capture_output=True)
+    assert done.returncode == 0 and done.stdout.count(b"  photos/caf\\udce9.png\n") == 2
+    assert done.stdout.count(model.encode() + b"\n") == 2
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from neuclip.models.export import export_model
 from neuclip.models.formats import Format, largest_difference, write_format
 from neuclip.models.towers import build_model
 from tests.images import photo
+from tests.models.small_models import build, timm_and_bert, write_bert
 from tests.models.small_vit import build_vit
 
 TEXTS = ["a photo of a dog", "Hello, World's 12 dogs!!", "ünïcode café — naïve 日本語 😀", "a red bus " * 20, ""]
@@ -137,3 +138,18 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     )
     with pytest.raises(UserError, match=r"--to onnx needs no_such_package; pip install 'neuclip\[export\]'"):
         write_format("onnx", build_vit(tmp_path), tmp_path / "out", IMAGES, TEXTS)
+
+
+def test_towers_from_elsewhere_are_named_as_what_clip_model_is_not(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra `export`")
+    built = build(tmp_path, timm_and_bert(write_bert(tmp_path / "bert")))
+    with pytest.raises(
+        UserError, match="the image tower is timm's test_vit, the text tower is transformers' "
+    ) as refused:
+        write_format("transformers", built, tmp_path / "out", IMAGES, TEXTS)
+    assert "hf_" not in str(refused.value) and "timm_" not in str(refused.value)
+
+
+def test_weights_for_transformers_can_be_read_by_others_as_the_other_files_can(exported):
+    _, folder = exported
+    assert len({file.stat().st_mode for file in folder.iterdir() if file.is_file()}) == 1

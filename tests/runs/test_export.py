@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
 from neuclip.models import formats
 from neuclip.models.export import export_model
-from neuclip.models.formats import Format
+from neuclip.models.formats import Format, largest_difference
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in
 from neuclip.runs.export import export, pairs_of_gallery
 from neuclip.runs.model_card import model_card, public
 from neuclip.runs.target import open_target
+from tests.models.small_models import build, inputs, timm_and_bert, write_bert
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +48,30 @@ def test_a_run_exported_by_command_encodes_as_before_and_is_described(run, capsy
     assert "| method | NeuCLIP |" in card and "| pairs | 40 |" in card and "| batch size | 8 |" in card
     assert card.startswith("---\nlibrary_name: open_clip\n") and "## Licence\n\nNot chosen yet." in card
     assert str(run.path.parent) not in card and "/shapes" not in card  # no folder of this machine
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["open_clip", "onnx"])
+def test_the_code_on_the_card_loads_a_pair_from_elsewhere_from_its_folder_alone(form, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript", reason="needs the extra `export`")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    bert = write_bert(tmp_path / "bert")
+    built = build(tmp_path, timm_and_bert(bert))
+    export_model(built, tmp_path / "start")
+    shutil.rmtree(bert)
+    folder = tmp_path / "out"
+    assert export(f"local-dir:{tmp_path / 'start'}", form, folder) < 1e-6
+    code = (folder / "README.md").read_text().split("```")[1].removeprefix("python\n").replace("FOLDER", str(folder))
+    pixels, tokens = inputs(built)
+    names: dict[str, Any] = {"pixels": pixels.numpy()}
+    exec(code.replace("a photo of a dog", "a red circle"), names)
+    if form == "open_clip":
+        model = names["model"].eval()
+        names |= {"image": model.encode_image(pixels, normalize=True)}
+        names |= {"text": model.encode_text(names["tokenizer"](["a red circle"]), normalize=True)}
+    towers = built.towers.eval()
+    assert largest_difference(towers.encode_image(pixels), torch.as_tensor(names["image"])) < 1e-6
+    assert largest_difference(towers.encode_text(tokens[:1]), torch.as_tensor(names["text"])) < 1e-6
 
 
 def test_the_check_sees_the_runs_own_images_and_captions(finished):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from io import BytesIO
 from urllib.parse import urlsplit
 
@@ -32,6 +33,16 @@ def test_text_image_and_more_like_this_are_answered_for_every_model(address):
     assert uploaded["matches"][0]["path"].startswith("03 ") and uploaded["matches"][0]["score"] > 0.999
     like = json.dumps({"like": uploaded["matches"][0]["id"]}).encode()
     assert json.loads(ask(f"{address}search", like, content_type=JSON)[1])["models"][0] == uploaded
+
+
+def test_a_folder_and_files_whose_names_are_not_text_are_searched(built, photos):
+    folder = photos.parent / os.fsdecode(b"\xe9t\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.png")).write_bytes(image_bytes(3))
+    with page_of({"first": built}, folder) as address:
+        assert "<h1>\ufffdt\ufffd</h1>" in ask(address)[1].decode()
+        status, body, _ = ask(f"{address}search", json.dumps({"text": "a red circle"}).encode(), content_type=JSON)
+    assert status == 200 and json.loads(body)["models"][0]["matches"][0]["path"] == "caf\ufffd.png"
 
 
 def test_images_are_sent_by_number_re_encoded_and_small(address, photos):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 failed, 2 user error, 128 + signal if interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     let_threads_sleep()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be outside what a terminal can show
     return exit_code_of(lambda: dispatch(arguments))
 
 

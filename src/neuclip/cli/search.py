@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuclip.cli.eval import check_target
 from neuclip.cli.flags import JSON, Command, Flag
-from neuclip.cli.tables import aligned, print_json
+from neuclip.cli.tables import print_json
 from neuclip.errors import UserError
 from neuclip.formatting import plural
 from neuclip.progress import waiting
@@ -47,6 +47,8 @@ def run(arguments: Sequence[str]) -> int:
     (target, folder, *query), values = COMMAND.parse(arguments)
     targets = [target, *([values["with"]] if "with" in values else [])]
     text, image, top = query[0] if query else "", values.get("image", ""), values.get("top", TOP)
+    if query and not text.strip():
+        raise UserError("the query is empty; give some words, or an image")
     check_at_least("--top", top, 1, f"{TOP} fit on a screen")
     for one in targets:
         check_target(one)
@@ -65,15 +67,14 @@ def run(arguments: Sequence[str]) -> int:
     searchers = open_searchers(targets, Path(folder))
     if values.get("page"):
         return serve_page(searchers, top)
-    if not (text or image):
+    found = find(searchers, text, image, top)
+    if values.get(JSON.name):
+        print_json(as_plain(searchers, found, text or image))
+    elif text or image:
+        print_matches(searchers, found)
+    else:
         count = plural(searchers[0].index.usable, "image")
         print(f"{count} embedded; now search: neuclip search {target} {folder} 'QUERY'")
-        return 0
-    found = {one.name: matches for one, matches in zip(searchers, find(searchers, text, image, top), strict=True)}
-    if values.get(JSON.name):
-        print_json(as_plain(found, searchers, text or image))
-    else:
-        print_matches(found, Path(folder))
     return 0
 
 
@@ -86,57 +87,62 @@ def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
 
     folder = SearchedFolder.open(path)
     searchers = [Searcher.open(target, open_target(target)[0], folder) for target in targets]
-    name_bad_images(searchers)
+    bad_images = describe_bad_images(searchers)
+    if not any(searcher.index.usable for searcher in searchers):
+        raise UserError(f"{path} has no image to search: {bad_images}; give another folder")
+    if bad_images:
+        print(bad_images, file=sys.stderr)
     return searchers
 
 
-def name_bad_images(searchers: Sequence[Searcher]) -> None:
-    """One line on stderr, with the first of them."""
+def describe_bad_images(searchers: Sequence[Searcher]) -> str:
+    """One line, with the first of them; "" if there are none."""
     faults = {fault.where: fault.reason for searcher in searchers for fault in searcher.index.faults}
-    if faults:
-        reasons = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(faults.values()).most_common())
-        more = f" and {len(faults) - NAMED:,} more" if len(faults) > NAMED else ""
-        first = ", ".join(list(faults)[:NAMED])
-        print(f"{plural(len(faults), 'image')} could not be used ({reasons}): {first}{more}", file=sys.stderr)
+    if not faults:
+        return ""
+    reasons = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(faults.values()).most_common())
+    more = f" and {len(faults) - NAMED:,} more" if len(faults) > NAMED else ""
+    first = ", ".join(list(faults)[:NAMED])
+    return f"{plural(len(faults), 'image')} could not be used ({reasons}): {first}{more}"
 
 
 def find(searchers: Sequence[Searcher], text: str, image: str, top: int) -> list[list[Match]]:
+    """By searcher; nothing where neither a text nor an image is given."""
     from neuclip.data.decoding import decode
     from neuclip.data.sample import BadSample
 
-    if text:
-        return [searcher.by_text(text, top) for searcher in searchers]
+    if not image:
+        return [searcher.by_text(text, top) if text else [] for searcher in searchers]
     try:
-        picture = decode(Path(image).read_bytes(), image)
-        return [searcher.by_image(picture, top) for searcher in searchers]
+        decoded = decode(Path(image).read_bytes(), image)
+        return [searcher.by_image(decoded, top) for searcher in searchers]
     except BadSample as bad:
         raise UserError(f"{image}: {bad.reason}; give a JPEG, PNG, WebP or similar file") from bad
     except OSError as error:
         raise UserError(f"{image} cannot be read ({error.strerror}); give the path of an image file") from error
 
 
-def print_matches(found: dict[str, list[Match]], folder: Path) -> None:
-    for name, matches in found.items():
-        if len(found) > 1:
-            print(name)
-        print(aligned([[f"{match.score:6.3f}  {folder / match.path}"] for match in matches]), end="")
-        if not matches:
-            print(f"{folder}: none of its images could be used")
+def print_matches(searchers: Sequence[Searcher], found: list[list[Match]]) -> None:
+    for searcher, matches in zip(searchers, found, strict=True):
+        if len(searchers) > 1:
+            print(searcher.name)
+        for match in matches:
+            print(f"{match.score:6.3f}  {searcher.folder.path / match.path}")
 
 
-def as_plain(found: dict[str, list[Match]], searchers: Sequence[Searcher], query: str) -> dict[str, Any]:
-    folder = searchers[0].folder
+def as_plain(searchers: Sequence[Searcher], found: list[list[Match]], query: str) -> dict[str, Any]:
+    folder = searchers[0].folder.path
     return {
-        "folder": str(folder.path),
+        "folder": str(folder),
         "query": query,
         "models": [
             {
                 "model": searcher.name,
                 "images": searcher.index.usable,
                 "skipped": [{"path": fault.where, "reason": fault.reason} for fault in searcher.index.faults],
-                "matches": [{"path": match.path, "score": match.score} for match in found[searcher.name]],
+                "matches": [{"path": str(folder / match.path), "score": match.score} for match in matches],
             }
-            for searcher in searchers
+            for searcher, matches in zip(searchers, found, strict=True)
         ],
     }
 

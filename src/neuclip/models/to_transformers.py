@@ -19,6 +19,11 @@ from neuclip.models.towers import BuiltModel
 # have its default: this is the list of what CLIPModel can compute.
 SHARED = {"layers", "width", "head_width", "heads", "mlp_ratio", "patch_size", "image_size", "context_length"}
 SHARED |= {"vocab_size", "patch_dropout"}
+TOWERS_FROM_ELSEWHERE = (
+    ("vision_cfg", "timm_model_name", "the image tower is timm's"),
+    ("text_cfg", "hf_model_name", "the text tower is transformers'"),
+    ("text_cfg", "hf_tokenizer_name", "the tokenizer is transformers'"),
+)
 ACTIVATIONS = {True: "quick_gelu", False: "gelu"}  # by quick_gelu
 RESAMPLING = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
 START, END = "<|startoftext|>", "<|endoftext|>"  # what transformers calls <start_of_text> and <end_of_text>
@@ -56,6 +61,9 @@ def obstacles(built: BuiltModel) -> Iterator[str]:
     if isinstance(config["vision_cfg"].get("layers"), list | tuple):
         yield "the image tower is a ResNet"
         return
+    for section, key, what in TOWERS_FROM_ELSEWHERE:
+        if name := config[section].get(key):
+            yield f"{what} {name}"
     if built.towers.logit_bias is not None:
         yield "it has the logit bias of SigLIP"
     if config.get("multimodal_cfg"):
@@ -63,7 +71,7 @@ def obstacles(built: BuiltModel) -> Iterator[str]:
     for section, kind in (("vision_cfg", open_clip.CLIPVisionCfg), ("text_cfg", open_clip.CLIPTextCfg)):
         for field in dataclasses.fields(kind):
             value = config[section].get(field.name, field.default)
-            if value != field.default and field.name not in SHARED:
+            if value != field.default and field.name not in SHARED and not field.name.startswith(("timm_", "hf_")):
                 yield f"{section}.{field.name} is {value}"
     preprocessing = preprocessing_of(built)
     if preprocessing["resize_mode"] not in ("shortest", "squash") or preprocessing["interpolation"] not in RESAMPLING:
@@ -112,6 +120,8 @@ def write_transformers(built: BuiltModel, folder: Path) -> None:
     model.load_state_dict(convert_weights(built.towers.model.state_dict()))
     with without_bars():
         model.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):
+        file.chmod((folder / "config.json").stat().st_mode)  # safetensors makes it 0600
     preprocessing = preprocessing_of(built)
     height, width = preprocessing["size"]
     squash = preprocessing["resize_mode"] == "squash"

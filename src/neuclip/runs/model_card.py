@@ -32,6 +32,12 @@ tokens = [one.ids for one in Tokenizer.from_file("FOLDER/tokenizer.json").encode
 text = onnxruntime.InferenceSession("FOLDER/text.onnx").run(None, {"tokens": tokens})[0]  # rows of length 1
 image = onnxruntime.InferenceSession("FOLDER/image.onnx").run(None, {"images": pixels})[0]  # see preprocessing.json""",
 }
+# open_clip would ask the hub for the config of a text tower of transformers; it lies in the folder.
+LOADING_TEXT_TOWER = """import json, open_clip
+text = json.load(open("FOLDER/open_clip_config.json"))["model_cfg"]["text_cfg"]
+text |= {"hf_model_name": "FOLDER", "hf_model_pretrained": False}  # from this folder, not from the hub
+model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER", text_cfg=text)
+tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")"""
 NOTES = {
     "transformers": "Its centre crop may lie one pixel beside open_clip's where the margin is odd, and it does not "
     "repair HTML entities and wrongly decoded letters in texts.",
@@ -56,7 +62,7 @@ def model_card(target: str, built: BuiltModel, form: str, difference: float) -> 
             if run
             else ["## Training\n\nUnknown: this model was exported from its weights alone."]
         ),
-        f"## Use\n\n```python\n{LOADING[form]}\n```\n\n{check} {NOTES.get(form, '')}".rstrip(),
+        f"## Use\n\n```python\n{loading(form, built)}\n```\n\n{check} {NOTES.get(form, '')}".rstrip(),
         LICENCE,
     ]
     return "\n\n".join(parts) + "\n"
@@ -71,10 +77,16 @@ def merged_card(built: BuiltModel, base: str, run: str, weight: float) -> str:
         f"Weights: {1 - weight:g} of {names[0]} and {weight:g} of {names[1]}, which was fine-tuned from it (WiSE-FT). "
         "Not evaluated yet.",
         about_model(built),
-        f"## Use\n\n```python\n{LOADING['open_clip']}\n```",
+        f"## Use\n\n```python\n{loading('open_clip', built)}\n```",
         LICENCE,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def loading(form: str, built: BuiltModel) -> str:
+    if form == "open_clip" and built.config["text_cfg"].get("hf_model_name"):
+        return LOADING_TEXT_TOWER
+    return LOADING[form]
 
 
 def header(form: str) -> str:
@@ -115,6 +127,9 @@ def about_run(run: RunContents, samples: int) -> Iterator[str]:
         "fingerprint of the captions": str(data.get("sha256", ""))[:16],
         "method": run.objective,
         "started from": public(str(run.setting("model", "pretrained") or run.setting("model", "name") or "")),
+        "image tower, text tower": ", ".join(
+            str(run.setting("model", f"{side}_tower") or "") for side in ("image", "text")
+        ),
         "samples seen": format_samples(samples),
         "batch size": format_count(run.batch_size),
         "learning rate, weight decay": ", ".join(

@@ -78,8 +78,9 @@ def open_index(built: BuiltModel, folder: SearchedFolder, name: str) -> Index:
 
 
 def index_key(built: BuiltModel, folder: Path) -> str:
-    """Of the weights that encode images, their transform, and the folder."""
-    digest = hashlib.blake2b(f"{built.float_transform}\n{folder.resolve()}\n{built.config}".encode(), digest_size=16)
+    """Of the model's weights and transform, and of the folder."""
+    digest = hashlib.blake2b(f"{built.float_transform}\n{built.config}\n".encode(), digest_size=16)
+    digest.update(os.fsencode(folder.resolve()))  # which need not be UTF-8
     for name, tensor in built.towers.model.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

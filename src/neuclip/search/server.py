@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import secrets
 import socket
 import threading
@@ -54,9 +55,9 @@ class Page:
     def html(self) -> str:
         script = own_file("search.js")
         return TEMPLATES.get_template("page.html").render(
-            folder=self.folder.path.resolve().name or str(self.folder.path),
+            folder=as_utf8(self.folder.path.resolve().name or str(self.folder.path)),
             images=max(searcher.index.usable for searcher in self.searchers),
-            models=[searcher.name for searcher in self.searchers],
+            models=[as_utf8(searcher.name) for searcher in self.searchers],
             skipped=max(len(searcher.index.faults) for searcher in self.searchers),
             style=own_file("style.css"),
             script=script,
@@ -64,8 +65,8 @@ class Page:
 
     def find(self, search: Callable[[Searcher], list[Match]]) -> dict[str, Any]:
         with self.lock:
-            found = [(searcher.name, search(searcher)) for searcher in self.searchers]
-        return {"models": [{"name": name, "matches": [match._asdict() for match in best]} for name, best in found]}
+            found = [(as_utf8(searcher.name), search(searcher)) for searcher in self.searchers]
+        return {"models": [{"name": name, "matches": [as_plain(match) for match in best]} for name, best in found]}
 
     def jpeg(self, id: int, side: int) -> bytes:
         """An image of the folder as people see it: turned as the camera was, on white, at most `side` pixels long."""
@@ -117,6 +118,15 @@ class Page:
         except BadSample as bad:
             return PlainTextResponse(bad.reason, 404)
         return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+
+
+def as_plain(match: Match) -> dict[str, Any]:
+    return match._asdict() | {"path": as_utf8(match.path)}
+
+
+def as_utf8(name: str) -> str:
+    """A file's name as a page can show it: on Linux it need not be text."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 class OnlyForUs:
