@@ -43,10 +43,11 @@ def test_one_that_is_not_here_is_not_fetched_but_said(cache):
     assert constants.HF_HUB_OFFLINE is False  # as it was
 
 
-def test_a_checkpoint_of_something_else_asks_for_its_model(tmp_path):
-    torch.save({}, tmp_path / "weights.pt")
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
+def test_a_file_of_weights_asks_for_its_model(name, tmp_path):
+    torch.save({}, tmp_path / name)
     with pytest.raises(UserError, match="is not a checkpoint of a run; give MODEL:"):
-        open_target(str(tmp_path / "weights.pt"))
+        open_target(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

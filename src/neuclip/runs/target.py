@@ -25,7 +25,7 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
     folder = RunFolder(path.parent.parent if is_checkpoint else path)
     if folder.settings.is_file():
         return load_run(folder, path if is_checkpoint else find_checkpoint(folder))[:2]
-    if is_checkpoint:
+    if path.is_file() and path.suffix != ".json":
         raise UserError(f"{target} is not a checkpoint of a run; give MODEL:{target} with the model its weights are of")
     built = _build(target)
     built.towers.to(choose_device("auto"))
