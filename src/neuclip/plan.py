@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,6 +62,14 @@ class Plan:
     @property
     def smallest_chunk(self) -> int:
         return self.local_batch // max(1, self.chunks)
+
+
+def limit_epochs(settings: Settings, epoch_samples: int) -> Settings:
+    """With `train.samples` as `train.epochs` limits it on this data; one batch at least."""
+    train = settings.train
+    if not train.epochs or train.samples <= train.epochs * epoch_samples:
+        return settings
+    return replace(settings, train=replace(train, samples=max(train.epochs * epoch_samples, train.batch_size)))
 
 
 def warmup_steps(warmup: float, steps: int) -> int:
