@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.plan import Plan, chunk_count, warmup_steps
+from neuclip.plan import Plan, chunk_count, limit_epochs, warmup_steps
 from neuclip.settings.reading import read_settings
 
 
@@ -23,3 +23,10 @@ def test_a_plan_counts_whole_batches_and_shares_them_over_ranks():
     plan = Plan.of(read_settings(None, [*sizes, "--optimizer.warmup", "0.2"]), ranks=2)
     assert (plan.steps, plan.samples, plan.warmup_steps) == (15, 960, 3)
     assert (plan.local_batch, plan.micro_batch, plan.chunks, plan.smallest_chunk) == (32, 12, 3, 10)
+
+
+def test_epochs_limit_the_samples_and_never_raise_them():
+    settings = read_settings(None, ["--train.epochs", "8", "--train.samples", "300k", "--train.batch_size", "64"])
+    assert limit_epochs(settings, 1_000).train.samples == 8_000
+    assert limit_epochs(settings, 5).train.samples == 64  # one batch
+    assert limit_epochs(settings, 100_000) == settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from neuclip.settings.sections import Settings
 
 WORTH_STORING = 1.5  # epochs
 TRAINED_BYTES = 4 + 4 + 8  # per parameter: float32 weight, gradient, AdamW's two moments
+LOCKED_BYTES = 4
 SAVED_BYTES = 4 + 8  # per parameter in a checkpoint: weight, two moments
 
 
@@ -62,6 +63,14 @@ class Plan:
     @property
     def smallest_chunk(self) -> int:
         return self.local_batch // max(1, self.chunks)
+
+
+def limit_epochs(settings: Settings, epoch_samples: int) -> Settings:
+    """With `train.samples` as `train.epochs` limits it on this data; one batch at least."""
+    train = settings.train
+    if not train.epochs or train.samples <= train.epochs * epoch_samples:
+        return settings
+    return replace(settings, train=replace(train, samples=max(train.epochs * epoch_samples, train.batch_size)))
 
 
 def warmup_steps(warmup: float, steps: int) -> int:
@@ -118,9 +127,9 @@ def storing_advice(settings: Settings, epoch_samples: int) -> tuple[str, str, st
     )
 
 
-def trained_bytes(parameters: int) -> int:
-    """Memory of the towers in training: weights, gradients, AdamW's moments."""
-    return TRAINED_BYTES * parameters
+def trained_bytes(parameters: int, locked: int = 0) -> int:
+    """Memory of the towers in training: weights, and of those that are not locked gradients and AdamW's moments."""
+    return TRAINED_BYTES * (parameters - locked) + LOCKED_BYTES * locked
 
 
 def checkpoint_bytes(parameters: int, model_state_bytes: int, objective_state_bytes: int) -> int:

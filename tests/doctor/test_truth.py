@@ -179,3 +179,10 @@ def test_doctor_leaves_nothing_in_the_folder_of_runs(here):
     before = sorted(Path("runs").iterdir())
     examine(settings_with(""), sample=5)
     assert sorted(Path("runs").iterdir()) == before
+
+
+def test_of_locked_weights_a_checkpoint_has_no_moments_as_doctor_says(here):
+    flags = "--model.image_tower locked --model.text_tower locked --run.name locked"
+    findings, _ = examine(settings_with(flags))
+    last = max(RunFolder(api.train(settings_with(flags))).checkpoints.iterdir())
+    assert last.stat().st_size == pytest.approx(findings["disk.checkpoint_bytes"], rel=0.01)

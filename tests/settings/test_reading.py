@@ -117,7 +117,7 @@ def test_an_unknown_flag_is_answered_with_the_one_meant(flag, meant):
 
 
 def test_siblings_are_listed_when_nothing_is_near():
-    fields = "--train.batch_size, --train.micro_batch_size, --train.samples"
+    fields = "--train.batch_size, --train.micro_batch_size, --train.samples, --train.epochs"
     assert f"train has {fields}" in complaint(None, "--train.zzz", "1")
     assert "the sections are run, data" in complaint(None, "--zzz", "1")
     assert "--model is a section; its fields are --model.name" in complaint(None, "--model", "tiny")

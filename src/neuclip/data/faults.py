@@ -69,6 +69,18 @@ def too_many_unindexed(source: Source, limit: float) -> str:
     )
 
 
+def too_many_without_caption(source: Source, limit: float) -> str:
+    """Why no run on this source is started, where its captions are counted; "" if one may be."""
+    counts = source.caption_counts
+    if not counts or not too_many(counts.without, counts.samples, limit):
+        return ""
+    return (
+        f"{counts.without:,} of {counts.samples:,} samples have no caption ({counts.without / counts.samples:.1%}, "
+        f"data.max_bad_share is {limit:.1%}); add captions (neuclip doctor names the first sample without), or raise "
+        "--data.max_bad_share to train without these"
+    )
+
+
 class ReadingFailed(RunFailed):
     """Ends a run in the middle of a batch; `faults` are those found in the batch so far."""
 

@@ -134,7 +134,8 @@ def split(source: Source, count: int, seed: int) -> tuple[Source, Source]:
     parts = source.parts
     if not 0 < count < len(source):
         raise UserError(
-            f"data.hold_out is {count:,} and {source.name} has {len(source):,} samples; give a smaller --data.hold_out"
+            f"data.hold_out is {count:,} and {source.name} has {len(source):,} samples; give a smaller "
+            f"--data.hold_out, {max(1, len(source) // 10):,} for example"
         )
     _refuse_shared_files(parts)
     chosen = _choose(parts, count, seed)

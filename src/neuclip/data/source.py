@@ -91,6 +91,10 @@ class Source(ABC):
     def prefetch(self, order: Order, start: int, count: int) -> None:  # noqa: B027
         """Called before positions start..start+count-1 of `order` are read. Remote sources download ahead."""
 
+    def image_folder(self) -> Path | None:
+        """Where the images lie as files; None if they do not."""
+        return None
+
     def check_images(self) -> None:  # noqa: B027
         """Raises UserError where no image can be found at all: a wrong table rather than bad samples."""
 

@@ -30,6 +30,7 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.models.facts import ModelFacts
 from neuclip.models.failures import pretrained_is_here, pretrained_is_known
 from neuclip.models.hub import NotHere
+from neuclip.plan import limit_epochs
 from neuclip.settings.sections import Settings
 
 
@@ -55,6 +56,7 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
         findings.fail_with(error, "the data cannot be read as in a run")
         return findings, SampleProbe()
     findings.note("plan", pairs_per_epoch=epoch)
+    settings = limit_epochs(settings, epoch)
     examine_data(findings, settings, source, probe, model)
     examine_run(findings, settings, model, probe, len(source), ranks)
     return findings, probe

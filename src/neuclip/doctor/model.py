@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def cached_facts(model: ModelSettings) -> ModelFacts:
         pass
     with waiting(f"building {model.name} without its weights"):
         fresh = model_facts(
-            model.name, image_size=model.image_size, gradient_checkpointing=model.gradient_checkpointing
+            model.name, image_size=model.image_size, gradient_checkpointing=model.gradient_checkpointing, modes=model
         )
     with contextlib.suppress(OSError):  # without a writable cache they are computed again next time
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def _digest(model: ModelSettings) -> str:
     """Of everything the facts depend on; open_clip's own configurations are covered by its version."""
     folder = Path(model.name.removeprefix(config.LOCAL))
     weights = [file.name for pattern in config.WEIGHTS for file in folder.glob(pattern)]  # without them it is refused
-    parts = [__version__, model.name, model.image_size, model.gradient_checkpointing, weights]
+    parts = [__version__, replace(model, pretrained=""), weights]
     digest = hashlib.sha256(repr([*parts, *map(_installed, PACKAGES)]).encode())
     ours = (Path(facts.__file__), Path(config.__file__), config.SHIPPED / f"{model.name}.json")
     for file in (*ours, Path(model.name), folder / "open_clip_config.json"):

@@ -88,7 +88,7 @@ def memory_parts(findings: Findings, settings: Settings, model: ModelFacts) -> d
     batches = max(1, settings.data.workers * PREFETCH)
     return {
         "libraries_bytes": LIBRARIES if findings["memory.device"] == "cpu" else 0,
-        "towers_bytes": trained_bytes(model.parameters),
+        "towers_bytes": trained_bytes(model.parameters, model.locked),
         "activation_bytes": model.activation_bytes * findings["plan.micro_batch"] * itemsize // 4,  # given for float32
         "objective_bytes": findings["objective.state_bytes_per_rank"] + findings["objective.working_bytes_per_rank"],
         "loading_bytes": batches * findings["plan.batch_per_rank"] * 3 * height * width,
@@ -154,7 +154,7 @@ def note_folder(findings: Findings, settings: Settings) -> None:
 
 
 def note_disk(findings: Findings, settings: Settings, model: ModelFacts) -> None:
-    checkpoint = checkpoint_bytes(model.parameters, model.state_bytes, findings["objective.state_bytes"])
+    checkpoint = checkpoint_bytes(model.parameters - model.locked, model.state_bytes, findings["objective.state_bytes"])
     needed = settings.checkpoint.most * checkpoint + model.state_bytes  # with the exported model
     free = shutil.disk_usage(existing_folder(Path(settings.run.folder))).free
     findings.note("disk", checkpoint_bytes=checkpoint, needed_bytes=needed, free_bytes=free)

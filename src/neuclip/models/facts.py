@@ -19,7 +19,9 @@ from neuclip.models.config import find_config, text_tower_of_folder
 from neuclip.models.failures import explain_failures
 from neuclip.models.hub import offline_hub
 from neuclip.models.tokenizer import LONG_WORD
-from neuclip.models.towers import image_shape, silence_open_clip
+from neuclip.models.tower_modes import apply_modes
+from neuclip.models.towers import Towers, image_shape, silence_open_clip
+from neuclip.settings.sections import ModelSettings
 
 COUNTED = 20_000  # characters of a caption whose tokens are counted
 PROBE = 2  # pairs sent through the empty model; BatchNorm does not take one
@@ -37,10 +39,13 @@ class ModelFacts:
     activation_bytes: int  # float32, per pair: what backward needs
     usual_tokenizer: bool = False  # open_clip's own, unchanged
     batch_norm: bool = False  # which cannot train on one image at a time
+    locked: int = 0  # of the parameters, those that do not train
 
 
-def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool = False) -> ModelFacts:
-    """Builds the model on the meta device, which has shapes and no numbers.
+def model_facts(
+    name: str, *, image_size: int = 0, gradient_checkpointing: bool = False, modes: ModelSettings | None = None
+) -> ModelFacts:
+    """Builds the model on the meta device, which has shapes and no numbers. `modes`: what of each tower trains.
 
     >>> model_facts("tiny").context_length
     16
@@ -62,6 +67,9 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
         # A text tower of transformers says how many tokens it could take, the config how many it gets.
         context = int(config["text_cfg"].get("context_length") or getattr(model, "context_length", 77))
         activation_bytes = _activation_bytes(model, height, width, context)
+        batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
+        if modes:
+            apply_modes(Towers(model), modes)
     return ModelFacts(
         embed_dim=config["embed_dim"],
         image_size=(height, width),
@@ -70,7 +78,8 @@ def model_facts(name: str, *, image_size: int = 0, gradient_checkpointing: bool 
         state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()),
         activation_bytes=activation_bytes,
         usual_tokenizer=not ({"hf_tokenizer_name", "tokenizer_kwargs"} & config["text_cfg"].keys()),
-        batch_norm=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        batch_norm=batch_norm,
+        locked=sum(p.numel() for p in model.parameters() if not p.requires_grad),
     )
 
 

@@ -78,6 +78,14 @@ def merge(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return merged
 
 
+def remove_lora(model: nn.Module) -> None:
+    """Leave a plain model with the merged weights. A model without LoRA stays as it is."""
+    for module in list(model.modules()):
+        if parametrize.is_parametrized(module):
+            for field in list(module.parametrizations):  # type: ignore[union-attr, arg-type]
+                parametrize.remove_parametrizations(module, field, leave_parametrized=True)
+
+
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     """What training changes of a model with LoRA: B and A of each weight, heads, temperature and bias. Empty without
     LoRA."""

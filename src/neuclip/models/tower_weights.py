@@ -66,12 +66,21 @@ def load_image_weights(model: Any, file: Path) -> None:
     if "_conv_stem.weight" in given:
         given = in_order_of(own, given)
     wrong = [name for name, tensor in own.items() if name not in given or given[name].shape != tensor.shape]
+    wrong = wrong or _left_over(trunk, given)
     if wrong:
         raise UserError(
-            f"{file}: these are no weights of the image tower ({len(wrong)} of {len(own)} tensors are missing or of "
-            f"another shape, first {wrong[0]}); give a file of the timm model that the config names"
+            f"{file}: these are no weights of the image tower ({len(wrong)} tensors are missing, of another shape or "
+            f"too many, first {wrong[0]}); give a file of the timm model that the config names"
         )
     trunk.load_state_dict({name: given[name] for name in own})
+
+
+def _left_over(trunk: Any, given: dict[str, Tensor]) -> list[str]:
+    """Tensors that the trunk has no place for, apart from the classifier. A deeper model of a family has all that a
+    smaller one asks for: resnet34 would go as resnet18."""
+    classifier = getattr(trunk, "pretrained_cfg", {}).get("classifier") or ()
+    heads = tuple(f"{name}." for name in ((classifier,) if isinstance(classifier, str) else classifier))
+    return [name for name in given if name not in trunk.state_dict() and not name.startswith(heads)] if heads else []
 
 
 def in_order_of(own: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, Tensor]:

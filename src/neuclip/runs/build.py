@@ -131,9 +131,11 @@ def open_training_source(settings: Settings) -> Source:
             f"{without_queries(data.train)} holds one sample, and a contrastive loss compares samples; give two or more"
         )
     if len(source) < batch_size:
+        kept = f" without the {data.hold_out} that are held out" if data.hold_out else ""
+        fewer = ", or a smaller --data.hold_out" if data.hold_out else ""
         raise UserError(
             f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "
-            f"{without_queries(data.train)}); give --train.batch_size {len(source)} or less"
+            f"{without_queries(data.train)}{kept}); give --train.batch_size {len(source)} or less{fewer}"
         )
     return source
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from neuclip.data.faults import too_many_without_caption
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.source import Source
 from neuclip.distributed.collectives import all_gather_object, is_main, rank, world_size
@@ -22,7 +23,7 @@ from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_
 from neuclip.errors import RunFailed, UserError
 from neuclip.formatting import byte_size, plural
 from neuclip.models.towers import BuiltModel
-from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, storing_advice
+from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, limit_epochs, storing_advice
 from neuclip.records import RunFolder, keep_lines
 from neuclip.runs.build import (
     absolute_paths,
@@ -94,8 +95,10 @@ def open_run(settings: Settings, resume: Path | None) -> Iterator[Run]:
 def start_run(settings: Settings) -> Run:
     """Collective. A new run in a new folder."""
     path = from_main_rank(lambda: str(check_new(settings)))
-    run = build_run(settings, RunFolder(path), open_data(settings))
-    captions = {"captions": str(run.source.caption_counts)} if run.source.caption_counts else {}
+    source = open_data(settings)
+    settings = limit_epochs(settings, source.order(settings.run.seed).size)
+    run = build_run(settings, RunFolder(path), source)
+    captions = {"captions": str(source.caption_counts)} if source.caption_counts else {}
     described = environment(run.device, run.precision, run.fingerprint | captions)
 
     def make() -> str:
@@ -206,6 +209,9 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dic
     torch.manual_seed(settings.run.seed)
     built = build_towers(settings, device, state)
     refuse_single_images(settings, plan, built)
+    known = fingerprint(source)  # which counts the captions, too
+    if message := too_many_without_caption(source, settings.data.max_bad_share):
+        raise RunFailed(message)
     batches = build_batches(settings, source, built, plan)
     objective = build_objective(settings, built, len(source), batches.windows.order.size).to(device)
     if rank():  # weights start alike on all ranks, dropout does not
@@ -217,7 +223,7 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dic
         device=device,
         precision=precision,
         source=source,
-        fingerprint=fingerprint(source),
+        fingerprint=known,
         batches=batches,
         built=built,
         objective=objective,

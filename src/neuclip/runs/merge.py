@@ -82,13 +82,19 @@ def open_pair(base: str, run: str) -> tuple[BuiltModel, BuiltModel, Settings]:
                 f"{base} and {run} have another {what} ({', '.join(different)}); only a model and what was "
                 "fine-tuned from it can be merged"
             )
-    if any(isinstance(module, _BatchNorm) for module in second.towers.model.modules()):
+    if _statistics(first) != _statistics(second):
         print(
             "the model has BatchNorm: its statistics are interpolated too, which is not what the merged weights would "
             "give; measure the result before you use it",
             file=sys.stderr,
         )
     return first, second, settings
+
+
+def _statistics(built: BuiltModel) -> list[list[float]]:
+    """Of BatchNorm: they are the same where a tower with BatchNorm was locked."""
+    norms = [module for module in built.towers.model.modules() if isinstance(module, _BatchNorm)]
+    return [values.tolist() for norm in norms for values in norm.buffers() if values.is_floating_point()]
 
 
 def _architecture(built: BuiltModel) -> dict[str, Any]:

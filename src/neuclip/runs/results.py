@@ -109,7 +109,7 @@ def write_results(
 
 def image_folder(source: Source) -> Path | None:
     """Where the images of the data lie as files; None if they lie in shards, or in several places."""
-    places = {getattr(origin, "folder", None) for origin, _ in origins(source)}
+    places = {origin.image_folder() for origin, _ in origins(source)}
     return places.pop() if len(places) == 1 else None
 
 

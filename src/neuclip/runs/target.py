@@ -8,6 +8,7 @@ from typing import Any
 from neuclip.errors import UserError
 from neuclip.models.config import HUB, LOCAL, find_config
 from neuclip.models.hub import only_if_allowed
+from neuclip.models.lora import remove_lora
 from neuclip.models.towers import BuiltModel, build_model
 from neuclip.plan import choose_device
 from neuclip.records import RunFolder
@@ -52,9 +53,10 @@ def _build(target: str) -> BuiltModel:
 
 
 def load_run(folder: RunFolder, checkpoint: Path) -> tuple[BuiltModel, Settings, dict[str, Any]]:
-    """The model as it was at a checkpoint, the run's settings, and the checkpoint's state."""
+    """The model as it was at a checkpoint, LoRA merged, the run's settings, and the checkpoint's state."""
     settings = read_settings(folder.settings, [])
     state = load_checkpoint(checkpoint)
     built = build_towers(settings, choose_device(settings.run.device), state)
     built.towers.model.load_state_dict(state["model"])
+    remove_lora(built.towers.model)
     return built, settings, state

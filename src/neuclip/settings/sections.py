@@ -191,10 +191,14 @@ class TrainSettings:
         "pairs per rank and forward pass; less memory, one more pass, same gradient except with BatchNorm; 0: all",
     )
     samples: int = described(100_000_000, "training budget in samples; the run has samples // batch_size steps")
+    epochs: int = described(
+        0, "pass over the data at most so often, even where train.samples allows more; 0: no such limit"
+    )
 
     def __post_init__(self) -> None:
         check_at_least("train.batch_size", self.batch_size, 1, "the paper uses 1024 to 5120")
         check_at_least("train.micro_batch_size", self.micro_batch_size, 0, "0: the whole share of the rank at once")
+        check_at_least("train.epochs", self.epochs, 0, "0: train.samples alone is the budget")
         if self.samples < self.batch_size:
             raise UserError(
                 f"train.samples {self.samples} is below train.batch_size {self.batch_size}; "

@@ -54,6 +54,9 @@ class ImageFolder(Source):
         self._images = Texts.of(os.fsencode(image) for image in images)
         self._endings = np.array(endings, dtype="S")
 
+    def image_folder(self) -> Path:
+        return self.folder
+
     def __len__(self) -> int:
         return len(self._images)
 

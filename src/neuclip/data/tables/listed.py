@@ -130,6 +130,15 @@ class ListedPairs(Source):
             if not is_base64(name):
                 yield file_version(image_path(self.folder, name))
 
+    def image_folder(self) -> Path | None:
+        """The innermost folder that has all images; None if the table itself holds some."""
+        names = [self.rows.images[number] for number in range(len(self)) if number not in self.rows.reasons]
+        if any(map(is_base64, names)):
+            return None
+        folders = {os.path.dirname(name.replace(b"\\", b"/")) for name in names if name}  # noqa: PTH120 (bytes)
+        paths = [image_path(self.folder, name or b".").absolute() for name in folders]
+        return Path(os.path.commonpath(paths)) if paths else None
+
     def check_images(self) -> None:
         """Refuses a table if no row can be used or none of the first images exists."""
         first = self.rows.first_images()
