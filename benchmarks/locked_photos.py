@@ -92,6 +92,7 @@ class Laboratory:
                 "evaluation.every": "0",
                 "evaluation.error_anchors": "0",
                 "evaluation.gallery": "0",
+                "checkpoint.keep": "1",
                 "run.threads": "1",
                 "run.folder": str(self.folder),
                 "run.name": name,
