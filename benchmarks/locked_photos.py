@@ -122,7 +122,7 @@ class Laboratory:
     def final(self, method: Method, choice: int, rate: float, batch_size: int, seed: int) -> dict[str, float]:
         run = self.train(f"final-{method.name}-{batch_size}-{seed}", flags_of(method, choice, rate, batch_size, seed))
         summary = json.loads((run / "summary.json").read_text())
-        return {**self.test.recalls(run), **{key: summary[key] or 0.0 for key in ("calibration", "seconds")}}
+        return {**self.test.recalls(run), "calibration": summary["calibration"], "seconds": summary["seconds"]}
 
 
 def method_of(name: str) -> Method:
@@ -154,16 +154,15 @@ def main(asked: argparse.Namespace) -> None:
         print("| --- " * (len(COLUMNS) + 2) + "|")
         for method in methods:
             seeds = [laboratory.final(method, *chosen[method.name], batch_size, seed) for seed in range(asked.seeds)]
-            cells = [
-                cell([100 * one[key] if "recall" in key else one[key] for one in seeds]) for key in COLUMNS.values()
-            ]
+            cells = [cell([one[key] for one in seeds], 100 if "recall" in key else 1) for key in COLUMNS.values()]
             choice, rate = chosen[method.name]
             print(f"| {method.name} | {choice}, {rate:g} | {' | '.join(cells)} |", flush=True)
 
 
-def cell(values: list[float]) -> str:
+def cell(values: list[float | None], factor: int) -> str:
     """Every seed, and their mean."""
-    return f"{', '.join(f'{value:.3g}' for value in values)} (**{mean(values):.3g}**)"
+    known = [factor * value for value in values if value is not None]
+    return f"{', '.join(f'{value:.3g}' for value in known)} (**{mean(known):.3g}**)" if known else "–"
 
 
 COLUMNS = {
