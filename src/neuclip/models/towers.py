@@ -246,11 +246,8 @@ def build_model(
     if initial_bias is not None and not model.logit_bias.any():
         # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
         nn.init.constant_(model.logit_bias, initial_bias)
-    split, train_split = split_transform(transform), split_transform(train_transform)
     return BuiltModel(
-        towers=Towers(model, mean=split.mean, std=split.std) if split and train_split else Towers(model),
-        train_transform=train_split.pixels if split and train_split else train_transform,
-        transform=split.pixels if split and train_split else transform,
+        **_with_pixels_apart(model, train_transform, transform),
         float_transform=transform,
         tokenize=tokenize,
         embed_dim=config["embed_dim"],
@@ -258,6 +255,15 @@ def build_model(
         config=config,
         has_trained_weights=bool(pretrained) or brings_weights,
     )
+
+
+def _with_pixels_apart(model: nn.Module, train_transform: Transform, transform: Transform) -> dict[str, Any]:
+    """Towers that normalize bytes, and transforms to bytes; where a transform is of another kind, all of it stays."""
+    split, train_split = split_transform(transform), split_transform(train_transform)
+    if not (split and train_split):
+        return {"towers": Towers(model), "train_transform": train_transform, "transform": transform}
+    towers = Towers(model, mean=split.mean, std=split.std)
+    return {"towers": towers, "train_transform": train_split.pixels, "transform": split.pixels}
 
 
 def folder_as_name(name: str, pretrained: str) -> tuple[str, str]:
