@@ -33,8 +33,8 @@ COLUMNS = {
 }
 OF_TASKS = ("data", "tasks", "compat", "output")
 OF_BOTH = ("batch_size", "max_bad_share")
-# Metrics shown beside the main one: where published results are counted otherwise than they are meant.
 NOT_MEASURED = ": not measured"  # how the reason ends why an average lacks a task
+# Metrics shown beside the main one: where published results are counted otherwise than they are meant.
 BESIDE = ("acc_worst_region_without_other", "acc1_blank_classnames_keep")
 
 COMMAND = Command(
