@@ -6,6 +6,7 @@ import gzip
 import os
 import pickle
 import tarfile
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,9 @@ def test_remote_sources_with_weights_are_mixed_a_few_shards_of_each_at_a_time(tm
         batches = Batches(source, order, batch_size=30, transform=plain, tokenize=tokenize, seed=0, workers=0)
         ids = [id for batch in batches.steps(0, 10) for id in batch.ids.tolist()]  # two epochs
         assert Counter(ids) == Counter({id: 4 if id < 60 else 1 for id in range(120)})
+    for thread in threading.enumerate():  # it removes old shards when a new one is there
+        if thread.name == "fetch shards":
+            thread.join()
     assert sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.tar")) <= room
 
 
