@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from neuclip.objectives.normalizers.prototypes import Prototypes, anchors_at
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from torch import Tensor
 
 from neuclip.objectives.formulas import add_eps, calibration_ratio
-from neuclip.objectives.normalizers.prototypes import Prototypes, anchors_at
-from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 
 SHAPES = [(128, 512, 128), (512, 2048, 256), (1024, 4096, 512)]  # batch, prototypes, width
 STEPS = 10

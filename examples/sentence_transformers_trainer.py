@@ -1,4 +1,4 @@
-"""NeuCLIP as a loss of sentence-transformers, on queries, documents and a hard negative each:
+"""NeuCLIP as a loss of sentence-transformers, on queries, documents and a hard negative each; copy `NeuCLIPLoss`.
 
 python examples/sentence_transformers_trainer.py
 python examples/sentence_transformers_trainer.py --resume --epochs 12
@@ -10,12 +10,15 @@ import argparse
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from datasets import Dataset
 from tiny_data import COLOURS, SIZE, parts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from neuclip.integrations.sentence_transformers import NeuCLIPLoss
+from neuclip import NeuCLIP
 from neuclip.models.torchvision_guard import guard_torchvision
+from neuclip.objectives.contrast import contrast
+from neuclip.objectives.formulas import add_eps, conjugate
 
 guard_torchvision()  # for a CPU-only torch beside a torchvision built for CUDA, which transformers would not survive
 from sentence_transformers import (  # noqa: E402
@@ -26,6 +29,53 @@ from sentence_transformers import (  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+
+
+class TextPairs(NeuCLIP):
+    """NeuCLIP at a fixed temperature: cross-entropy over the data set, less the log of its size.
+
+    With k hard negatives a query's normalizer is a mean over the N documents of other pairs and its own k. The batch
+    and the prototypes speak of the first alone; the second are known and enter both as they are.
+    """
+
+    hard_negatives = None  # (b, k, d), set before each call
+
+    def loss(self, pairs, tau):
+        batch = contrast(pairs, tau)
+        log_z = add_eps(batch.log_g, self.eps)
+        with torch.no_grad():  # for the calibration: a prediction before the batch was seen
+            unseen = self.predict(pairs, tau) if self.normalizer.ready else None
+        if self.training:
+            self.normalizer.restart(pairs)
+            self.learn(pairs, log_z, tau, steps=self.inner_steps)
+        alpha = self.predict(pairs, tau)
+        self.record(accuracy=batch.accuracy)
+        self.record_normalizers(log_z, unseen, alpha)
+        if self.hard_negatives is None:
+            return conjugate(log_z, alpha).mean() - 1
+        similarity = torch.einsum("bd,bkd->bk", pairs.features[0], self.hard_negatives)
+        own = torch.logsumexp((similarity - pairs.positive[:, None]) / tau, dim=1)
+        count, total = pairs.negatives.log(), (pairs.negatives + similarity.shape[1]).log()
+        queries = conjugate(*(torch.logaddexp(x[0] + count, own) - total for x in (log_z, alpha)))
+        return (queries + conjugate(log_z[1], alpha[1])).mean() / 2 - 1
+
+
+class NeuCLIPLoss(torch.nn.Module):
+    """For (anchor, positive) pairs, with any number of hard negatives: (anchor, positive, negative_1, ...)."""
+
+    def __init__(self, model, *, scale=20.0, num_prototypes=1024):
+        super().__init__()
+        self.model, self.scale = model, torch.tensor(scale)
+        options = {"restart": "rolling", "inner_steps": 3, "network_lr": 0.01}  # for batches of about 32
+        self.objective = TextPairs(model.get_embedding_dimension(), num_prototypes=num_prototypes, **options)
+
+    def forward(self, sentence_features, labels=None):
+        query, document, *negatives = (
+            F.normalize(self.model(column)["sentence_embedding"], dim=1) for column in sentence_features
+        )
+        self.objective.hard_negatives = torch.stack(negatives, dim=1) if negatives else None
+        self.objective.train(self.model.training)  # an evaluation must teach the prototypes nothing
+        return self.objective(query, document, self.scale)
 
 
 class SaveObjective(TrainerCallback):
@@ -68,7 +118,7 @@ def main() -> None:
     settings = SentenceTransformerTrainingArguments(arguments.folder, **settings)
     torch.manual_seed(0)
     model = tiny_model(data := Dataset.from_list([texts(number) for number in range(SIZE)]))
-    loss = NeuCLIPLoss(model, directions=("query_to_doc", "doc_to_query"), num_prototypes=512)  # the one line
+    loss = NeuCLIPLoss(model, num_prototypes=512)  # the one line
     if last := get_last_checkpoint(arguments.folder) if arguments.resume else None:
         loss.objective.load_state_dict(torch.load(Path(last) / "objective.pt", weights_only=True))
     given = {"train_dataset": data, "loss": loss, "callbacks": [SaveObjective(loss)]}

@@ -1,7 +1,7 @@
 """What a refactor must not change, recorded and compared on one machine.
 
     python scripts/golden.py OUT.json                    # record: two minutes on one core
-    python scripts/golden.py NEW.json --compare OUT.json # record again and print what differs; exit code 1 if anything does
+    python scripts/golden.py NEW.json --compare OUT.json # record again and print what differs; then exit code 1
     python scripts/golden.py OUT.json --icons            # the sums of icons-30k's shards too: some minutes
 
 It holds the losses of 200 steps per method, runs with BatchNorm, on stored features and on two ranks with their

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from neuclip.settings.fields import check_at_least, described
 from torch import Tensor
 
 from neuclip import api
@@ -18,10 +19,9 @@ from neuclip.objectives.objective import Objective
 from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
 from neuclip.records import RunFolder, read_lines
 from neuclip.settings import objectives as settings_table
-from neuclip.settings.fields import check_at_least, described
-from neuclip.settings.help import help_text
 from neuclip.settings.objectives import ObjectiveSettings, PlannedRun
 from neuclip.settings.reading import read_settings
+from neuclip.settings.writing import help_text
 from tests.images import write_csv, write_shards
 
 BATCH, STEPS = 8, 6

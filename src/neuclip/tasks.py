@@ -9,8 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from neuclip.errors import UserError
-from neuclip.settings.nearest import nearest
+from neuclip.errors import UserError, nearest
 
 Kind = Literal["classification", "retrieval", "puzzles"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from neuclip.objectives.registry import build_objective
 
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.objective import note_objective
 from neuclip.doctor.plan import note_plan
 from neuclip.models.facts import ModelFacts
-from neuclip.objectives.registry import build_objective
 from neuclip.settings.reading import read_settings
 
 WIDTH, PAIRS, BATCH = 8, 50, 16

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from neuclip.objectives.normalizers.residual_mlp import ResidualMLP
+from neuclip.objectives.registry import build_objective
 from torch import Tensor, nn
 
 from neuclip import CLIP, AmorLIP
@@ -15,9 +17,7 @@ from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.objectives.amorlip import blend_at, rho_at
 from neuclip.objectives.formulas import DIVERGENCES
-from neuclip.objectives.normalizers.residual_mlp import ResidualMLP
 from neuclip.objectives.objective import NoEstimate
-from neuclip.objectives.registry import build_objective
 from neuclip.settings.objectives import AmorLIPSettings
 from tests.objectives.features import CORNERS, close, corner, unit
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from neuclip.objectives.registry import build_objective
 from torch import Tensor
 
 from neuclip import CLIP, FastCLIP
 from neuclip.evaluation.normalizer_error import normalizer_error
 from neuclip.objectives.objective import NoEstimate
-from neuclip.objectives.registry import build_objective
 from neuclip.settings.objectives import FastCLIPSettings
 from tests.objectives.features import CORNERS, close, corner, unit
 

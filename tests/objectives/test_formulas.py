@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from neuclip.objectives.normalizers.prototypes import anchors_at, scores
 from torch import Tensor
 
 from neuclip.objectives.formulas import calibration_ratio, log_normalizer
-from neuclip.objectives.normalizers.prototypes import anchors_at, scores
 from tests.objectives.features import unit
 from tests.references import contrastive
 

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from neuclip.objectives.normalizers.prototype_network import RestartSchedule
+from neuclip.objectives.normalizers.prototypes import Anchors, Prototypes, Workspace, anchors_at, prototype_gradient
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from torch import Tensor
 
 from neuclip import NeuCLIP
 from neuclip.objectives.formulas import log_normalizer
-from neuclip.objectives.normalizers.prototype_network import RestartSchedule
-from neuclip.objectives.normalizers.prototypes import Anchors, Prototypes, Workspace, anchors_at, prototype_gradient
-from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from tests.objectives.features import CORNERS, close, corner, unit
 from tests.references import contrastive
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from neuclip.objectives.normalizers.residual_mlp import ResidualMLP, step_together
 from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
+from torch import Tensor, nn
 
 D, B = 6, 9
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from torch import Tensor
 
-from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
 from tests.objectives.features import unit
 
 TORCHS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.AdamW, "sgd": torch.optim.SGD}

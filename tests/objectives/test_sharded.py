@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from neuclip.distributed import collectives
 from neuclip.objectives.normalizers import sharded
 from neuclip.objectives.normalizers.sharded import ShardedRows
+
+from neuclip.distributed import collectives
 
 
 def rows_of(size: int) -> ShardedRows:

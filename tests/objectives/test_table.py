@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from neuclip.objectives.normalizers.table import SampleTable, decode, encode
 from torch import Tensor
 
 from neuclip.errors import RunFailed
-from neuclip.objectives.normalizers.table import SampleTable, decode, encode
 
 COLUMNS = ("left", "right")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.settings.help import help_text
-from neuclip.settings.keys import declared_types
 from neuclip.settings.objectives import OBJECTIVES
+from neuclip.settings.reading import declared_types
+from neuclip.settings.writing import help_text
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))

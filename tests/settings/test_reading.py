@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 
 from neuclip.errors import UserError
 from neuclip.settings.objectives import CLIPSettings, NeuCLIPSettings
-from neuclip.settings.reading import read_settings
-from neuclip.settings.recipe import shipped_recipes
+from neuclip.settings.reading import read_settings, shipped_recipes
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import yaml
 from neuclip.errors import UserError
 from neuclip.records import RunFolder
 from neuclip.report.contents import read_contents
-from neuclip.settings.reading import read_settings
-from neuclip.settings.recipe import PlainLoader
+from neuclip.settings.reading import PlainLoader, read_settings
 
 BOMB = "a0: &a0 [x]\n" + "".join(
     f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 10)}]\n" for depth in range(1, 10)

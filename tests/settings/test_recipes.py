@@ -9,8 +9,7 @@ import pytest
 
 from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.paper import FOLDER, paper_objectives, paper_recipe, paper_settings
-from neuclip.settings.reading import read_settings
-from neuclip.settings.recipe import shipped_recipes
+from neuclip.settings.reading import read_settings, shipped_recipes
 
 # Table 1: samples, vision encoder, batch size; Table 3: lr, lr of tau, wd, warmup, rho.
 TABLES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuclip.settings.secrets import holds_secret, without_queries, without_query, without_secrets
+from neuclip.secrets import holds_secret, without_queries, without_query, without_secrets
 
 
 @pytest.mark.parametrize(

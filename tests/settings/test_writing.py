@@ -11,9 +11,8 @@ import yaml
 from hypothesis import assume, given, settings, strategies
 
 from neuclip.errors import UserError
-from neuclip.settings.keys import SECTION_NAMES, section_fields, section_type
 from neuclip.settings.objectives import OBJECTIVES
-from neuclip.settings.reading import read_settings
+from neuclip.settings.reading import SECTION_NAMES, read_settings, section_fields, section_type
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
 

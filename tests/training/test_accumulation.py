@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from neuclip.objectives.registry import OBJECTIVES, build_objective
 from torch import Tensor, nn
 
 from neuclip.models.towers import Towers
 from neuclip.objectives.objective import Objective
-from neuclip.objectives.registry import OBJECTIVES, build_objective
 from neuclip.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
 from neuclip.training.accumulation import Accumulation
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.tables import print_json
-from neuclip.errors import UserError
+from neuclip.errors import UserError, proposal
 from neuclip.formatting import byte_size, plural
 from neuclip.progress import waiting
-from neuclip.settings.nearest import proposal
-from neuclip.settings.secrets import without_queries
+from neuclip.secrets import without_queries
 from neuclip.tasks import Task, choose_tasks
 
 HELP_WIDTH = 100

@@ -13,9 +13,7 @@ from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.tables import print_json
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import waiting
-from neuclip.settings.fields import check_at_least
-from neuclip.settings.reading import read_settings
-from neuclip.settings.recipe import shipped_recipes
+from neuclip.settings.reading import read_settings, shipped_recipes
 from neuclip.settings.sections import Settings
 
 WIDTH = 120  # if the output is not a terminal
@@ -26,8 +24,8 @@ COMMAND = Command(
 DATA is what --data.train accepts. RECIPE is a YAML file or a shipped recipe ({", ".join(shipped_recipes())}).
 The default is tiny. Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help""",
     flags=(
-        Flag("ranks", int, "number of ranks of the run [default: 1]"),
-        Flag("sample", int, "pairs to read and decode [default: 500, or as many as five seconds allow]"),
+        Flag("ranks", int, "number of ranks of the run [default: 1]", at_least=1),
+        Flag("sample", int, "pairs to read and decode [default: 500, or as many as five seconds allow]", at_least=1),
         Flag("sheet", str, "where to write the contact sheet (PNG) [default: in a new temporary folder]"),
         JSON,
     ),
@@ -64,9 +62,6 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]
     """The settings of the run, and the values of this command's own flags."""
     operands, own_flags, flags = COMMAND.split(arguments)
     values = {"ranks": 1, "sample": None, "sheet": "", JSON.name: False, **own_flags}
-    check_at_least("--ranks", values["ranks"], 1, "the number of ranks")
-    if values["sample"] is not None:
-        check_at_least("--sample", values["sample"], 1, "500 are usually enough")
     if any(flag.startswith("--data.train=") for flag in flags):
         raise UserError("the data is given twice; remove --data.train")
     data, *recipe = operands

@@ -12,7 +12,6 @@ from neuclip.cli.tables import aligned, print_json
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
 from neuclip.report.verdict import judge_error
-from neuclip.settings.fields import check_at_least
 
 ANCHORS, SEED, CHECKPOINTS = 10_000, 0, "5"  # the first and the last as in the paper
 
@@ -22,8 +21,13 @@ COMMAND = Command(
 Prints the mean squared error of their logarithms at the same anchors, with one eps for all, at equal numbers of
 samples seen; smaller is better. Checkpoints to compare are kept by --checkpoint.milestones of `neuclip train`.""",
     flags=(
-        Flag("eps", float, "added to every normalizer, inside the logarithm [default: the largest of the runs' own]"),
-        Flag("anchors", int, f"pairs whose normalizers are computed exactly [default: {ANCHORS}]"),
+        Flag(
+            "eps",
+            float,
+            "added to every normalizer, inside the logarithm [default: the largest of the runs' own]",
+            at_least=0,
+        ),
+        Flag("anchors", int, f"pairs whose normalizers are computed exactly [default: {ANCHORS}]", at_least=1),
         Flag(
             "checkpoints",
             str,
@@ -48,8 +52,6 @@ def run(arguments: Sequence[str]) -> int:
     if twice := [name for name, place in zip(names, places, strict=True) if places.count(place) > 1]:
         raise UserError(f"{twice[0]} is given twice; give each run once")
     values = {"anchors": ANCHORS, "seed": SEED, "checkpoints": CHECKPOINTS, **flags}
-    check_at_least("--anchors", values["anchors"], 1, f"the paper uses {ANCHORS}")
-    check_at_least("--eps", values.get("eps", 0.0), 0, "1e-6 is usual")
     check_checkpoints(values["checkpoints"])
     as_json = values.pop(JSON.name, False)
     from neuclip import api

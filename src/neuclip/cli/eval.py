@@ -17,9 +17,8 @@ from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count
 from neuclip.records import RunFolder
 from neuclip.runs.summary import held_out_skipped
-from neuclip.settings.fields import check_at_least
-from neuclip.settings.help import WIDTH
 from neuclip.settings.sections import RunSettings
+from neuclip.settings.writing import WIDTH
 from neuclip.tasks import GROUPS
 
 if TYPE_CHECKING:
@@ -56,11 +55,13 @@ not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.
             "count FMoW and CLEVR Distance as published results do, or as they are meant [datacomp]",
         ),
         Flag("output", str, "file of the tasks' results [RUN/tasks.jsonl, or evaluations/MODEL.jsonl]"),
-        Flag("batch-size", int, "images per forward pass [default: as in the run]"),
+        Flag("batch-size", int, "images per forward pass [default: as in the run]", at_least=1),
         Flag(
             "max-bad-share",
             float,
             "skip data sets with a larger share of bad samples [default: as in the run]",
+            at_least=0,
+            at_most=1,
         ),
         *(Flag(f"evaluation.{name}", str, f"{what} [default: as in the run]") for name, what in COLUMNS.items()),
         JSON,
@@ -75,10 +76,6 @@ not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.
 def run(arguments: Sequence[str]) -> int:
     (target,), values = COMMAND.parse(arguments)
     check_target(target)
-    if "batch_size" in values:
-        check_at_least("--batch-size", values["batch_size"], 1, "256 fits almost anywhere")
-    if not 0 <= values.get("max_bad_share", 0) <= 1:
-        raise UserError(f"--max-bad-share is {values['max_bad_share']}; give a share from 0 to 1")
     as_json = values.pop(JSON.name, False)
     of_tasks = {name: values.pop(name) for name in OF_TASKS if name in values}
     if of_tasks:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from neuclip.cli.eval import check_target
 from neuclip.cli.flags import Command, Flag
-from neuclip.errors import UserError
+from neuclip.errors import UserError, proposal
 from neuclip.progress import waiting
-from neuclip.settings.nearest import proposal
 
 FORMATS = ("open_clip", "transformers", "onnx")
 

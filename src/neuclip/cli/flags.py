@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neuclip.errors import UserError
-from neuclip.settings.help import flag_lines, takes
-from neuclip.settings.nearest import nearest
+from neuclip.errors import UserError, nearest
+from neuclip.settings.options import check_value
 from neuclip.settings.reading import split_flags
-from neuclip.settings.values import RawValue, convert
+from neuclip.settings.values import RawValue
+from neuclip.settings.writing import flag_lines, takes
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,18 @@ class Flag:
     name: str
     declared: Any
     help: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def convert(self, value: str | None) -> Any:
+        raw = RawValue(self.name, value)
+        converted = raw.convert(self.declared)
+        limits = {"at_least": self.at_least, "at_most": self.at_most}
+        try:
+            check_value(converted, self.declared, {name: limit for name, limit in limits.items() if limit is not None})
+        except ValueError as error:
+            raise raw.error(f"{self.name} is {value}; {error}") from None
+        return converted
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Command:
             if name is None:
                 operands.append(value or "")
             elif name in own:
-                values[name] = convert(RawValue(own[name].name, value), own[name].declared)
+                values[name] = own[name].convert(value)
             else:
                 self.check_unknown(name, allow_settings)
                 others.append(f"--{name}" if value is None else f"--{name}={value}")

@@ -12,9 +12,8 @@ from importlib import import_module
 
 from neuclip import __version__
 from neuclip.cli.threads import let_threads_sleep
-from neuclip.errors import RunFailed, RunInterrupted, UserError
-from neuclip.settings.nearest import proposal
-from neuclip.settings.secrets import without_secrets
+from neuclip.errors import RunFailed, RunInterrupted, UserError, proposal
+from neuclip.secrets import without_secrets
 
 COMMANDS = {
     "train": "train a model; without arguments: a demo on a data set of icons",

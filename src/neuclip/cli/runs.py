@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuclip.errors import UserError
+from neuclip.errors import UserError, nearest
 from neuclip.records import RunFolder
-from neuclip.settings.nearest import nearest
 from neuclip.settings.sections import RunSettings
 
 

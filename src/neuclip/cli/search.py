@@ -15,7 +15,6 @@ from neuclip.cli.tables import print_json
 from neuclip.errors import UserError
 from neuclip.formatting import plural
 from neuclip.progress import waiting
-from neuclip.settings.fields import check_at_least
 
 if TYPE_CHECKING:
     from neuclip.search.searcher import Match, Searcher
@@ -29,7 +28,7 @@ COMMAND = Command(
 The folder is embedded once; later only what is new or changed is. A score is a cosine: 1 is the same direction.""",
     flags=(
         Flag("image", str, "search by this image file"),
-        Flag("top", int, f"how many images [default: {TOP}]"),
+        Flag("top", int, f"how many images [default: {TOP}]", at_least=1),
         Flag("with", str, "a second run or model, to see both side by side"),
         Flag("page", bool, "a page in the browser instead, on this machine only; needs pip install 'neuclip[search]'"),
         JSON,
@@ -49,7 +48,6 @@ def run(arguments: Sequence[str]) -> int:
     text, image, top = query[0] if query else "", values.get("image", ""), values.get("top", TOP)
     if query and not text.strip():
         raise UserError("the query is empty; give some words, or an image")
-    check_at_least("--top", top, 1, f"{TOP} fit on a screen")
     for one in targets:
         check_target(one)
     if values.get("page"):

@@ -14,11 +14,9 @@ from neuclip.cli.runs import find_run
 from neuclip.cli.tables import print_json
 from neuclip.errors import UserError
 from neuclip.records import RunFolder
-from neuclip.settings.help import help_text
-from neuclip.settings.keys import SECTION_NAMES
-from neuclip.settings.reading import read_settings
-from neuclip.settings.recipe import shipped_recipes
+from neuclip.settings.reading import SECTION_NAMES, read_settings, shipped_recipes
 from neuclip.settings.sections import Settings
+from neuclip.settings.writing import help_text
 
 COMMAND = Command(
     usage="train [RECIPE] [--section.field value ...] | train --resume RUN",

@@ -21,7 +21,7 @@ from neuclip.data.tables.columns import print_once
 from neuclip.data.zero_shot import CLASSNAMES, ZeroShotTask
 from neuclip.errors import UserError
 from neuclip.formatting import plural
-from neuclip.settings.secrets import between_commas, without_queries
+from neuclip.secrets import between_commas, without_queries
 from neuclip.settings.sections import Settings
 
 NAMED = re.compile(r"([^=/\\:?*{},]*)=(.*)", re.DOTALL)  # a name holds nothing that an address needs before its '='

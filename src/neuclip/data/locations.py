@@ -18,10 +18,9 @@ from braceexpand import braceexpand
 from neuclip.data import by_name
 from neuclip.data.sample import shorten
 from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
-from neuclip.errors import UserError
+from neuclip.errors import UserError, nearest
 from neuclip.progress import track
-from neuclip.settings.nearest import nearest, nearest_path
-from neuclip.settings.secrets import between_commas, without_queries, without_query
+from neuclip.secrets import between_commas, without_queries, without_query
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 PACKED = re.compile(r"\.(?:tar\.gz|tgz)$", re.IGNORECASE)
@@ -288,3 +287,29 @@ def _other_folder(pattern: str) -> str:
     path = Path(pattern)
     near = nearest_path(path.parent)
     return f"did you mean {near / path.name}?" if near not in (None, path.parent) else ""
+
+
+COMPARED = 10_000  # file names per folder at most; a million would take seconds
+
+
+def nearest_path(path: Path) -> Path | None:
+    """The existing path with nearly this name, mistyped folders corrected too; None if there is none.
+
+    >>> nearest_path(Path("phtos/pairs.cvs"))                                            # doctest: +SKIP
+    PosixPath('photos/pairs.csv')
+    """
+    try:
+        if path.exists():
+            return path
+        folder = nearest_path(path.parent)
+        if folder is None or not folder.is_dir():
+            return None
+        if (folder / path.name).exists():
+            return folder / path.name
+        with os.scandir(folder) as entries:
+            shown = (entry.name for entry in islice(entries, COMPARED) if not entry.name.startswith("."))
+            names = sorted(name for name in shown if (folder / name).exists())  # not broken links
+    except OSError:  # no permission to list the folder, or a name that is too long
+        return None
+    near = nearest(path.name, names)
+    return folder / near if near else None

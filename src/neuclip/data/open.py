@@ -52,7 +52,7 @@ from neuclip.data.tar.source import TarSource
 from neuclip.data.tar.walk import CUT_OFF, DAMAGED, ENDS_IN_ZEROS, NO_END_MARK, NOT_TAR
 from neuclip.data.tar.writing import shards_missing
 from neuclip.errors import UserError
-from neuclip.settings.secrets import without_query
+from neuclip.secrets import without_query
 from neuclip.settings.sections import DataSettings, Settings
 
 COUNTED_IMAGES = 10_000  # where counting those that are left out stops

@@ -15,8 +15,7 @@ from neuclip.data.decoding import DECODED
 from neuclip.data.source import Source
 from neuclip.data.tables.columns import first_line
 from neuclip.data.tables.plain_images import PlainImages
-from neuclip.errors import UserError
-from neuclip.settings.nearest import any_of
+from neuclip.errors import UserError, any_of
 
 COLUMNS = ("cue", "candidates", "associations")
 TABLES = (".csv", ".tsv", ".jsonl")

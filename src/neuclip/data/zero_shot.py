@@ -11,7 +11,7 @@ import numpy as np
 from neuclip.data import by_name
 from neuclip.data.clip_benchmark_layout import DATASET_TYPE, RETRIEVAL, SHARD_COUNT, numbered_shards
 from neuclip.data.decoding import NOT_DECODED_REASON
-from neuclip.data.locations import is_there
+from neuclip.data.locations import is_there, nearest_path
 from neuclip.data.sample import UnindexedFaults
 from neuclip.data.source import Source
 from neuclip.data.splits import is_part, several_parts_error
@@ -23,7 +23,6 @@ from neuclip.data.tar.metadata import read_metadata
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import UserError
 from neuclip.formatting import plural
-from neuclip.settings.nearest import nearest_path
 
 CLASSNAMES = "classnames.txt"
 TEMPLATES = "zeroshot_classification_templates.txt"

@@ -21,9 +21,8 @@ from typing import IO
 from neuclip.data.machine import cache_folder
 from neuclip.datasets.fetching import discard
 from neuclip.datasets.sets import DATA_SETS, DataSet
-from neuclip.errors import UserError
+from neuclip.errors import UserError, proposal
 from neuclip.formatting import format_duration
-from neuclip.settings.nearest import proposal
 
 try:
     import fcntl

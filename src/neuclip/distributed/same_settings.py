@@ -7,7 +7,7 @@ from operator import attrgetter
 from neuclip.distributed.collectives import all_gather_object
 from neuclip.distributed.error_sync import raise_on_main
 from neuclip.errors import UserError
-from neuclip.settings.keys import OBJECTIVE_KEY, changed_fields
+from neuclip.settings.reading import OBJECTIVE_KEY, changed_fields
 from neuclip.settings.sections import Settings
 
 # What may differ: what only the main rank reads, and where and how a rank reads its data. That the data are the same is

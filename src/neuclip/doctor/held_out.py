@@ -10,7 +10,7 @@ from neuclip.data.source import Source
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.pairs import known_counts
 from neuclip.errors import RunFailed, UserError
-from neuclip.settings.secrets import without_queries
+from neuclip.secrets import without_queries
 from neuclip.settings.sections import Settings
 
 

@@ -134,8 +134,7 @@ def plan_lines(findings: Findings) -> Iterator[Line]:
 
 def objective_lines(findings: Findings) -> Iterator[Line]:
     objective, fastclip, neuclip = (findings.section(name) for name in ("objective", "fastclip", "neuclip"))
-    untrained = f"{objective.first_loss_from:.2g} to {objective.first_loss_to:.2g} with untrained encoders"
-    yield "objective", f"{objective.name}; the first loss is {objective.first_loss:.2g} at chance, {untrained}"
+    yield "objective", f"{objective.name}; its state takes {byte_size(objective.state_bytes)}"
     visits = f"every {plural(fastclip.steps_between_visits, 'step')}, {fastclip.visits_per_pair:.3g}x in this run"
     yield "n/B", f"{findings['plan.batches_per_epoch']:,.1f}; FastCLIP updates the average of a pair {visits}"
     default = "" if objective.has_prototypes else " by default"
@@ -146,8 +145,6 @@ def objective_lines(findings: Findings) -> Iterator[Line]:
     every, times = neuclip.steps_between_renewals, plural(neuclip.renewals or 0, "time")
     renewed = f"replaced every {plural(every, 'step')} (T_r), {times}" if every else "never replaced"
     yield "", f"NeuCLIP has {number}, {filled} and {renewed}"
-    if "objective.rho" in findings:
-        yield "", f"rho {objective.rho:g}; above {objective.largest_useful_rho:.3g} the temperature can only fall"
 
 
 def resource_lines(findings: Findings) -> Iterator[Line]:

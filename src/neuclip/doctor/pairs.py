@@ -19,7 +19,7 @@ from neuclip.formatting import percent, plural
 from neuclip.models.config import longer_context
 from neuclip.models.facts import COUNTED, ModelFacts, token_counter
 from neuclip.models.hub import NotHere
-from neuclip.settings.secrets import without_queries
+from neuclip.secrets import without_queries
 from neuclip.settings.sections import DataSettings, Settings
 
 CAPTIONS_COUNTED = 2_000_000  # up to here all captions are compared, a second per million; above it a sample

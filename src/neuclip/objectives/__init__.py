@@ -1,1 +1,28 @@
 """The maths and the methods. Knows torch and `neuclip.distributed`; nothing of data, files or progress."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from neuclip.objectives.amorlip import AmorLIP
+from neuclip.objectives.clip import CLIP
+from neuclip.objectives.fastclip import FastCLIP
+from neuclip.objectives.neuclip import NeuCLIP
+from neuclip.objectives.objective import Objective
+from neuclip.objectives.siglip import SigLIP
+from neuclip.settings.objectives import ObjectiveSettings
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "clip": CLIP,
+    "siglip": SigLIP,
+    "fastclip": FastCLIP,
+    "amorlip": AmorLIP,
+    "neuclip": NeuCLIP,
+}
+
+
+def build_objective(name: str, settings: ObjectiveSettings, **known: int) -> Objective:
+    """The objective of a run. `known` is what a run can tell it: embed_dim, dataset_size, total_samples, ..."""
+    kind = OBJECTIVES[name]
+    wanted = {field.name for field in fields(kind)} - {field.name for field in fields(settings)}
+    return kind(**asdict(settings) | {name: known[name] for name in wanted})

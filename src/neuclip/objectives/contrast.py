@@ -1,84 +1,82 @@
-"""The one gradient that all softmax-like objectives share, in closed form.
+"""log g of every anchor, over the batch in place of the data set (Eq. 9), with its gradient, in strips of rows: memory
+grows with B, not with its square.
 
-For anchors x_i with temperatures tau_i, candidates y_j, similarities s_ij = x_i . y_j and constants c_i:
+For anchors x_i with temperatures tau_i, candidates y_j and similarities s_ij = x_i . y_j:
 
-    F           = 1/B sum_i sum_j w_ij,  w_ij = exp(s_ij / tau_i - c_i), and 0 for excluded candidates
-    dF / dx_i   = 1/B sum_j (w_ij / tau_i) y_j        row i as an anchor
-    dF / dy_j   = 1/B sum_i (w_ij / tau_i) x_i        row j as a candidate of every anchor i
-    dF / dtau_i = - 1/B sum_j w_ij s_ij / tau_i^2
-    dF / ds_ii  = - 1/B sum_j w_ij / tau_i            only where c_i contains s_ii / tau_i
+    l_i     = log sum_j exp(s_ij / tau_i)           over the N_i negatives of anchor i
+    log g_i = l_i - s_ii / tau_i - log N_i
+    p_ij    = exp(s_ij / tau_i - l_i)               0 for candidates that are no negatives
 
-Mean g_i / nu_i (Eq. 9) is F with c_i = s_ii / tau_i + log N_i + log nu_i, N_i the number of negatives.
+    d log g_i / d x_i = (sum_j p_ij y_j - y_i) / tau_i           row i as an anchor
+    d log g_i / d y_j = p_ij x_i / tau_i, and -x_i / tau_i for j = i          row j as a candidate of anchor i
+    d log g_i / d(1/tau_i) = sum_j p_ij s_ij - s_ii
 
-A row is an anchor of one side and a candidate of the other. Both need the same (b, B) block of similarities: as an
-anchor with its own tau and c, as a candidate with those of all anchors, two gathered numbers each. So nothing travels
-back through the gather, and each side needs one matrix product instead of two.
+A row is an anchor of one side and a candidate of the other. Both need the same strip of similarities: as an anchor with
+its own tau, l and incoming gradient, as a candidate with those of all anchors, three gathered numbers each. So nothing
+of the features' size travels back through the gather, and a side needs one matrix product instead of two.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from neuclip.distributed.collectives import gather_values
-from neuclip.objectives.formulas import gradient_only
-from neuclip.objectives.pairs import Both, Pairs
+from neuclip.objectives.pairs import LOWEST, Pairs, gather_sides
 
 
-def mean_normalizer_ratio(pairs: Pairs, tau: Tensor | Both, log_normalizer: Both) -> Tensor:
-    """Both sides' mean of g_i / nu_i, nu = exp(log_normalizer) (b,) held constant; g as in Eq. 9.
+@dataclass(frozen=True)
+class Contrast:
+    """What the batch says of each anchor."""
 
-    tau times its gradient is that of Eq. 1 where nu = eps + g: the mini-batch form.
-    """
-    taus = _per_side(tau)
-    image, text = (
-        (pairs.positive / t + pairs.num_negatives.log() + log_nu).detach()
-        for t, log_nu in zip(taus, log_normalizer, strict=True)
-    )
-    ratio, gradient_terms, row_sums = weighted_candidate_sum(pairs, taus, (image, text))
-    # dF / ds_ii, and its part of dF / dtau_i: both are local, so ordinary autograd takes them.
-    of_image, of_text = ((row_sum * pairs.positive / t).mean() for t, row_sum in zip(taus, row_sums, strict=True))
-    return ratio + gradient_only(gradient_terms - (of_image + of_text))
+    log_g: Tensor  # (2, b) with graph; -inf without negatives
+    mean_excess: Tensor  # (2, b) sum_j p_ij s_ij - s_ii
+    accuracy: Tensor  # scalar: the share of images whose own text is the nearest of the batch
 
 
-def candidate_sum(pairs: Pairs, tau: Tensor | Both, offset: Both) -> Tensor:
-    """Both sides' mean over anchors of sum_j exp(s_ij / tau - offset_i), over the candidates that are not excluded.
-
-    `offset` (b,), (b,) is held constant; `tau` is a scalar with gradient, or one constant per anchor and side.
-    """
-    value, gradient_terms, _ = weighted_candidate_sum(pairs, _per_side(tau), offset)
-    return value + gradient_only(gradient_terms)
-
-
-def weighted_candidate_sum(pairs: Pairs, taus: Both, offset: Both) -> tuple[Tensor, Tensor, Both]:
-    """F of both sides, c being `offset`, as a value; terms that have its gradient; and every anchor's sum_j w_ij."""
-    b = len(pairs.image)
-    inverse = [(1 / t.detach()).expand(b) for t in taus]
-    of_all = gather_values(torch.stack([*offset, *inverse], dim=1).detach())  # (B, 4)
-    gradient_terms, row_sums = pairs.all_image.new_zeros(()), []
-    for side, (rows, candidates) in enumerate(((pairs.image, pairs.all_text), (pairs.text, pairs.all_image))):
-        other = 1 - side
-        similarity = pairs.similarities[side]
-        weight = _weights(similarity, inverse[side][:, None], offset[side].detach()[:, None], pairs.excluded)
-        row_sums.append(weight.sum(dim=1))
-        if torch.is_grad_enabled() and taus[side].requires_grad:
-            moment = torch.linalg.vecdot(weight, similarity).mean()
-            gradient_terms = gradient_terms + moment / taus[side]  # d/dtau of moment / tau is - moment / tau^2
-        if torch.is_grad_enabled() and rows.requires_grad:
-            weight *= inverse[side][:, None]
-            # The same rows as candidates of the other side's anchors, of all ranks. The mean is over the global batch;
-            # DDP will divide by the number of ranks, so here it is over the local one.
-            as_candidate = _weights(similarity, of_all[:, 2 + other], of_all[:, other], pairs.excluded)
-            weight.addcmul_(as_candidate, of_all[:, 2 + other].expand_as(weight))
-            gradient_terms = gradient_terms + (rows * (weight @ candidates)).sum() / b
-    image, text = row_sums
-    return image.mean() + text.mean(), gradient_terms, (image, text)
+def contrast(pairs: Pairs, tau: Tensor) -> Contrast:
+    """`tau` is a scalar, or one temperature per anchor (2, b). The mean over ranks of the gradients is the gradient of
+    the mean over ranks."""
+    inverse = (1 / tau).expand(2, len(pairs.positive))
+    log_g, mean_excess, nearest = LogG.apply(pairs.features, inverse, pairs)
+    accuracy = (nearest[0] <= pairs.positive.detach()).to(log_g.dtype).mean()
+    return Contrast(log_g, mean_excess, accuracy)
 
 
-def _weights(similarity: Tensor, inverse: Tensor, offset: Tensor, excluded: Tensor) -> Tensor:  # (b, B)
-    weight = similarity * inverse
-    return weight.sub_(offset).exp_().masked_fill_(excluded, 0.0)
+class LogG(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, inverse: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        log_sum, mean, nearest = features.new_empty(3, *inverse.shape)
+        for rows, similarity in pairs.strips():
+            peak = torch.amax(similarity, dim=2, out=nearest[:, rows])
+            weight = (similarity - peak[..., None]).mul_(inverse[:, rows, None]).exp_()
+            total = torch.sum(weight, dim=2, out=log_sum[:, rows])
+            torch.linalg.vecdot(weight, similarity, out=mean[:, rows]).div_(total)
+        alone = nearest == LOWEST  # no negatives: g = 0
+        log_sum.log_().addcmul_(nearest, inverse).masked_fill_(alone, 0.0)
+        mean_excess = mean.sub_(pairs.positive).masked_fill_(alone, 0.0)
+        log_g = log_sum - pairs.positive * inverse - pairs.negatives.log()
+        ctx.pairs = pairs
+        ctx.save_for_backward(inverse, log_sum, mean_excess)
+        ctx.mark_non_differentiable(mean_excess, nearest)
+        return log_g.masked_fill_(alone, -torch.inf), mean_excess, nearest
 
-
-def _per_side(tau: Tensor | Both) -> Both:
-    return tau if isinstance(tau, tuple) else (tau, tau)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        pairs, (inverse, log_sum, mean_excess) = ctx.pairs, ctx.saved_tensors
+        own = torch.stack([gradient * inverse, inverse, -log_sum])
+        of_all = gather_sides(own.movedim(0, 2)).movedim(2, 0).flip(1).contiguous()  # (3, 2, B) the other side's
+        slopes = torch.empty_like(pairs.features)
+        for rows, similarity in pairs.strips():
+            factor, scale, offset = own[:, :, rows, None]
+            slope = torch.addcmul(offset, similarity, scale).exp_().mul_(factor)
+            factor, scale, offset = of_all[:, :, None]
+            slope.addcmul_(torch.addcmul(offset, similarity, scale).exp_(), factor)
+            for side in (0, 1):
+                torch.mm(slope[side], pairs.all_features[1 - side], out=slopes[side, rows])
+        for side in (0, 1):  # the own partner, once as candidate of each side's anchor
+            slopes[side].addcmul_(own[0].sum(dim=0)[:, None], pairs.features[1 - side], value=-1)
+        pairs.forget()
+        return slopes, gradient * mean_excess, None

@@ -1,64 +1,78 @@
-"""What all objectives share: how they are called, and what they return."""
+"""What all objectives share: how they are built and called, and what they return."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import inspect
+import math
+import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 
-from neuclip.objectives.normalizers.sharded import ShardedRows
-from neuclip.objectives.pairs import (
-    Both,
-    Pairs,
-    check_features,
-    check_keys,
-    check_unit_rows,
-    full_precision,
-    gather_pairs,
-    warn_of_logarithm,
-)
-from neuclip.settings.fields import check_at_least
+from neuclip.distributed.collectives import all_gather_int
+from neuclip.objectives.formulas import LARGEST_EXPONENT, ratio
+from neuclip.objectives.pairs import Pairs, gather_pairs
+from neuclip.objectives.state import ShardedRows
+from neuclip.settings.objectives import ObjectiveSettings
+from neuclip.settings.options import option
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+LIKELY_LOGARITHM = 5.0  # a logit_scale below this: temperatures above 0.2 are rare, logarithms above 5 too
+T = TypeVar("T")
 
 
 class NoEstimate(RuntimeError):
     """The objective has no normalizer, or has not stored anything yet."""
 
 
-class Objective(nn.Module, ABC):
+@dataclass_transform(frozen_default=True, field_specifiers=(option, field))
+def objective(kind: type[T]) -> type[T]:
+    """Makes the constructor of an objective from its fields: those of its settings, and what else it must be told. Its
+    options are read-only, everything else about it is a module's."""
+    kind = dataclass(frozen=True, eq=False)(kind)
+    del kind.__setattr__, kind.__delattr__
+    options: list[Any] = sorted(fields(kind), key=lambda option: option.default is not MISSING)  # type: ignore[arg-type]
+    lines = [f"    {option.name}: {option.metadata['help']}" for option in options]
+    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *lines])
+    kind.__init__.__doc__ = "The arguments are explained in the class's docstring."
+    return kind
+
+
+class Objective(nn.Module, ObjectiveSettings):
     """A contrastive loss with whatever state its method needs, called as `objective(image, text, logit_scale)`.
 
-    A method subclasses it and defines `loss(pairs, tau)`. State is never a parameter: `list(parameters()) == []`, so
-    that no outer optimizer picks it up. `train()` lets forward update state, `eval()` writes nothing.
+    A method is `class Method(Objective, MethodSettings)` and defines `loss(pairs, tau)`. State is never a parameter:
+    `list(parameters()) == []`, so that no outer optimizer picks it up. `train()` lets forward update state, `eval()`
+    writes nothing.
+
+    Call it once per step and outside activation checkpointing, which would call it a second time in backward and
+    update its state twice.
     """
 
-    # Constructor arguments that a run supplies beside the settings: "embed_dim" of the model, "dataset_size",
-    # "epoch_samples" (samples per epoch) and "total_samples" (of the whole run).
-    needs: ClassVar[tuple[str, ...]] = ()
-    # Every name that `record` may be called with. They become columns of records.jsonl.
-    metric_names: ClassVar[tuple[str, ...]] = ("accuracy", "calibration", "masked_duplicates", "weight_deviation")
-    # The encoders' present learning rate over their peak. A trainer sets it before each call; what a method updates
-    # beside the encoders, as NeuCLIP's simultaneous update does, follows it.
-    learning_rate_factor: float = 1.0
+    prefix = ""  # errors name an argument here, not a setting
+    embed_dim: int | None = None
+    steps_since_restart: int | None = None  # since the method last stored features; None: it stores none
+    __eq__, __hash__ = object.__eq__, object.__hash__  # of a module, not of its settings
 
-    def __init__(self, embed_dim: int | None = None, *, mask_duplicates: bool = False) -> None:
-        super().__init__()
-        if embed_dim is not None:
-            check_at_least("embed_dim", embed_dim, 1, "the width of the features")
-        self.embed_dim = embed_dim
-        self.mask_duplicates = mask_duplicates
+    def __post_init__(self) -> None:
+        nn.Module.__init__(self)
+        ObjectiveSettings.__post_init__(self)
+        self.steps = self.samples_seen = 0  # of train mode
         self._recorded: dict[str, Tensor | None] = {}
-        self._first_call = True
+        self._checked, self._local_batch = False, 0
 
     @property
     def metrics(self) -> dict[str, float | None]:
         """What the last call measured, as floats. Reading them waits for the device; calling the objective does not."""
-        return {name: None if value is None else float(value) for name, value in self._recorded.items()}
+        values = {name: math.nan if value is None else float(value) for name, value in self._recorded.items()}
+        return {name: None if math.isnan(value) else value for name, value in values.items()}
 
     def record(self, **values: Tensor | None) -> None:
-        """Keep tensors for `metrics` without waiting for the device; the names are among `metric_names`."""
+        """Keep tensors for `metrics` without waiting for the device."""
         self._recorded.update({name: None if value is None else value.detach() for name, value in values.items()})
 
     def forward(
@@ -73,7 +87,11 @@ class Objective(nn.Module, ABC):
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         """The loss of this rank's pairs. The mean over ranks of its gradients, which DDP takes, is the gradient of the
-        loss of the global batch. It can be differentiated once.
+        loss of the global batch. It can be differentiated once, and backward is collective like forward.
+
+        Features or a temperature that are no number make the loss NaN on every rank, and do no harm: state is updated
+        from the other pairs alone, and `metrics["left_out"]` counts them. So are pairs with a feature of zeros; their
+        loss is a number without gradient.
 
         Args:
             image_features, text_features: (b, d), unit rows; row i of both is one pair of this rank.
@@ -84,9 +102,15 @@ class Objective(nn.Module, ABC):
             output_dict: return {"contrastive_loss": loss}, as open_clip's trainer expects.
         """
         self._recorded = {}
-        with full_precision(image_features.device):
-            pairs = self._gather(image_features, text_features, logit_scale, sample_ids, caption_ids, logit_bias)
-            loss = self.loss(pairs, self._tau(logit_scale, pairs))
+        with torch.autocast(image_features.device.type, enabled=False):  # bf16: an error of 0.2 in a logit at tau 0.01
+            pairs, tau = self._gather(image_features, text_features, logit_scale, logit_bias, sample_ids, caption_ids)
+            loss = self.loss(pairs, tau)
+            loss = loss * torch.where(pairs.numbers, 1.0, math.nan)  # what happened, on every rank
+        if loss.requires_grad:
+            loss.register_hook(refuse_second_derivative)
+        if self.training:
+            self.steps += 1
+            self.samples_seen += pairs.batch
         return {"contrastive_loss": loss} if output_dict else loss
 
     @abstractmethod
@@ -100,6 +124,7 @@ class Objective(nn.Module, ABC):
         text_features: Tensor,
         logit_scale: Tensor,
         sample_ids: Tensor | None = None,
+        *,
         eps: float | None = None,
     ) -> tuple[Tensor, Tensor]:  # (b, d), (b, d) -> (b,), (b,)
         """The method's current estimates of log(eps + g) for these anchors, image side and text side. Read only.
@@ -107,18 +132,23 @@ class Objective(nn.Module, ABC):
         `eps`: None is the method's own. Methods can be compared only with one eps for all: it is a floor that hides
         every error below it. NaN is an anchor of which the method has no estimate.
         """
-        with full_precision(image_features.device):
-            pairs = self._gather(image_features, text_features, logit_scale, sample_ids)
-            return self.estimates(pairs, self._tau(logit_scale, pairs), eps)
+        with torch.autocast(image_features.device.type, enabled=False):
+            pairs, tau = self._gather(image_features, text_features, logit_scale, None, sample_ids, None)
+            image, text = self.estimates(pairs, tau, self.eps if eps is None else eps)
+        return image, text
 
-    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> tuple[Tensor, Tensor]:
+    def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:  # -> (2, b)
         """`log_normalizers` of gathered pairs; a method without normalizers leaves it out."""
         raise NoEstimate(f"{type(self).__name__} has no normalizer")
 
-    def restart_steps(self, batch_size: int) -> range:
-        """The steps whose batches of `batch_size` were stored at the method's last restart; empty if it has none. What
-        it says of the samples in them, it says of samples that it holds."""
-        return range(0)
+    def held_samples(self) -> Tensor:
+        """Collective. The samples whose features the method holds: what it says of them is no prediction."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of the state: what every rank holds, and what is spread over all ranks."""
+        sharded = [module for module in self.modules() if isinstance(module, ShardedRows)]
+        return sum(buffer.nbytes for buffer in self.buffers()), sum(module.bytes() for module in sharded)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Continue from `state_dict()` of the same objective with the same sizes, from any number of ranks."""
@@ -131,65 +161,150 @@ class Objective(nn.Module, ABC):
                 "load it into the objective that saved it, with the same arguments"
             ) from error
 
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": self.steps, "samples_seen": self.samples_seen}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.steps, self.samples_seen = state["steps"], state["samples_seen"]
+
     def _gather(
         self,
         image: Tensor,
         text: Tensor,
         logit_scale: Tensor,
+        logit_bias: Tensor | None,
         sample_ids: Tensor | None,
-        caption_ids: Tensor | None = None,
-        logit_bias: Tensor | None = None,
-    ) -> Pairs:
-        check_features(image, text, self.embed_dim)
-        check_keys(sample_ids, image, "sample_ids")
-        check_keys(caption_ids, image, "caption_ids")
-        if self._first_call:
+        caption_ids: Tensor | None,
+    ) -> tuple[Pairs, Tensor]:
+        sample_ids, caption_ids = (None if ids is None else torch.as_tensor(ids) for ids in (sample_ids, caption_ids))
+        check_shapes(image, text, self.embed_dim, sample_ids=sample_ids, caption_ids=caption_ids)
+        logit_scale = torch.as_tensor(logit_scale, device=image.device)
+        if not self._checked:  # these wait for the device, and what they find shows at once
             check_unit_rows(image, text)
-            warn_of_logarithm(logit_scale)
-            self._first_call = False
+            check_scale(logit_scale)
+            self._checked = True
+        if len(image) != self._local_batch:
+            check_equal_batches(len(image))
+            self._local_batch = len(image)
+        dtype = self._match_state_to(image)
+        tau = 1 / logit_scale.to(dtype)
+        valid = tau.isfinite() & (tau > 0)
         pairs = gather_pairs(
             image,
             text,
-            dtype=self.match_state_to(image),
+            dtype=dtype,
+            valid=valid,
+            first_key=self.samples_seen,
             sample_ids=sample_ids,
             caption_ids=caption_ids if self.mask_duplicates else None,
             logit_bias=logit_bias,
         )
+        self.record(left_out=(~pairs.sound).sum())
         if self.mask_duplicates:
-            self.record(masked_duplicates=pairs.excluded.sum() - len(image))
-        return pairs
+            self.record(masked_duplicates=(pairs.num_excluded - 1).sum())
+        return pairs, torch.where(valid, tau, 1.0)
 
-    def match_state_to(self, features: Tensor) -> torch.dtype:
-        """Move the state to the features' device, and to float64 if they are.
-
-        Returns the type to compute in: float32, or float64 if features or state are.
-        """
+    def _match_state_to(self, features: Tensor) -> torch.dtype:
+        """Move the state to the features' device, and to float64 if they are. Returns the type to compute in: float32,
+        or float64 if features or state are."""
         dtype = torch.promote_types(features.dtype, torch.float32)
-        sharded = [
-            block for part in self.modules() if isinstance(part, ShardedRows) for block in part.blocks().values()
-        ]
-        state = [tensor for tensor in (*self.buffers(), *sharded) if tensor.is_floating_point()]
+        state = [*self.buffers()]
+        for module in self.modules():
+            if isinstance(module, ShardedRows):
+                module.reshard()
+                state += module.blocks.values()
         for tensor in state:
-            dtype = torch.promote_types(dtype, tensor.dtype)
-        if any(tensor.device != features.device or tensor.dtype != dtype for tensor in state):
-            self.to(features.device, dtype)
+            dtype = torch.promote_types(dtype, tensor.dtype) if tensor.is_floating_point() else dtype
+
+        def matched(tensor: Tensor) -> Tensor:
+            wanted = dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(features.device, wanted, copy=tensor.is_inference())
+
+        if any(matched(tensor) is not tensor for tensor in state):
+            with torch.inference_mode(False):  # made or moved in inference mode, the state could never train again
+                self._apply(matched)
         return dtype
 
-    @staticmethod
-    def _tau(logit_scale: Tensor, pairs: Pairs) -> Tensor:
-        return 1 / torch.as_tensor(logit_scale, device=pairs.image.device).to(pairs.image.dtype)
+    @torch.no_grad()
+    def record_normalizers(self, log_normalizer: Tensor, predicted: Tensor | None, used: Tensor) -> None:  # (2, b) each
+        """The batch's log-normalizers, those predicted before the method saw it, and those that the loss uses."""
+        floor, largest = math.log(self.eps) if self.eps else -math.inf, LARGEST_EXPONENT[used.dtype]
+        image = text = mean = deviation = None
+        if predicted is not None:  # 1 in expectation if the prediction is right
+            known = predicted.isfinite()
+            found = torch.where(known, ratio(log_normalizer, predicted), 0).sum(dim=1) / known.sum(dim=1)
+            image, text, mean = found[0], found[1], found.mean()
+            deviation = torch.where(known, log_normalizer - predicted, 0).square().sum().div(known.sum()).sqrt()
+        self.record(
+            calibration=mean,
+            calibration_image=image,
+            calibration_text=text,
+            log_ratio_deviation=deviation,
+            weight_deviation=ratio(log_normalizer, used).std(correction=0),  # how unequal the anchors' weights are
+            mean_log_normalizer_image=used[0].mean(),
+            mean_log_normalizer_text=used[1].mean(),
+            share_at_eps=(log_normalizer - floor < 1).float().mean(),  # within a factor e eps decides, not the data
+            capped=(log_normalizer - used > largest).float().sum(),
+        )
 
-    def record_accuracy(self, pairs: Pairs) -> None:
-        """The share of images whose own text is the nearest of the batch; the trainer prints it."""
-        self.record(accuracy=(pairs.similarities[0].argmax(dim=1) == pairs.positive_column).float().mean())
 
-    def record_calibration(self, ratios: Both | None) -> None:
-        """Each side's mean of true over predicted normalizer; None where nothing is predicted yet."""
-        image, text = ratios or (None, None)
-        mean = None if image is None or text is None else (image + text) / 2
-        self.record(calibration=mean, calibration_image=image, calibration_text=text)
+def refuse_second_derivative(gradient: Tensor) -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "objectives have first derivatives only: their gradients are closed forms that cannot be differentiated "
+            "again; leave this loss out of gradient penalties and Hessians, and out of backward(create_graph=True)"
+        )
 
-    def record_weight_deviation(self, log_normalizer: Both, held_log_nu: Both) -> None:
-        """How unequal the anchors' weights g / nu are over the batch; both arguments are logarithms."""
-        exponent = torch.stack(log_normalizer) - torch.stack(held_log_nu)
-        self.record(weight_deviation=exponent.detach().exp().std(correction=0))
+
+def check_shapes(image: Tensor, text: Tensor, embed_dim: int | None, **keys: Tensor | None) -> None:
+    """At each call: a wrong shape would broadcast into a wrong loss."""
+    if image.ndim != 2 or image.shape != text.shape:
+        raise ValueError(
+            f"image and text features have shapes {tuple(image.shape)} and {tuple(text.shape)}; "
+            "give two matrices of one shape, (batch, embed_dim), row i of both being pair i"
+        )
+    if embed_dim is not None and image.shape[1] != embed_dim:
+        raise ValueError(f"features have {image.shape[1]} columns; this objective was made with embed_dim={embed_dim}")
+    for name, values in keys.items():
+        if values is not None and (values.shape != image.shape[:1] or values.dtype not in INTEGERS):
+            raise ValueError(
+                f"{name} have shape {tuple(values.shape)} and type {values.dtype}; "
+                f"give {len(image)} integers, one per pair"
+            )
+
+
+def check_equal_batches(size: int) -> None:
+    sizes = all_gather_int(size)
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"ranks have different batch sizes ({', '.join(map(str, sizes))}); "
+            "give every rank as many pairs, for example with drop_last=True"
+        )
+
+
+def check_unit_rows(image: Tensor, text: Tensor) -> None:
+    """At the first call. Rows that are no numbers or zero are left out later, and do not count here either."""
+    for name, features in (("image", image), ("text", text)):
+        length = features.detach().float().norm(dim=1)
+        off = torch.where(length.isfinite() & (length > 0), (length - 1).abs(), 0).max().item()
+        if off > 0.02:  # bf16 rows of unit length are off by up to 0.004
+            raise ValueError(
+                f"{name} features are not unit rows (length off by {off:.3g}); "
+                "pass them through torch.nn.functional.normalize(features, dim=1) first"
+            )
+
+
+def check_scale(logit_scale: Tensor) -> None:
+    """At the first call. open_clip's parameter is ln(1/tau), 2.7 at first and 4.6 at most; its forward returns 1/tau,
+    14 at first."""
+    if logit_scale.numel() != 1:
+        raise ValueError(f"logit_scale has shape {tuple(logit_scale.shape)}; give one number, 1/tau")
+    value = logit_scale.item()
+    if value <= 0:
+        raise ValueError(f"logit_scale is {value:.3g}; give 1/tau, which is positive: logit_scale.exp() in open_clip")
+    if value < LIKELY_LOGARITHM:
+        warnings.warn(
+            f"logit_scale is {value:.3g}, a temperature of {1 / value:.3g}; "
+            "if it is the logarithm, pass logit_scale.exp()",
+            stacklevel=6,  # the line that called the objective
+        )

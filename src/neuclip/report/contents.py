@@ -17,7 +17,8 @@ import yaml
 from neuclip.errors import UserError
 from neuclip.records import HELD_OUT, RunFolder, read_lines
 from neuclip.settings.objectives import OBJECTIVES
-from neuclip.settings.recipe import PlainLoader
+from neuclip.settings.reading import build_settings, parse_recipe
+from neuclip.settings.writing import settings_as_dict
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:
 
 
 def read_yaml(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=PlainLoader)
+    return settings_as_dict(build_settings(parse_recipe(path.read_text(encoding="utf-8"), path.name)))
 
 
 def read_json(path: Path) -> Any:

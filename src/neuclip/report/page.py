@@ -27,7 +27,7 @@ from neuclip.report.tables import (
     truncated_captions_sentence,
 )
 from neuclip.report.verdict import verdict
-from neuclip.settings.secrets import without_queries
+from neuclip.secrets import without_queries
 
 TEMPLATES = Environment(
     loader=PackageLoader("neuclip.report"),

@@ -11,7 +11,7 @@ from typing import Any
 from neuclip.formatting import UNKNOWN, byte_size, format_count, format_number, percent, plural, times_chance
 from neuclip.report.contents import RunContents, as_dict, number
 from neuclip.report.evaluations import ALL_DIRECTIONS, DIFFERENT, Evaluation
-from neuclip.settings.secrets import without_queries
+from neuclip.secrets import without_queries
 
 Row = list[str]
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from neuclip import objectives
 from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.faults import too_many_unindexed
@@ -33,12 +34,11 @@ from neuclip.models.lora import merge
 from neuclip.models.pixels import fast_crop
 from neuclip.models.tower_modes import apply_modes
 from neuclip.models.towers import BuiltModel, build_model, require_same_architecture
-from neuclip.objectives import registry
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
 from neuclip.records import write_json
 from neuclip.runs.pretrained import OWN_CONFIG, load_pretrained
-from neuclip.settings.secrets import without_queries
+from neuclip.secrets import without_queries
 from neuclip.settings.sections import ModelSettings, Settings
 
 PATTERN = re.compile(r"[,{}*?\[]")
@@ -160,7 +160,7 @@ def build_towers(settings: Settings, device: torch.device, state: dict[str, Any]
             pretrained=model.pretrained,
             image_size=model.image_size,
             crop_scale=settings.data.crop_scale,
-            initial_bias=objective.initial_bias(settings.train.batch_size),
+            initial_bias=model.bias_initial if objective.uses_bias else None,
         )
     if built.towers.logit_bias is not None:
         # A model may bring a bias that the objective does not use: it would be a parameter without a gradient.
@@ -197,9 +197,9 @@ def write_own_model(folder: Path, weights: dict[str, torch.Tensor], config: dict
 
 def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:
     """`epoch_samples`: samples per epoch of weighted data; 0: the data set's size."""
-    return registry.build_objective(
+    return objectives.build_objective(
         settings.objective_name,
-        settings.objective.with_defaults_of(settings.optimizer),
+        settings.objective,
         embed_dim=built.embed_dim,
         dataset_size=dataset_size,
         epoch_samples=epoch_samples,

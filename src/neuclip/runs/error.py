@@ -9,11 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from neuclip.data.fingerprint import fingerprint
-from neuclip.data.order import Order
 from neuclip.data.source import Source
 from neuclip.distributed.collectives import is_main, single_process
 from neuclip.errors import RunFailed, UserError
@@ -26,8 +24,8 @@ from neuclip.records import RunFolder
 from neuclip.runs.build import build_objective, open_training_source
 from neuclip.runs.checkpoint import checkpoints_in, samples_at
 from neuclip.runs.target import load_run
+from neuclip.secrets import without_queries
 from neuclip.settings.reading import read_settings
-from neuclip.settings.secrets import without_queries
 from neuclip.settings.sections import Settings
 from neuclip.training.run import Run
 
@@ -63,7 +61,7 @@ def normalizer_errors(
     """
     trained = [Trained.open(path) for path in runs]
     refuse_other_data(trained)
-    own_eps = [run.settings.objective.normalizer_eps for run in trained]
+    own_eps = [run.settings.objective.eps for run in trained]
     eps = max(own_eps) if eps is None else eps
     rows = choose(match_checkpoints(trained), checkpoints)
     work = [(run, row[number]) for row in rows for number, run in enumerate(trained)]
@@ -149,20 +147,19 @@ def error_at(run: Trained, checkpoint: Path, *, eps: float, anchors: int, seed: 
         )
     objective = build_objective(settings, built, len(run.source))
     objective.load_state_dict(state["objective"])
-    order = run.source.order(settings.run.seed)
     errors = error_on_training_data(
         settings,
         built,
         objective.eval(),
         run.source,
-        held_ids=restarted_ids(objective, order if order.about == state["order"] else None, settings.train.batch_size),
+        held_ids=objective.held_samples(),
         eps=eps,
         anchors=anchors,
         seed=seed,
         what=what,
     )
     found = {"checkpoint": checkpoint.name, "samples": state["samples"], "step": state["step"]}
-    return found | since_restart(objective, settings, state["step"]) | errors
+    return found | since_restart(objective) | errors
 
 
 def error_on_training_data(
@@ -171,7 +168,7 @@ def error_on_training_data(
     objective: Objective | None,
     source: Source,
     *,
-    held_ids: Tensor | None,
+    held_ids: Tensor,
     eps: float,
     anchors: int,
     seed: int,
@@ -196,19 +193,10 @@ def error_on_training_data(
     )
 
 
-def restarted_ids(objective: Objective, order: Order | None, batch_size: int) -> Tensor | None:
-    """The samples of the batches that the last restart stored, from the order of the run; None without a restart, or
-    where that order is not known."""
-    steps = objective.restart_steps(batch_size)
-    if not steps or order is None:
-        return None
-    return torch.from_numpy(order.ids(steps.start * batch_size, len(steps) * batch_size))
-
-
-def since_restart(objective: Objective, settings: Settings, step: int) -> dict[str, int]:
+def since_restart(objective: Objective) -> dict[str, int]:
     """Steps since features were last stored; 0: those of the last step were."""
-    steps = objective.restart_steps(settings.train.batch_size)
-    return {"steps_since_restart": step - steps.stop} if steps else {}
+    steps = objective.steps_since_restart
+    return {} if steps is None else {"steps_since_restart": steps}
 
 
 def measure_error(run: Run) -> dict[str, Any]:
@@ -219,13 +207,13 @@ def measure_error(run: Run) -> dict[str, Any]:
         run.built,
         whole_objective(run),
         run.source,
-        held_ids=restarted_ids(run.objective, run.batches.windows.order, run.plan.batch_size),
-        eps=settings.objective.normalizer_eps,
+        held_ids=run.objective.held_samples(),
+        eps=settings.objective.eps,
         anchors=settings.evaluation.error_anchors,
         seed=settings.run.seed,
         what="embedding the training data",
     )
-    return since_restart(run.objective, settings, run.step) | errors
+    return since_restart(run.objective) | errors
 
 
 def whole_objective(run: Run) -> Objective | None:

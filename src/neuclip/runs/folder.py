@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, write_json, write_text_safely
-from neuclip.settings.secrets import holds_secret
+from neuclip.secrets import holds_secret
 from neuclip.settings.sections import RunSettings, Settings
 from neuclip.settings.writing import settings_as_yaml
 

@@ -43,9 +43,8 @@ from neuclip.runs.checkpoint import (
 from neuclip.runs.environment import environment, set_threads
 from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run, write_settings
 from neuclip.runs.pretrained import OWN_CONFIG
-from neuclip.settings.keys import changed_fields
-from neuclip.settings.reading import read_settings
-from neuclip.settings.secrets import without_queries
+from neuclip.secrets import without_queries
+from neuclip.settings.reading import changed_fields, read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training.captions import TruncatedCaptions
 from neuclip.training.optimizer import TowerOptimizer
@@ -170,8 +169,7 @@ def needed_bytes(run: Run) -> int:
     """On disk, at most: of checkpoints, and of the exported model, which comes last."""
     model = run.built.towers.model
     parameters, model_bytes = trained_parameters(run.built), tensor_bytes(model.state_dict())
-    objective_bytes = run.settings.objective.state_bytes(run.built.embed_dim, len(run.source))
-    checkpoint = checkpoint_bytes(parameters, model_bytes, objective_bytes)
+    checkpoint = checkpoint_bytes(parameters, model_bytes, sum(run.objective.state_bytes()))
     return run.settings.checkpoint.most * checkpoint + model_bytes
 
 

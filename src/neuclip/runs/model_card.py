@@ -16,7 +16,7 @@ from neuclip.models.towers import BuiltModel, image_shape
 from neuclip.records import RunFolder
 from neuclip.report.contents import RunContents, as_dict, number, read_contents
 from neuclip.report.evaluations import DIRECTIONS, Evaluation, all_evaluations
-from neuclip.settings.secrets import between_commas, without_queries
+from neuclip.secrets import between_commas, without_queries
 
 LOADING = {
     "open_clip": """import open_clip

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from neuclip.errors import UserError
-from neuclip.settings.keys import OBJECTIVE_KEY, SECTION_NAMES, declared_type, section_type
-from neuclip.settings.nearest import proposal
+import yaml
+
+from neuclip.errors import UserError, any_of, nearest, proposal
 from neuclip.settings.objectives import OBJECTIVES
-from neuclip.settings.recipe import SHIPPED, find_recipe, read_recipe
+from neuclip.settings.options import OptionError, types_of
 from neuclip.settings.sections import Settings
-from neuclip.settings.values import RawValue, convert, describe
+from neuclip.settings.values import RawValue, describe
+
+OBJECTIVE_KEY = "objective.name"
+SECTION_NAMES = tuple(name for name in types_of(Settings) if name != "objective_name")
+SHIPPED = Path(__file__).parents[1] / "recipes"
+DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".gz", ".tgz")
 
 Values = dict[str, tuple[RawValue, Any]]  # key -> the value as given, and in its declared type
 
@@ -27,14 +33,112 @@ def read_settings(recipe: Path | None = None, flags: Sequence[str] = ()) -> Sett
     >>> read_settings(None, ["--objective", "clip", "--train.samples", "10k"]).train.samples
     10000
     """
-    from_recipe = read_recipe(find_recipe(recipe) if recipe else SHIPPED / "tiny.yaml")
-    from_flags = read_flags(flags)
+    return build_settings(read_recipe(find_recipe(recipe) if recipe else SHIPPED / "tiny.yaml"), read_flags(flags))
+
+
+def build_settings(from_recipe: Sequence[RawValue], from_flags: Sequence[RawValue] = ()) -> Settings:
     recipe_objective = objective_name(from_recipe, Settings.objective_name)
     objective = objective_name(from_flags, recipe_objective)
     values = convert_all(from_recipe, recipe_objective)
     if objective != recipe_objective:
         values = {key: value for key, value in values.items() if not key.startswith("objective.")}
     return build(objective, values | convert_all(from_flags, objective))
+
+
+def objective_name(source: Iterable[RawValue], default: str) -> str:
+    names = [raw for raw in source if raw.key == OBJECTIVE_KEY]
+    for raw in names:
+        if raw.value not in list(OBJECTIVES):
+            remedy = proposal(str(raw.value), list(OBJECTIVES))
+            raise raw.error(f"{OBJECTIVE_KEY} is {describe(raw.value)}; {remedy}")
+    return names[-1].value if names else default
+
+
+def convert_all(source: Iterable[RawValue], objective: str) -> Values:
+    """The options of one source in their declared types; the objective's name is none of them."""
+    return {raw.key: (raw, raw.convert(declared_type(raw, objective))) for raw in source if raw.key != OBJECTIVE_KEY}
+
+
+def build(objective: str, values: Values) -> Settings:
+    sections: dict[str, Any] = {}
+    for section in SECTION_NAMES:
+        given = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+        try:
+            sections[section] = section_type(section, objective)(**{name: value for name, (_, value) in given.items()})
+        except OptionError as error:
+            culprits = [given[name][0] for name in error.names if name in given]
+            raise min(culprits, key=lambda raw: raw.place != "").error(str(error)) from None  # a flag before the recipe
+    return Settings(objective_name=objective, **sections)
+
+
+# Which settings exist
+
+
+def section_type(section: str, objective: str) -> Any:
+    """The dataclass of a section; that of `objective` depends on the objective's name."""
+    return OBJECTIVES[objective] if section == "objective" else types_of(Settings)[section]
+
+
+@cache
+def declared_types(objective: str) -> dict[str, Any]:
+    """Every key of a run with this objective, and its type: {'train.batch_size': int, ...}."""
+    return {
+        f"{section}.{name}": declared
+        for section in SECTION_NAMES
+        for name, declared in types_of(section_type(section, objective)).items()
+    }
+
+
+def changed_fields(before: Settings, after: Settings) -> list[str]:
+    """The keys in which two runs differ: ['objective.name', 'train.samples']."""
+    if before.objective_name != after.objective_name:
+        return [OBJECTIVE_KEY]
+    keys = declared_types(before.objective_name)
+    return [key for key in keys if attrgetter(key)(before) != attrgetter(key)(after)]
+
+
+def declared_type(raw: RawValue, objective: str) -> Any:
+    """The type of a key, or the error that names the nearest one."""
+    types = declared_types(objective)
+    if raw.key in types:
+        return types[raw.key]
+    if owners := [name for name in OBJECTIVES if raw.key in declared_types(name)]:
+        raise raw.error(
+            f"{raw.key} belongs to objective {owners[0]}, but the objective is {objective}; "
+            f"choose objective {owners[0]} or remove it"
+        )
+    dashes, section = "" if raw.place else "--", raw.key.partition(".")[0]
+    siblings = ", ".join(dashes + key for key in [OBJECTIVE_KEY, *types] if key.startswith(f"{section}."))
+    if raw.key in SECTION_NAMES:
+        raise raw.error(f"{raw.key} is a section; its fields are {siblings}")
+    if isinstance(raw.value, dict):  # a section of a recipe
+        raise raw.error(f"{raw.key} is not a section; {proposal(raw.key, SECTION_NAMES)}")
+    remedy = f"{section} has {siblings}" if siblings else f"the sections are {', '.join(SECTION_NAMES)}"
+    if near := [dashes + key for key in nearest_keys(raw.key)]:
+        remedy = f"did you mean {any_of(near)}?"
+    raise raw.error(f"{raw.key} is not a setting; {remedy}")
+
+
+def nearest_keys(key: str) -> list[str]:
+    """At most two keys that were probably meant: of the same section, of the same name, of a similar name.
+
+    >>> nearest_keys("batch_size")
+    ['train.batch_size', 'evaluation.batch_size']
+    """
+    section, _, field = key.rpartition(".")
+    known = dict.fromkeys([OBJECTIVE_KEY, *(key for name in OBJECTIVES for key in declared_types(name))])
+    fields = {other: other.partition(".")[2] for other in known}
+    initials = {other: "".join(part[0] for part in name.split("_") if part) for other, name in fields.items()}  # lr
+    namesakes = [other for other in known if field == fields[other] or (len(field) > 1 and field == initials[other])]
+    prefix = f"{nearest(section, SECTION_NAMES)}."
+    siblings = {fields[other]: other for other in reversed(known) if other.startswith(prefix)}
+    everywhere = {fields[other]: other for other in reversed(known)}
+    same = [other for other in namesakes if other.startswith(prefix)] or [siblings.get(nearest(field, siblings), "")]
+    found = same[:1] if same[0] else namesakes[:2] or [everywhere.get(nearest(field, everywhere), "")]
+    return [key for key in found if key]
+
+
+# Flags
 
 
 def read_flags(flags: Sequence[str]) -> list[RawValue]:
@@ -74,40 +178,95 @@ def split_flags(arguments: Sequence[str], switches: Collection[str] = ()) -> lis
     return pairs
 
 
-def objective_name(source: Iterable[RawValue], default: str) -> str:
-    name = default
-    for raw in source:
-        if raw.key == OBJECTIVE_KEY:
-            if raw.value not in list(OBJECTIVES):
-                remedy = proposal(str(raw.value), list(OBJECTIVES))
-                raise raw.error(f"{OBJECTIVE_KEY} is {describe(raw.value)}; {remedy}")
-            name = raw.value
-    return name
+# Recipes
 
 
-def convert_all(source: Iterable[RawValue], objective: str) -> Values:
-    """The fields of one source in their declared types; the objective's name is not a field."""
-    return {raw.key: (raw, convert(raw, declared_type(raw, objective))) for raw in source if raw.key != OBJECTIVE_KEY}
+def shipped_recipes() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def build(objective: str, values: Values) -> Settings:
-    sections = {name: build_section(name, section_type(name, objective), values) for name in SECTION_NAMES}
-    return Settings(objective_name=objective, **sections)
+def find_recipe(path: Path) -> Path:
+    """A file, or the name of a shipped recipe ('tiny', 'tiny.yaml')."""
+    if path.is_file() and path.suffix not in DATA_SUFFIXES:
+        return path
+    if str(path).removesuffix(".yaml") in shipped_recipes():
+        return SHIPPED / f"{path.stem}.yaml"
+    settings = path / "settings.yaml"
+    if settings.is_file():
+        raise UserError(f"{path} is a run, not a recipe; to continue, give --resume {path}; to repeat it, {settings}")
+    if path.exists():
+        choices = any_of(["a YAML file", *shipped_recipes()])
+        raise UserError(f"{path} is not a recipe; give data as --data.train {path}, and as recipe {choices}")
+    raise UserError(f"no recipe {path}: neither a file nor a shipped recipe; {proposal(path.stem, shipped_recipes())}")
 
 
-def build_section(section: str, kind: type, values: Values) -> Any:
-    own = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+def read_recipe(path: Path) -> list[RawValue]:
+    """Every value of a recipe with its key and line; keys and types are not checked here."""
+    name = path.name if path.parent == SHIPPED else str(path)
     try:
-        return kind(**{field: value for field, (_, value) in own.items()})
-    except UserError as error:
-        culprit = find_culprit(str(error), {field: raw for field, (raw, _) in own.items()})
-        if culprit is None:
-            raise
-        raise culprit.error(str(error)) from None
+        return parse_recipe(path.read_text(encoding="utf-8-sig"), name)
+    except UnicodeDecodeError:
+        raise UserError(f"{name} is not a text file in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror}") from None
 
 
-def find_culprit(message: str, raw_values: Mapping[str, RawValue]) -> RawValue | None:
-    """The value that a section's own check refused: of the fields its message names, a flag before the recipe."""
-    complaint = message.partition(";")[0]  # the remedy after it may name other fields
-    named = [raw_values[word] for word in re.findall(r"\w+", complaint) if word in raw_values]
-    return min(named, key=lambda value: value.place != "", default=None)
+def parse_recipe(text: str, name: str) -> list[RawValue]:
+    """YAML with one mapping per section. Nodes, not values: each has its line, and aliases are not followed."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        place = f"{name} line {mark.line + 1}" if mark else name
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise UserError(f"{place}: not valid YAML: {problem}") from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{name} line {line_of(root)}: expected sections such as 'train:' with their fields below them")
+    values: list[RawValue] = []
+    for section, node, place in entries(root, name, ""):
+        value = raw_value(node)
+        if section in SECTION_NAMES and isinstance(node, yaml.MappingNode):
+            fields = entries(node, name, f"{section}.")
+            values += [RawValue(f"{section}.{field}", raw_value(one), where) for field, one, where in fields]
+        elif section == "objective" and value is not None:
+            values.append(RawValue(OBJECTIVE_KEY, value, place))
+        elif section not in SECTION_NAMES:
+            values.append(RawValue(section, value, place))  # `declared_type` names the nearest key
+        elif value is not None:  # an empty section is allowed
+            raise UserError(f"{place}: {section} is {describe(value)}; give its fields in the lines below, indented")
+    return values
+
+
+def entries(mapping: yaml.MappingNode, name: str, prefix: str) -> Iterator[tuple[str, yaml.Node, str]]:
+    """Key, value and place of each entry. A key that is given twice is an error; YAML would drop the first silently."""
+    first_lines: dict[str, int] = {}
+    for key_node, value in mapping.value:
+        line = line_of(key_node)
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise UserError(f"{name} line {line}: expected the name of a setting before the colon")
+        key = key_node.value.replace("-", "_")
+        if key in first_lines:
+            raise UserError(
+                f"{name} line {line}: {prefix}{key} is given twice, first in line {first_lines[key]}; keep one"
+            )
+        first_lines[key] = line
+        yield key, value, f"{name} line {line}"
+
+
+def line_of(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def raw_value(node: yaml.Node) -> Any:
+    """The node's value for `RawValue`. Numbers stay text: the declared type, not YAML, decides what 012 or 1e-3 is."""
+    if isinstance(node, yaml.SequenceNode):
+        return [raw_value(item) if isinstance(item, yaml.ScalarNode) else {} for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {}
+    if node.tag.endswith(":null"):
+        return None
+    if node.tag.endswith(":bool"):
+        return yaml.SafeLoader.bool_values.get(node.value.lower(), node.value)
+    return node.value

@@ -1,22 +1,21 @@
-"""A value as a user gave it, and its conversion to the declared type of its field. Nothing is converted silently."""
+"""A value as a user gave it, and its conversion to the declared type of its option. Nothing is converted silently."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from neuclip.errors import UserError
-from neuclip.settings.nearest import any_of, nearest
-from neuclip.settings.secrets import between_commas, without_queries
+from neuclip.secrets import between_commas, without_queries
+from neuclip.settings.options import choices_of, parse_choice
 
-NUMBER = re.compile(r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)(k|K|M|G|B|[kMG]B)?")
-LEADING_ZERO = re.compile(r"[+-]?0\d")  # YAML 1.1 reads 012 as 10
+NUMBER = re.compile(r"([+-]?(?!0\d)(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)(k|K|M|G|B|[kMG]B)?")  # not 012
 SCALE = {"k": 10**3, "K": 10**3, "kB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "B": 10**9, "GB": 10**9}
-WHOLE_NUMBER_LIMIT = 2**63
 
 
 @dataclass(frozen=True)
@@ -36,104 +35,83 @@ class RawValue:
             return UserError(f"{self.place}: {message}")
         return UserError(f"--{message}" if message.startswith(self.key) else f"--{self.key}: {message}")
 
+    def convert(self, declared: Any) -> Any:
+        """The value as its declared type.
 
-def convert(raw: RawValue, declared: Any) -> Any:
-    """The value as its declared type.
-
-    >>> convert(RawValue("train.samples", "3M"), int)
-    3000000
-    >>> convert(RawValue("data.crop_scale", "0.8,1"), tuple[float, float])
-    (0.8, 1.0)
-    """
-    if declared is bool and raw.value is None and not raw.place:
-        return True  # a bare flag: --log.tensorboard
-    try:
-        return parse(raw.value, declared)
-    except ValueError as error:
-        raise raw.error(f"{raw.key} is {describe(raw.value)}; {error}") from None
+        >>> RawValue("train.samples", "3M").convert(int)
+        3000000
+        >>> RawValue("data.crop_scale", "0.8,1").convert(tuple[float, float])
+        (0.8, 1.0)
+        """
+        if declared is bool and self.value is None and not self.place:
+            return True  # a bare flag: --log.tensorboard
+        try:
+            return parse(self.value, declared)
+        except ValueError as error:
+            raise self.error(f"{self.key} is {describe(self.value)}; {error}") from None
 
 
 def describe(value: Any) -> str:
-    if value is None:
-        return "empty"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "a group of fields"
     if isinstance(value, list):
         return f"[{', '.join(map(describe, value))}]"
-    return repr(without_queries(value) if isinstance(value, str) else value)
+    words = {None: "empty", True: "true", False: "false"}
+    return "a group of fields" if isinstance(value, dict) else words.get(value) or repr(without_queries(value))
 
 
 def parse(value: Any, declared: Any) -> Any:
-    """As `convert`, but raises ValueError with the remedy alone."""
-    if get_origin(declared) is Literal:
-        return parse_choice(value, get_args(declared))
+    """The value as its declared type; raises ValueError with the remedy alone."""
+    if choices := choices_of(declared):
+        return parse_choice(value, choices)
     if get_origin(declared) in (Union, UnionType):  # X | None: the objective chooses
         return None if value in (None, "default") else parse(value, get_args(declared)[0])
     if get_origin(declared) is tuple:
         return parse_tuple(value, get_args(declared))
-    return {int: parse_whole_number, float: parse_number, bool: parse_boolean, str: parse_text}[declared](value)
+    parsers: dict[Any, Callable[[Any], Any]] = {
+        int: parse_whole,
+        float: parse_number,
+        bool: parse_boolean,
+        str: parse_text,
+    }
+    return parsers[declared](value)
 
 
-def parse_whole_number(value: Any) -> int:
+def parse_whole(value: Any) -> int:
     match = NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if not match or LEADING_ZERO.match(value):
+    number = Decimal(match[1]) * SCALE.get(match[2], 1) if match else Decimal("0.5")
+    if number != number.to_integral_value() or abs(number) >= 2**63:
         raise ValueError("give a whole number such as 128, 10k, 3M, 64G or 1e6")
-    number = Decimal(match[1]) * SCALE.get(match[2], 1)
-    if abs(number) >= WHOLE_NUMBER_LIMIT:
-        raise ValueError("give a whole number below 2^63")
-    if number != number.to_integral_value():
-        raise ValueError("give a whole number, without a fraction")
     return int(number)
 
 
 def parse_number(value: Any) -> float:
     match = NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if not match or match[2] or LEADING_ZERO.match(value.partition(".")[0]):
+    if not match or match[2] or not math.isfinite(float(value)):
         raise ValueError("give a number such as 0.1 or 1e-3")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("give a finite number")
-    return number
+    return float(value)
 
 
 def parse_boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise ValueError("give true or false")
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("give true or false")
+    return str(value).lower() == "true"
 
 
 def parse_text(value: Any) -> str:
     if isinstance(value, bool):
         raise ValueError("YAML reads this word as a boolean; put it in quotes to give a text")
-    if not isinstance(value, str):
-        raise ValueError("give a text; '' for none")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError("give a text in UTF-8") from None
+    if not isinstance(value, str) or value != value.encode(errors="replace").decode():
+        raise ValueError("give a text in UTF-8; '' for none")
     return value
 
 
-def parse_choice(value: Any, choices: tuple[str, ...]) -> str:
-    if isinstance(value, str) and value in choices:
-        return value
-    near = nearest(value, choices) if isinstance(value, str) else ""
-    raise ValueError(f"choose {any_of(choices)}" + (f" (did you mean {near}?)" if near else ""))
-
-
 def parse_tuple(value: Any, declared: tuple[Any, ...]) -> tuple[Any, ...]:
+    """'a,b', a list, or '' and none for an empty one; commas inside braces do not separate."""
     any_length = declared[-1] is Ellipsis
     if isinstance(value, str):
-        empty = value.strip() in ("", "none")
-        value = [] if empty else [item.strip() for item in between_commas(value)]
+        value = [] if value.strip() in ("", "none") else [item.strip() for item in between_commas(value)]
         if "" in value:
             raise ValueError("remove the extra comma")
-    if not isinstance(value, list):
-        raise ValueError("give values separated by commas" + (", or none" if any_length else ""))
-    if not any_length and len(value) != len(declared):
-        raise ValueError(f"give {len(declared)} values separated by commas")
+    if not isinstance(value, list) or (not any_length and len(value) != len(declared)):
+        count = "" if any_length else f"{len(declared)} "
+        raise ValueError(f"give {count}values separated by commas" + (", or none" if any_length else ""))
     return tuple(parse(item, declared[0]) for item in value)

@@ -46,7 +46,6 @@ def train(run: Run, *, evaluate: Callable[[Run], object], save: Callable[[Run], 
                 image, text, scale, bias = accumulation.features(images, texts)
             if run.step == first_step:
                 refuse_diverged(run, image, text, batch)
-            objective.learning_rate_factor = run.optimizer.rate_factor(run.step)
             with observer.phase("normalizer"):
                 loss = objective(image, text, scale, bias, sample_ids=ids, caption_ids=caption_ids(tokens))
             with observer.phase("towers"):

@@ -17,7 +17,7 @@ from neuclip.data.tar.gzip import is_packed, plain_name, unpack
 from neuclip.data.tar.remote import Limits, RemoteShard, fetch
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import SILENT_SECONDS, StatusLine
-from neuclip.settings.secrets import without_query
+from neuclip.secrets import without_query
 
 try:
     import fcntl

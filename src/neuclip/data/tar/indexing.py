@@ -16,7 +16,7 @@ from neuclip.data.tar.source import TarSource
 from neuclip.errors import RunFailed
 from neuclip.formatting import plural
 from neuclip.progress import track
-from neuclip.settings.secrets import without_query
+from neuclip.secrets import without_query
 
 
 def is_tar(source: Source) -> TypeGuard[TarSource]:

@@ -19,7 +19,7 @@ from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
 from neuclip.data.tar.files import NO_ROOM, unfinished_file
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
-from neuclip.settings.secrets import without_query
+from neuclip.secrets import without_query
 
 T = TypeVar("T")
 TOGETHER = 8  # requests at a time: most of the time of each is waiting

@@ -30,7 +30,7 @@ from neuclip.data.tar.remote import TOGETHER, Gone, Limits, RemoteShard, TooLarg
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import RunFailed, UserError
 from neuclip.progress import track
-from neuclip.settings.secrets import without_query
+from neuclip.secrets import without_query
 
 SIZE_AT = 124  # where a tar header has the size of its member, in octal digits
 RECORD = 10_240  # bytes: tar writes whole records

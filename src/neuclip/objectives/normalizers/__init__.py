@@ -1,1 +1,0 @@
-"""Who supplies the log-normalizers: state as buffers, one way to ask, and the ways it changes."""
