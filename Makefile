@@ -39,7 +39,7 @@ check: install
 	$(PYTEST) -m 'not slow'
 
 bench: install
-	$(BIN)/python benchmarks/inner_loop.py
+	$(BIN)/python -m benchmarks.objectives
 	$(BIN)/python benchmarks/loader/against_open_clip.py
 
 clean:

@@ -1,17 +1,15 @@
 """What NeuCLIP's objective adds to a training step, measured on a CPU and projected to the paper's GPUs.
 
 Towers are timed at a batch that fits (forward and backward, one thread), the objective at the paper's own B, m, d; both
-grow linearly with the batch, so the share at the paper's batch follows. Prints three Markdown tables: the share, its
-projection to 8 H100, and the memory of the objective. Usage: python benchmarks/objective_share.py [quick]
+grow linearly with the batch, so the share at the paper's batch follows. Prints two Markdown tables: the share, and its
+projection to 8 H100. Usage: python benchmarks/objective_share.py [quick]
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -111,49 +109,9 @@ def share_tables(rounds: int) -> None:
         )
 
 
-def memory_table() -> None:
-    print("\nmemory of one rank: highest of a step over that of the features, and the state that stays\n")
-    print("| B | m | d | highest, measured | by formula | state |\n| --- | --- | --- | --- | --- | --- |")
-    for batch, prototypes, width in ((512, 2048, 256), (1024, 4096, 512), (1024, 8192, 512), (2048, 4096, 512)):
-        command = [sys.executable, __file__, "memory", str(batch), str(prototypes), str(width)]
-        measured = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        state = 4 * prototypes * width * 4
-        # beside the state: scores, three matrices of the prototypes' size, four of the batch against itself
-        formula = state + (batch * prototypes + 3 * prototypes * width + 4 * batch * batch) * 4
-        print(
-            f"| {batch} | {prototypes} | {width} | {measured / 1e6:.0f} MB | {formula / 1e6:.0f} MB "
-            f"| {state / 1e6:.0f} MB |",
-            flush=True,
-        )
-
-
-def measure_memory(batch: int, prototypes: int, width: int) -> None:
-    """Prints how far one step raises the process's highest memory; in a process of its own."""
-    torch.set_num_threads(1)
-    small = NeuCLIP(width, num_prototypes=8)
-    image, text = (F.normalize(torch.randn(batch, width), dim=1).requires_grad_() for _ in range(2))
-    small(image[:8], text[:8], torch.tensor(30.0)).backward()  # libraries load before
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten: what libraries took at the start
-    before = memory("VmRSS")
-    objective = NeuCLIP(width, num_prototypes=prototypes, inner_steps=2)
-    for _ in range(-(-prototypes // batch) + 1):
-        objective(image, text, torch.tensor(30.0)).backward()
-    print(memory("VmHWM") - before)
-
-
-def memory(kind: str) -> int:
-    """Bytes, as Linux counts them for this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
-
-
 def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["memory"]:
-        measure_memory(*map(int, arguments[1:]))
-        return
     torch.set_num_threads(1)
     share_tables(rounds=1 if arguments == ["quick"] else 3)
-    memory_table()
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def linear(features: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:  # (2, b, 
 
 def layer(features: Tensor, matrix: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     wide = F.relu(linear(features, matrix, bias))
-    return F.layer_norm(wide, wide.shape[2:]) * scale[:, None] + shift[:, None]
+    return torch.addcmul(shift[:, None], F.layer_norm(wide, wide.shape[2:]), scale[:, None])
 
 
 class MLPNetwork(ResidualMLPs):

@@ -66,7 +66,7 @@ class Pairs:
         return (self.batch - self.num_excluded).clamp(min=1).to(self.features.dtype)
 
     @torch.no_grad()
-    def strips(self) -> Iterator[tuple[slice, Tensor]]:  # (2, c, B) each
+    def strips(self, sides: int = 2) -> Iterator[tuple[slice, Tensor]]:  # (sides, c, B) each
         """Some anchors of each side at a time: their rows, and their similarities to all candidates, LOWEST where those
         are no negatives. Values, to be read until the next strip. Together up to KEPT numbers they are computed once
         and kept; otherwise at each visit, in one block of memory that grows with B, not with b B."""
@@ -75,10 +75,13 @@ class Pairs:
             similarity = self._kept.get(rows.start)
             if similarity is None:
                 if scratch is None or self._keeps:
-                    scratch = self.features.new_empty(2, rows.stop - rows.start, self.batch)
+                    scratch = self.features.new_empty(sides, rows.stop - rows.start, self.batch)
                 similarity = scratch[:, : rows.stop - rows.start]
-                for side in (0, 1):
-                    torch.mm(self.features[side, rows], self.all_features[1 - side].T, out=similarity[side])
+                torch.mm(self.features[0, rows], self.all_features[1].T, out=similarity[0])
+                if sides == 2 and rows == slice(0, self.batch):  # one rank, one strip: the same numbers
+                    similarity[1] = similarity[0].T
+                elif sides == 2:
+                    torch.mm(self.features[1, rows], self.all_features[0].T, out=similarity[1])
                 similarity.masked_fill_(self._excluded(rows), LOWEST)
             if self._keeps:
                 self._kept[rows.start] = similarity

@@ -55,17 +55,22 @@ class NegativeLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, scale: Tensor, bias: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        nearest, slopes = features.new_empty(features.shape[1]), torch.empty_like(features)
+        nearest, slopes = features.new_empty(features.shape[1]), torch.zeros_like(features)
         sums = features.new_zeros(3)  # the loss, and its derivatives by scale and by bias
-        for rows, similarity in pairs.strips():
+        sides = 1 if features.shape[1] == pairs.batch else 2  # one rank has all images that its texts meet
+        for rows, similarity in pairs.strips(sides):
             torch.amax(similarity[0], dim=1, out=nearest[rows])
             logits = torch.addcmul(bias, similarity, scale)
             sums[0] -= F.logsigmoid(-logits[0]).sum()  # softplus(x) is x above 20: float64 would see that
             p = logits.sigmoid_()
             sums[1] += torch.linalg.vecdot(p[0], similarity[0]).sum()
             sums[2] += p[0].sum()
-            for side in (0, 1):
-                torch.mm(p[side], pairs.all_features[1 - side], out=slopes[side, rows])
+            torch.mm(p[0], pairs.all_features[1], out=slopes[0, rows])
+            if sides == 1:
+                slopes[1].addmm_(p[0].T, features[0, rows])
+            else:
+                torch.mm(p[1], pairs.all_features[0], out=slopes[1, rows])
+        pairs.forget()
         sums /= features.shape[1]
         ctx.save_for_backward(slopes.mul_(scale / features.shape[1]), sums)
         ctx.mark_non_differentiable(nearest)
