@@ -141,9 +141,9 @@ def gather_pairs(
         numbers = features.sum(dim=2, dtype=dtype).isfinite().all(dim=0) & valid
         sound = numbers & features.any(dim=2).all(dim=0)
     features = torch.where(sound[:, None], features, 0.0)
-    columns = [numbers, sound, *(keys for keys in (sample_ids, caption_ids) if keys is not None)]
+    columns = [numbers.int() + sound, *(keys for keys in (sample_ids, caption_ids) if keys is not None)]
     table = gather_values(torch.stack([column.to(image.device, torch.int64) for column in columns], dim=1))
-    numbers, sound, *keys = table.unbind(dim=1)
+    quality, *keys = table.unbind(dim=1)  # 0: no numbers, 1: zeros, 2: sound
     all_features = gather_sides(features.detach()).to(dtype)
     sample_ids = keys[0] if sample_ids is not None else None
     if sample_ids is None:
@@ -153,8 +153,8 @@ def gather_pairs(
         features=features,
         positive=torch.linalg.vecdot(*features),
         all_features=all_features,
-        sound=sound.bool(),
-        numbers=numbers.bool().all(),
+        sound=quality == 2,
+        numbers=(quality > 0).all(),
         keys=torch.stack(keys),
         sample_ids=sample_ids,
         logit_bias=None if logit_bias is None else logit_bias.to(dtype),
