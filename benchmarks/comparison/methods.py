@@ -65,18 +65,18 @@ METHODS = (
     ),
     Method(
         "siglip",
-        {"objective": "siglip", "temperature.initial": "0.1"},  # its authors' start
+        {"objective": "siglip", "temperature.initial": "0.1"},  # its authors' start; -4.84 is -ln(128 - 1)
         (
-            {"objective.bias_initial": "-10", TEMPERATURE_RATE: "8e-3"},
-            {"objective.bias_initial": "auto", TEMPERATURE_RATE: "2e-3"},
-            {"objective.bias_initial": "auto", TEMPERATURE_RATE: "8e-3"},
-            {"objective.bias_initial": "auto", TEMPERATURE_RATE: "2e-2"},
-            {"objective.bias_initial": "auto", TEMPERATURE_RATE: "8e-3", "temperature.initial": "0.07"},
+            {"model.bias_initial": "-10", TEMPERATURE_RATE: "8e-3"},
+            {"model.bias_initial": "-4.84", TEMPERATURE_RATE: "2e-3"},
+            {"model.bias_initial": "-4.84", TEMPERATURE_RATE: "8e-3"},
+            {"model.bias_initial": "-4.84", TEMPERATURE_RATE: "2e-2"},
+            {"model.bias_initial": "-4.84", TEMPERATURE_RATE: "8e-3", "temperature.initial": "0.07"},
         ),
     ),
     Method(
         "fastclip",
-        {"objective": "fastclip", "objective.variant": "v3"},
+        {"objective": "fastclip"},
         (
             *rho(3.5, 4.5, 6.5),  # at its authors' gamma, 0.2
             {"objective.rho": "4.5", "objective.gamma": "0.6"},

@@ -23,8 +23,6 @@ RECALLS = {
 DIAGNOSTICS = {
     "accuracy in batch": "accuracy",
     "calibration": "calibration",
-    "calibration after": "calibration_after",
-    "log ratio, mean": "log_ratio_mean",
     "log ratio, deviation": "log_ratio_deviation",
     "spread of weights": "weight_deviation",
     "share at eps": "share_at_eps",

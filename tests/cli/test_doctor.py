@@ -34,8 +34,8 @@ KEYS = {
     },
     "temperature": {"initial", "minimum", "maximum", "lowest_in_reach", "learned"},
     "objective": {
-        *("name", "has_prototypes", "first_loss", "first_loss_from", "first_loss_to"),
-        *("state_bytes", "state_bytes_per_rank", "working_bytes_per_rank", "rho", "largest_useful_rho"),
+        *("name", "has_prototypes"),
+        *("state_bytes", "state_bytes_per_rank", "working_bytes_per_rank"),
     },
     "fastclip": {"visits_per_pair", "steps_between_visits"},
     "neuclip": {"prototypes", "prototypes_per_batch", "steps_to_fill", "steps_between_renewals", "renewals"},

@@ -70,4 +70,4 @@ def test_eval_prints_what_it_can_measure_and_fails_for_the_rest(spoilt_run, caps
 
 def test_a_share_above_one_is_refused(capsys):
     assert main(["eval", "somewhere", "--max-bad-share", "5"]) == 2
-    assert "from 0 to 1" in capsys.readouterr().err
+    assert capsys.readouterr().err == "neuclip: --max-bad-share is 5; give 0 or more and at most 1\n"

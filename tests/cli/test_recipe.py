@@ -7,7 +7,7 @@ import json
 import pytest
 
 from neuclip.cli.main import main
-from neuclip.settings.paper import paper_recipe
+from neuclip.settings.paper import paper_yaml
 from neuclip.settings.reading import read_settings
 
 
@@ -24,7 +24,7 @@ def test_without_names_it_lists_settings_with_their_steps_and_objectives(capsys)
 
 
 def test_a_setting_alone_means_neuclip(capsys):
-    assert printed(capsys, "cc12m") == printed(capsys, "cc12m", "neuclip") == paper_recipe("cc12m", "neuclip").as_yaml()
+    assert printed(capsys, "cc12m") == printed(capsys, "cc12m", "neuclip") == paper_yaml("cc12m", "neuclip")
 
 
 def test_names_may_be_written_as_in_the_paper(capsys):
@@ -36,7 +36,7 @@ def test_train_reads_the_printed_recipe_and_flags_override_it(capsys, tmp_path):
     file.write_text(printed(capsys, "cc3m", "siglip"))
     settings = read_settings(file, ["--data.train", "shards", "--train.batch_size", "64"])
     assert (settings.data.train, settings.train.batch_size) == ("shards", 64)
-    assert settings.objective.initial_bias(64) == -10
+    assert settings.model.bias_initial == -10 and settings.temperature.initial == 0.1
 
 
 def test_json_holds_all_settings_of_the_run(capsys):

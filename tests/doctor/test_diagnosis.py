@@ -126,7 +126,8 @@ def test_equal_captions_in_a_batch_are_warned_of_until_they_are_masked(shards):
 def test_ranks_share_the_state_of_the_objective_and_the_activations(shards):
     alone, together = examined(shards, sample=1), examined(shards, sample=1, ranks=4)
     assert together["objective.state_bytes_per_rank"] * 4 == alone["objective.state_bytes"]
-    assert together["memory.objective_bytes"] < alone["memory.objective_bytes"] / 2
+    saved = alone["objective.state_bytes_per_rank"] - together["objective.state_bytes_per_rank"]
+    assert alone["memory.objective_bytes"] - together["memory.objective_bytes"] >= saved > 0
     assert together["memory.activation_bytes"] * 4 == alone["memory.activation_bytes"]
     assert together["memory.towers_bytes"] == alone["memory.towers_bytes"] == 16 * alone["model.parameters"]
 

@@ -25,10 +25,10 @@ def examined(data, flags: str = "", ranks: int = 1) -> Findings:
 @pytest.mark.parametrize(
     ("flags", "lines"),
     [
-        ("--objective clip", ["objective   clip; the first loss is 3.5", "can fall to 0.01"]),
+        ("--objective clip", ["objective   clip; its state takes 0 bytes", "can fall to 0.01"]),
         ("--objective siglip", ["objective   siglip;", "prototypes by default"]),
-        ("--objective fastclip --objective.variant v1", ["starts at 0.07, constant"]),
-        ("--objective fastclip --objective.variant v2", ["starts at 0.07, one per sample"]),
+        ("--objective fastclip --objective.temperature constant", ["starts at 0.07, constant"]),
+        ("--objective fastclip --objective.temperature individual", ["starts at 0.07, one per sample"]),
         ("--objective amorlip", ["objective   amorlip;"]),
         ("--objective.restart rolling", ["m = 1,024 prototypes for n = 140 candidates"]),
         ("--objective.restart_every 0", ["never replaced"]),

@@ -37,7 +37,9 @@ def page(tmp_path: Path) -> Path:
 def test_the_comparison_fits_its_window_and_the_console_stays_silent(page: Path, width: int) -> None:
     measured, console = browse(page, width)
     assert measured["viewport"] == width and measured["width"] <= width
-    assert measured["wide"] == measured["clipped"] == measured["scrolling"] == measured["squeezed"] == []
+    assert measured["wide"] == measured["clipped"] == measured["squeezed"] == []
+    # The names of settings do not wrap: on a phone that table scrolls by itself.
+    assert measured["scrolling"] == (["Settings that differ"] if width == 360 else [])
     assert measured["errors"] == [] and console == []
     assert measured["hovered"].startswith("1 k: A 4.05, B 4.05")
 

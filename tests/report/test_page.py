@@ -106,8 +106,8 @@ def test_a_hostile_text_is_shown_and_not_run_wherever_it_comes_from(run: RunFold
     gallery["text_to_image"][0]["matches"][0]["caption"] = HOSTILE
     gallery["text_to_image"][1]["matches"][0]["image"] = 'data:image/png;base64,AA" onerror="alert(3)'
     write_json(run.gallery, gallery)
-    names = {"name": HOSTILE, HOSTILE: HOSTILE}
-    run.settings.write_text(yaml.safe_dump(SETTINGS | {"run": names, "model": names, "objective": names}))
+    texts: dict[str, Any] = {"run": {"name": HOSTILE}, "model": {"name": HOSTILE}, "data": {"train": HOSTILE}}
+    run.settings.write_text(yaml.safe_dump(SETTINGS | texts))
     figures = {f"{HOSTILE}.image_to_text_recall_at_1": 0.5, f"{HOSTILE}.top1": 0.5, f"{HOSTILE}2.top1": 0.5}
     write_lines(run.evaluation, [{"samples": samples} | figures for samples in (100, 200)])
     change_summary(run, evaluation=figures, not_measured={HOSTILE: HOSTILE})
@@ -118,6 +118,21 @@ def test_a_hostile_text_is_shown_and_not_run_wherever_it_comes_from(run: RunFold
     assert [tag for tag, _ in seen].count("script") == 1
     assert not any(name.startswith("on") for _, attributes in seen for name in attributes)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "could not be read" not in page  # the settings are among what is shown
+    assert f" name {HOSTILE} pretrained " in visible_text(page)
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize("settings", [f"run: {{{json.dumps(HOSTILE)}: 1}}", BOMB, "objective: future", "[" * 5000])
+def test_settings_that_no_run_can_have_are_called_unreadable_and_the_rest_is_shown(
+    run: RunFolder, settings: str
+) -> None:
+    run.settings.write_text(settings)
+    page = report(run)
+    assert "settings.yaml could not be read" in page and "alert(1)" not in page
+    assert "recall@10" in visible_text(page) and structure(page).seen
 
 
 def test_an_image_from_elsewhere_is_not_fetched(run: RunFolder) -> None:
@@ -263,11 +278,6 @@ def test_an_objective_that_predicts_no_normalizer_has_nothing_to_calibrate(
     text = visible_text(report(run))
     assert f"{title} predicts no normalizer: there is nothing to calibrate." in text
     assert "The normalizer error was not measured." in text
-
-
-def test_an_objective_of_another_version_keeps_its_name(run: RunFolder) -> None:
-    run.settings.write_text(yaml.safe_dump(SETTINGS | {"objective": {"name": "future"}}))
-    assert "<li>future</li>" in report(run)
 
 
 def test_readers_learn_what_the_normalizer_error_is_and_that_nobody_chose_the_queries(run: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 from neuclip.errors import UserError
 from neuclip.settings.objectives import CLIPSettings, NeuCLIPSettings
 from neuclip.settings.reading import read_settings, shipped_recipes
+from neuclip.settings.sections import Settings
 
 
 @pytest.fixture
@@ -42,13 +44,10 @@ def test_every_shipped_recipe_can_be_read(name):
     assert read_settings(Path(name)).data.train or name in ("finetune", "locked")  # which are for data of one's own
 
 
-def test_a_field_the_recipe_leaves_out_keeps_its_default(recipe):
+def test_what_a_recipe_leaves_out_keeps_its_default(recipe):
     settings = read_settings(recipe("train:\n  samples: 20k\n"))
     assert (settings.train.samples, settings.train.batch_size) == (20_000, 1024)
-
-
-def test_an_empty_recipe_and_an_empty_section_keep_the_defaults(recipe):
-    assert read_settings(recipe("")) == read_settings(recipe("train:\n"))
+    assert read_settings(recipe("")) == read_settings(recipe("train:\n")) == Settings()
 
 
 def test_flags_override_the_recipe_and_later_flags_earlier_ones(recipe):
@@ -57,12 +56,9 @@ def test_flags_override_the_recipe_and_later_flags_earlier_ones(recipe):
     assert (settings.train.batch_size, settings.run.seed) == (32, 3)
 
 
-def test_dashes_and_underscores_are_equal_in_names(recipe):
-    assert read_settings(recipe("train: {batch-size: 8}")).train.batch_size == 8
-
-
-def test_exponents_without_a_point_are_numbers_in_yaml(recipe):
-    assert read_settings(recipe("optimizer: {learning_rate: 1e-3}")).optimizer.learning_rate == 1e-3
+def test_a_recipe_may_have_dashes_in_names_and_exponents_without_a_point(recipe):
+    settings = read_settings(recipe("train: {batch-size: 8}\noptimizer: {learning_rate: 2e-3}"))
+    assert (settings.train.batch_size, settings.optimizer.learning_rate) == (8, 2e-3)
 
 
 def test_negative_numbers_are_values_of_flags():
@@ -163,7 +159,8 @@ def test_a_wrong_recipe_is_answered_with_file_and_line(recipe, text, expected):
     ("flags", "expected"),
     [
         (["--optimizer.learning_rate", "-1"], "--optimizer.learning_rate is -1.0; give a number above 0"),
-        (["--objective.num_prototypes", "0"], "--objective.num_prototypes is 0; give 1 or more"),
+        (["--objective.num_prototypes", "0"], "--objective.num_prototypes is 0; give 1 or more (default 4096)"),
+        (["--objective", "amorlip", "--objective.rho", "none"], "--objective.rho is empty; give one number"),
         (["--train.batch_size", "1M"], "--train.batch_size: train.samples 96000 is below train.batch_size 1000000"),
         (["--temperature.initial", "3"], "--temperature.initial: temperature.minimum, initial, maximum are"),
     ],
@@ -191,6 +188,16 @@ def test_a_run_given_as_a_recipe_is_answered_with_resume(tmp_path):
 def test_a_recipe_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
     assert "UTF-8" in complaint(tmp_path / "r.yaml")
+
+
+def test_a_recipe_that_is_nested_too_deeply_is_refused(recipe):
+    assert complaint(recipe("train: " + "[" * 5000)) == "r.yaml: not valid YAML: nested too deeply"
+
+
+def test_aliases_that_mean_a_billion_values_are_not_followed(recipe):
+    names = [f"a{depth}" for depth in range(10)]
+    lines = "".join(f"  {b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in pairwise(names))
+    assert "line 2: train.a0 is not a setting" in complaint(recipe(f"train:\n  a0: &a0 [x]\n{lines}"))
 
 
 def test_words_between_flags_are_refused():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies
 
 from neuclip.errors import UserError
-from neuclip.settings.values import RawValue, convert, parse
+from neuclip.settings.values import RawValue, parse
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_nothing_else_is_a_boolean(value):
 
 
 def test_a_bare_flag_is_true_and_an_empty_yaml_field_is_an_error():
-    assert convert(RawValue("log.wandb", None), bool) is True
+    assert RawValue("log.wandb", None).convert(bool) is True
     with pytest.raises(UserError, match=r"^a.yaml line 3: log.wandb is empty"):
-        convert(RawValue("log.wandb", None, "a.yaml line 3"), bool)
+        RawValue("log.wandb", None, "a.yaml line 3").convert(bool)
 
 
 @pytest.mark.parametrize("text", ["", "none"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from neuclip.objectives.registry import OBJECTIVES, build_objective
 from torch import Tensor, nn
 
 from neuclip.models.towers import Towers
+from neuclip.objectives import OBJECTIVES, build_objective
 from neuclip.objectives.objective import Objective
 from neuclip.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
 from neuclip.training.accumulation import Accumulation
@@ -51,7 +51,8 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 
 def objective_named(name: str) -> Objective:
     settings = OBJECTIVE_SETTINGS[name]()
-    objective = build_objective(name, settings, embed_dim=WIDTH, dataset_size=4 * B, total_samples=8 * B)
+    known = {"embed_dim": WIDTH, "dataset_size": 4 * B, "epoch_samples": 4 * B, "total_samples": 8 * B}
+    objective = build_objective(name, settings, **known)
     return objective.double()
 
 

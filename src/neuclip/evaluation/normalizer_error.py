@@ -53,7 +53,7 @@ def normalizer_error(
         sample_ids: the data set's number of each row; default: the row. Anchors are drawn among these numbers, so that
             every model on the same data is measured at the same ones.
         dataset_size: how many numbers there are; default: up to the largest.
-        held_ids: samples whose own features the method holds; anchors among them are left out of a third mean.
+        held_ids: samples whose own features the method holds, if any; anchors among them are left out of a third mean.
     """
     _check(image_features, text_features, batch_size, eps)
     size, tau = len(image_features), 1 / float(logit_scale)
@@ -64,7 +64,7 @@ def normalizer_error(
     def score() -> dict[str, Any]:
         index = drawn[:anchors]
         repeated = (torch.bincount(caption_of)[caption_of] > 1).cpu()[index]
-        held = None if held_ids is None else torch.isin(sample_ids[index], held_ids)
+        held = None if held_ids is None or not len(held_ids) else torch.isin(sample_ids[index], held_ids)
         result = {"eps": eps, "temperature": tau} | _facts(truth, eps, repeated, held)
         batches = {"anchors": len(index), "batch_size": min(batch_size, size)}
         estimate = minibatch_log_normalizers(image_features, text_features, drawn, **batches, tau=tau, eps=eps)

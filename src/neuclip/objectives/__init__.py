@@ -22,7 +22,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def build_objective(name: str, settings: ObjectiveSettings, **known: int) -> Objective:
-    """The objective of a run. `known` is what a run can tell it: embed_dim, dataset_size, total_samples, ..."""
-    kind = OBJECTIVES[name]
-    wanted = {field.name for field in fields(kind)} - {field.name for field in fields(settings)}
-    return kind(**asdict(settings) | {name: known[name] for name in wanted})
+    """The objective of a run. `known` is what a run can tell it: embed_dim, dataset_size, total_samples, ...; where a
+    setting of that name is 0, it is the run's."""
+    kind, options = OBJECTIVES[name], asdict(settings)
+    told = {field.name: known[field.name] for field in fields(kind) if field.name in known}
+    return kind(**told | {name: value for name, value in options.items() if name not in told or value})

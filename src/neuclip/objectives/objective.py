@@ -60,7 +60,7 @@ class Objective(nn.Module, ObjectiveSettings):
 
     def __post_init__(self) -> None:
         nn.Module.__init__(self)
-        ObjectiveSettings.__post_init__(self)
+        super().__post_init__()  # the checks of its settings
         self.steps = self.samples_seen = 0  # of train mode
         self._recorded: dict[str, Tensor | None] = {}
         self._checked, self._local_batch = False, 0

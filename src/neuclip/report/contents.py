@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
-
 from neuclip.errors import UserError
 from neuclip.records import HELD_OUT, RunFolder, read_lines
 from neuclip.settings.objectives import OBJECTIVES
@@ -42,13 +40,13 @@ class RunContents:
 
     @property
     def objective(self) -> str:
-        """The method as its authors write it; a name that this version does not know stays as it is."""
-        name = str(self.setting("objective", "name") or "")
-        return OBJECTIVES[name].title if name in OBJECTIVES else name
+        """The method as its authors write it; '' without settings."""
+        name = self.setting("objective", "name")
+        return OBJECTIVES[name].title if name in OBJECTIVES else ""
 
     @property
     def predicts_normalizers(self) -> bool:
-        name = str(self.setting("objective", "name"))
+        name = self.setting("objective", "name")
         return name not in OBJECTIVES or OBJECTIVES[name].predicts_normalizers
 
     @property
@@ -126,7 +124,7 @@ def read_contents(folder: RunFolder) -> RunContents:
             return kind()
         try:
             value = reader(path)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):  # UnicodeDecodeError and JSON's are ValueErrors
+        except (OSError, ValueError, RecursionError):  # UserError, UnicodeDecodeError and JSON's are ValueErrors
             value = None
         if not isinstance(value, kind):
             unreadable.append(path.name)
@@ -135,7 +133,7 @@ def read_contents(folder: RunFolder) -> RunContents:
 
     return RunContents(
         folder=folder,
-        settings=read(folder.settings, read_yaml, dict),
+        settings=read(folder.settings, read_settings_of_run, dict),
         records=dicts_in(read(folder.records, read_lines, list)),
         evaluations=dicts_in(read(folder.evaluation, read_lines, list)),
         summary=read(folder.summary, read_json, dict),
@@ -163,8 +161,13 @@ def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:
     return counts
 
 
-def read_yaml(path: Path) -> Any:
-    return settings_as_dict(build_settings(parse_recipe(path.read_text(encoding="utf-8"), path.name)))
+def read_settings_of_run(path: Path) -> dict[str, dict[str, Any]]:
+    """All sections with all settings. What no run of this version can have is a UserError."""
+    sections = settings_as_dict(build_settings(parse_recipe(path.read_text(encoding="utf-8"), path.name)))
+    return {
+        section: {name: "default" if value is None else value for name, value in values.items()}
+        for section, values in sections.items()
+    }
 
 
 def read_json(path: Path) -> Any:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from neuclip.settings.options import Section, option
+from neuclip.settings.options import OptionError, Section, option
 
 Advice = tuple[str, str, str]  # what, why it matters, remedy
 
@@ -136,6 +136,11 @@ class AmorLIPSettings(ObjectiveSettings):
     network_steps: int = option(3, "updates of the networks per batch", at_least=1)
     average_decay: float = option(0.92, "decay of the moving average of the networks' weights", at_least=0, below=1)
     reinitialise: bool = option(True, "start the networks anew in each epoch")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.rho:
+            raise OptionError(f"{self.prefix}rho is empty; give one number, or several such as 8.5,-8.5,-8.5", "rho")
 
     def advice(self, run: PlannedRun) -> list[Advice]:
         if run.samples > (self.epoch_samples or run.pairs_per_epoch):

@@ -219,6 +219,7 @@ def parse_recipe(text: str, name: str) -> list[RawValue]:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = f"{name} line {mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        problem = "nested too deeply" if isinstance(error, RecursionError) else problem
         raise UserError(f"{place}: not valid YAML: {problem}") from None
     if root is None:
         return []

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from neuclip.settings.objectives import OBJECTIVES
-from neuclip.settings.paper import FOLDER, paper_objectives, paper_recipe, paper_settings
+from neuclip.settings.paper import FOLDER, paper_lines, paper_objectives, paper_settings, paper_yaml, read_paper
 from neuclip.settings.reading import read_settings, shipped_recipes
 
 # Table 1: samples, vision encoder, batch size; Table 3: lr, lr of tau, wd, warmup, rho.
@@ -24,21 +24,24 @@ ALL_RUNS = list(itertools.product(TABLES, OBJECTIVES))
 
 def test_every_setting_of_the_paper_is_there_with_every_objective():
     assert paper_settings() == list(TABLES)
+    assert not {"everywhere", *TABLES} & set(shipped_recipes())  # the parts are no recipes of their own
     assert paper_objectives() == list(OBJECTIVES) == ["clip", "siglip", "fastclip", "amorlip", "neuclip"]
 
 
 @pytest.mark.parametrize(("setting", "objective"), ALL_RUNS)
-def test_the_printed_recipe_is_read_as_the_same_run(setting, objective, tmp_path):
-    recipe = paper_recipe(setting, objective)
+def test_the_printed_recipe_is_the_same_run_with_an_origin_of_each_value(setting, objective, tmp_path):
     file = tmp_path / "recipe.yaml"
-    file.write_text(recipe.as_yaml())
-    assert read_settings(file) == recipe.settings()
+    file.write_text(paper_yaml(setting, objective))
+    assert read_settings(file) == read_paper(setting, objective)
     assert read_settings(file).objective_name == objective
+    lines = file.read_text().splitlines()
+    assert all(re.search(r"  # \S", line) for line in lines if re.match("  (?!name: )", line))
+    assert "${" not in "".join(lines) and max(map(len, lines)) <= 110
 
 
 @pytest.mark.parametrize(("setting", "objective"), ALL_RUNS)
 def test_every_run_has_the_numbers_of_tables_1_and_3(setting, objective):
-    settings = paper_recipe(setting, objective).settings()
+    settings = read_paper(setting, objective)
     samples, model, batch_size, rate, temperature_rate, decay, warmup, rho = TABLES[setting]
     assert (settings.train.samples, settings.model.name, settings.train.batch_size) == (samples, model, batch_size)
     optimizer = settings.optimizer
@@ -54,7 +57,7 @@ def test_every_run_has_the_numbers_of_tables_1_and_3(setting, objective):
 @pytest.mark.parametrize("setting", TABLES)
 def test_each_method_has_its_authors_temperature(setting):
     def initial_and_schedule(objective):
-        temperature = paper_recipe(setting, objective).settings().temperature
+        temperature = read_paper(setting, objective).temperature
         return temperature.initial, temperature.schedule
 
     assert initial_and_schedule("clip") == (0.07, "cosine")
@@ -65,23 +68,24 @@ def test_each_method_has_its_authors_temperature(setting):
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_neuclip_has_the_numbers_of_table_4(setting):
-    objective = paper_recipe(setting, "neuclip").settings().objective
-    assert (objective.network_optimizer, objective.network_lr, objective.network_weight_decay) == ("adagrad", 1.0, 0.0)
+    objective = read_paper(setting, "neuclip").objective
+    assert (objective.network, objective.fit, objective.update) == ("prototypes", "unified", "alternating")
+    assert (objective.network_lr, objective.restart) == (1.0, "periodic")  # of AdaGrad
     assert (objective.num_prototypes, objective.restart_every, objective.inner_steps) == (4096, 500, 10)
 
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_fastclip_is_what_its_code_computes_with_the_eps_and_gamma_of_its_scripts(setting):
-    objective = paper_recipe(setting, "fastclip").settings().objective
-    assert (objective.variant, objective.temperature_gradient) == ("v3", "fastclip")
-    assert objective.temperature_correction == "epochs"
+    objective = read_paper(setting, "fastclip").objective
+    assert (objective.gamma_schedule, objective.temperature) == ("cosine", "global")  # FastCLIP-v3
+    assert objective.temperature_gradient == "fastclip"
     assert (objective.eps, objective.gamma) == ((1e-14, 0.2) if setting.startswith("cc") else (1e-6, 0.8))
 
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_clip_and_siglip_say_why_their_temperature_does_not_have_the_rate_of_table_3(setting):
     for objective in ("clip", "siglip"):
-        value, origin = paper_recipe(setting, objective).lines["temperature.learning_rate"]
+        value, origin = paper_lines(setting, objective)["temperature.learning_rate"]
         assert float(value) == TABLES[setting][3]
         rate = float(re.search(r"open_clip has one rate for all; Table 3 has (\S+) for tau", origin)[1])
         assert rate == TABLES[setting][4]
@@ -89,20 +93,10 @@ def test_clip_and_siglip_say_why_their_temperature_does_not_have_the_rate_of_tab
 
 @pytest.mark.parametrize("setting", TABLES)
 def test_amorlip_clips_its_gradient_and_is_called_extrapolated_where_its_authors_gave_nothing(setting):
-    recipe = paper_recipe(setting, "amorlip")
-    assert recipe.settings().optimizer.clip_gradient_norm == 1.0
-    assert recipe.settings().objective.network_lr_times_ranks
-    origins = [origin for key, (_, origin) in recipe.lines.items() if key.startswith(("objective.", "optimizer."))]
+    assert read_paper(setting, "amorlip").optimizer.clip_gradient_norm == 1.0
+    lines = paper_lines(setting, "amorlip")
+    origins = [origin for key, (_, origin) in lines.items() if key.startswith(("objective.", "optimizer."))]
     assert any("extrapolated" in origin for origin in origins) == (setting != "cc12m")
-
-
-@pytest.mark.parametrize(("setting", "objective"), ALL_RUNS)
-def test_every_value_has_its_origin_in_a_line_of_a_wide_terminal(setting, objective):
-    lines = paper_recipe(setting, objective).as_yaml().splitlines()
-    values = [line for line in lines if re.match("  (?!name: )", line)]
-    assert all(re.search(r"  # \S", line) for line in values)
-    assert "${" not in "".join(lines)
-    assert max(map(len, lines)) <= 110
 
 
 def test_no_number_of_the_paper_is_written_in_two_files():
@@ -110,7 +104,3 @@ def test_no_number_of_the_paper_is_written_in_two_files():
     for file in (FOLDER / "objectives").glob("*.yaml"):
         tables = [line for line in file.read_text().splitlines() if "# Table 3" in line or "# Table 1" in line]
         assert all("${" in line for line in tables), file
-
-
-def test_the_parts_are_no_recipes_of_their_own():
-    assert "everywhere" not in shipped_recipes() and "cc3m" not in shipped_recipes()
