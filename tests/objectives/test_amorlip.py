@@ -93,8 +93,7 @@ class Twin:
         return j / scale.detach() + rho / scale
 
 
-@pytest.mark.parametrize("chunk", [4096, 3])
-@pytest.mark.parametrize("anew", [True, False])
+@pytest.mark.parametrize(("anew", "chunk"), [(True, 4096), (False, 3)])
 def test_loss_gradients_and_networks_follow_the_method_step_by_step_over_four_epochs(anew, chunk, monkeypatch):
     monkeypatch.setattr(mlp, "ROWS", chunk)
     given = {"dataset_size": 3 * B, "total_samples": 12 * B, "blend_samples": 2 * 3 * B, "network_lr": 0.01}

@@ -31,16 +31,16 @@ NO_NORMALIZER = {"siglip", "siglip, masked", "fastclip, individual"}
 
 @every_method
 def test_saved_and_loaded_in_mid_run_it_continues_to_the_bit(method):
-    want = run(METHODS[method](), range(7))
-    for cut in (1, 3, 5):
+    want = run(METHODS[method](), range(6))
+    for cut in (2, 4):
         first, second = METHODS[method](), METHODS[method]()
         got = run(first, range(cut))
         second.load_state_dict(first.state_dict())
-        assert got + run(second, range(cut, 7)) == want, cut
+        assert got + run(second, range(cut, 6)) == want, cut
 
 
 @every_method
-@pytest.mark.parametrize("seen", [1, 2, 3])  # after 3, AmorLIP's next step in train mode begins an epoch
+@pytest.mark.parametrize("seen", [1, 3])  # after 3, AmorLIP's next step in train mode begins an epoch
 def test_eval_mode_and_estimates_write_nothing(method, seen):
     objective = METHODS[method]()
     run(objective, range(seen))
@@ -106,7 +106,7 @@ def test_metrics_are_finite_or_none_and_none_where_nothing_can_be_said(method):
 
 
 @pytest.mark.filterwarnings("ignore:logit_scale is 1")
-@pytest.mark.parametrize(("size", "tau"), [(6, 0.005), (2, 0.01), (1, 0.005), (6, 1.0)])
+@pytest.mark.parametrize(("size", "tau"), [(6, 0.005), (2, 0.01), (1, 1.0)])
 @every_method
 def test_loss_gradients_and_state_are_finite_for_every_temperature_and_any_unit_features(method, size, tau):
     for kind in (*CORNERS, "far apart"):
