@@ -7,99 +7,93 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from neuclip.settings.fields import check_at_least, described
+import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip import api
+from neuclip import FastCLIP, api, objectives
 from neuclip.doctor.diagnosis import examine
-from neuclip.objectives import registry
-from neuclip.objectives.contrast import mean_normalizer_ratio
-from neuclip.objectives.formulas import gradient_only
-from neuclip.objectives.objective import Objective
-from neuclip.objectives.pairs import Both, Pairs, batch_log_normalizers
+from neuclip.objectives.objective import objective
 from neuclip.records import RunFolder, read_lines
 from neuclip.settings import objectives as settings_table
-from neuclip.settings.objectives import ObjectiveSettings, PlannedRun
+from neuclip.settings.objectives import FastCLIPSettings
+from neuclip.settings.options import option
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import help_text
 from tests.images import write_csv, write_shards
 
-BATCH, STEPS = 8, 6
+BATCH, STEPS, PAIRS = 8, 6, 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstantSettings(ObjectiveSettings):
-    """Every normalizer is the mean over all batches so far."""
+class SCENTSettings(FastCLIPSettings):
+    """FastCLIP with a gamma per sample: a proximal step of mirror descent on each log-normalizer."""
 
-    title = "ConstantCLIP"
+    title = "SCENT"
 
-    decay: float = described(0.5, "weight of the past in the mean")
-    eps: float = described(1e-4, "added to each normalizer")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("objective.decay", self.decay, 0, "the default is 0.5")
-
-    def loss_at_chance(self, batch_size: int, temperature: float) -> float:
-        return 2 * math.log1p(self.eps)
-
-    def state_bytes(self, embed_dim: int, dataset_size: int) -> int:
-        return 8
-
-    def advice(self, run: PlannedRun) -> list[tuple[str, str, str]]:
-        return [("this method is a toy", "it forgets who is who", "give --objective neuclip")]
+    log_alpha: float = option(10.0, "log of the step size; larger: closer to the mini-batch form", at_most=50)
 
 
-class ConstantCLIP(Objective):
-    needs = ("embed_dim",)
-    metric_names = (*Objective.metric_names, "calibration_image", "calibration_text")
+@objective
+class SCENT(FastCLIP, SCENTSettings):
+    """The new log-normalizer is the minimum over nu of exp(target - nu) + nu + D(nu, old) / alpha, D the Bregman
+    distance of exp(-nu)."""
 
-    mean: Tensor  # (2,)
-
-    def __init__(self, embed_dim: int, *, decay: float = 0.5, eps: float = 1e-4, mask_duplicates: bool = False) -> None:
-        super().__init__(embed_dim, mask_duplicates=mask_duplicates)
-        self.settings = ConstantSettings.from_arguments(locals())
-        self.register_buffer("mean", torch.zeros(2))
-
-    def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        self.record_accuracy(pairs)
-        image, text = batch_log_normalizers(pairs, tau, self.settings.eps)
-        self.record_calibration((torch.exp(image - self.mean[0]).mean(), torch.exp(text - self.mean[1]).mean()))
-        if self.training:
-            self.mean.lerp_(torch.stack([image.mean(), text.mean()]), 1 - self.settings.decay)
-        return image.mean() + text.mean() + gradient_only(mean_normalizer_ratio(pairs, tau, self.estimates(pairs, tau)))
-
-    def estimates(self, pairs: Pairs, tau: Tensor, eps: float | None = None) -> Both:
-        return self.mean[0].expand(len(pairs.image)), self.mean[1].expand(len(pairs.image))
+    def renew(self, log_u: Tensor, target: Tensor) -> Tensor:
+        x = self.log_alpha + log_u
+        return torch.logaddexp(F.logsigmoid(-x) + log_u, F.logsigmoid(x) + target)
 
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    monkeypatch.setitem(settings_table.OBJECTIVES, "constant", ConstantSettings)
-    monkeypatch.setitem(registry.OBJECTIVES, "constant", ConstantCLIP)
+    monkeypatch.setitem(settings_table.OBJECTIVES, "scent", SCENTSettings)
+    monkeypatch.setitem(objectives.OBJECTIVES, "scent", SCENT)
     flags = f"""--run.folder {tmp_path} --run.name run --run.threads 1 --data.workers 0 --model.image_size 32
         --train.batch_size {BATCH} --train.samples {STEPS * BATCH} --evaluation.error_anchors 10 --log.every 1
-        --data.train {write_shards(tmp_path / "shards", 40)} --evaluation.retrieval {write_csv(tmp_path / "held", 12)}
-        --objective constant --objective.decay 0.25""".split()
+        --data.train {write_shards(tmp_path / "shards", PAIRS)}
+        --evaluation.retrieval {write_csv(tmp_path / "held", 12)} --objective scent --objective.log_alpha 1.5""".split()
     return read_settings(None, flags)
 
 
-def test_an_objective_defined_elsewhere_is_trained_evaluated_doctored_measured_and_reported(settings):
+def test_an_objective_defined_elsewhere_is_trained_evaluated_measured_and_reported(settings):
     folder = RunFolder(api.train(settings))
     records = read_lines(folder.records)
     assert len(records) == STEPS and all(math.isfinite(record["loss"]) for record in records)
     assert "calibration_image" in records[-1]
     assert any("recall" in key for key in api.evaluate(str(folder.path)))
-    error = api.normalizer_errors([folder.path], anchors=10, seed=0)
-    assert error["runs"][0]["mean"]["method"] > 0 and error["eps"] == 1e-4
-    assert "ConstantCLIP" in folder.report.read_text()
-    assert "decay: 0.25" in folder.settings.read_text()
+    assert api.normalizer_errors([folder.path], anchors=10, seed=0)["runs"][0]["mean"]["method"] > 0
+    assert "SCENT" in folder.report.read_text()
+    assert "log_alpha: 1.5" in folder.settings.read_text()
 
 
 def test_doctor_and_help_know_the_new_objective(settings):
     findings, _ = examine(settings, sample=5)
-    assert findings.ready and findings["objective.first_loss"] == pytest.approx(2 * math.log1p(1e-4))
-    assert findings["objective.state_bytes_per_rank"] == 8
-    assert "this method is a toy" in [advice.what for advice in findings.warnings]
+    assert findings.ready and findings["objective.state_bytes_per_rank"] == PAIRS * 2 * 4
+    assert any("visited 1.2 times" in advice.what for advice in findings.warnings)
     text = help_text(["objective"])
-    assert "Every normalizer is the mean over all batches so far." in text and "--objective.decay X" in text
+    assert "a proximal step of mirror descent on each log-normalizer" in text and "--objective.log_alpha X" in text
+
+
+def test_its_renewal_is_the_minimum_it_is_said_to_be():
+    old, target = torch.randn(2, 2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    low, high = torch.minimum(old, target), torch.maximum(old, target)
+    for _ in range(100):  # bisection of the derivative
+        middle = (low + high) / 2
+        slope = 1 - torch.exp(target - middle) + math.exp(-1.5) * (torch.exp(-old) - torch.exp(-middle))
+        low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
+    assert torch.allclose(SCENT(dataset_size=9, log_alpha=1.5).renew(old, target), middle, rtol=1e-12)
+    with pytest.raises(ValueError, match="log_alpha is 99; give at most 50"):
+        SCENT(dataset_size=9, log_alpha=99)
+
+
+def test_another_gives_more_features_to_the_same_method():
+    """DRRho takes a frozen reference's similarities off: s_ij - r_ij = [x, r_x] . [y, -r_y]."""
+    image, text, of_image, of_text = (F.normalize(torch.randn(7, 5, dtype=torch.float64), dim=1) for _ in range(4))
+    image.requires_grad_()
+    wide = torch.cat([image, of_image], 1) / math.sqrt(2), torch.cat([text, -of_text], 1) / math.sqrt(2)
+    got = FastCLIP(7, rho=2.0)(*wide, torch.tensor(2 * 12.0), sample_ids=torch.arange(7))
+    s = image @ text.T - of_image @ of_text.T
+    own = torch.eye(7, dtype=torch.bool)
+    excess = [torch.exp((x - s.diagonal()[:, None]) * 12).masked_fill(own, 0).sum(1) / 6 for x in (s, s.T)]
+    want = (sum(torch.log(1e-6 + g).mean() for g in excess) + 2 * 2.0) / 24
+    assert torch.allclose(got, want, rtol=1e-12)
+    assert torch.allclose(*torch.autograd.grad(got, image), *torch.autograd.grad(want, image), rtol=1e-10, atol=1e-13)

@@ -10,27 +10,27 @@ import pytest
 import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
-FLOOR = {"errors", "formatting", "progress", "settings", "records", "tasks"}
+FLOOR = {"errors", "formatting", "progress", "secrets", "settings", "records", "tasks"}
 MIDDLE = FLOOR | {"distributed"}
 PARTS = MIDDLE | {"objectives", "models", "data", "plan"}
 MAY_IMPORT = {
     "errors": set(),
     "formatting": set(),
     "progress": {"formatting"},
-    "settings": {"errors"},
+    "secrets": set(),
+    "settings": {"errors", "secrets"},
     "records": {"errors", "settings"},
     "tasks": {"errors", "settings"},
     "distributed": FLOOR,
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
-    "integrations": {"objectives"},
     "models": MIDDLE,
     "data": MIDDLE | {"datasets"},
     "datasets": MIDDLE | {"data"},
     "training": PARTS,
     "evaluation": PARTS,
     "report": FLOOR,
-    "doctor": FLOOR | {"models", "data", "plan"},
+    "doctor": FLOOR | {"models", "data", "objectives", "plan"},
     "search": FLOOR | {"models", "data"},
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
@@ -52,11 +52,10 @@ INSIDE = {
         {"sample", "order", "machine", "splits", "by_name"},
     ],
     "objectives": [
-        {"registry"},
+        {"__init__"},
         {"clip", "siglip", "fastclip", "amorlip", "neuclip"},
-        {"objective"},
-        {"contrast", "normalizers"},
-        {"pairs"},
+        {"objective", "contrast", "mlp", "prototypes"},
+        {"pairs", "state"},
         {"formulas"},
     ],
 }

@@ -1,12 +1,41 @@
-"""Features for the tests of objectives, and how close two results have to be."""
+"""Batches and methods for the tests of objectives, and how close two results have to be."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from neuclip import CLIP, AmorLIP, FastCLIP, NeuCLIP, SigLIP
+from neuclip.objectives.objective import Objective
+
 CORNERS = ("random", "identical", "one-hot", "opposite")
+B, D, N = 6, 8, 11  # pairs of a batch, their width, samples of the data set
+METHODS: dict[str, Callable[[], Objective]] = {
+    "clip": CLIP,
+    "mini-batch form": lambda: CLIP(form="minibatch", mask_duplicates=True),
+    "siglip": SigLIP,
+    "siglip, masked": lambda: SigLIP(mask_duplicates=True),
+    "fastclip": lambda: FastCLIP(N, gamma_decay_samples=50),
+    "fastclip, constant": lambda: FastCLIP(N, temperature="constant", gamma_schedule="constant", mask_duplicates=True),
+    "fastclip, individual": lambda: FastCLIP(N, temperature="individual", total_samples=90),
+    "amorlip": lambda: AmorLIP(D, dataset_size=3 * B, total_samples=9 * B),
+    "neuclip": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, restart_every=3),
+    "neuclip, filled over several steps": lambda: NeuCLIP(
+        D, num_prototypes=25, inner_steps=2, restart_every=4, reset_optimizer_at_restart=True
+    ),
+    "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=10, restart="rolling", inner_steps=1),
+    "neuclip, rolling and masked": lambda: NeuCLIP(
+        D, num_prototypes=10, restart="rolling", inner_steps=0, mask_own_positive=True, mask_duplicates=True
+    ),
+    "neuclip, mlp": lambda: NeuCLIP(D, network="mlp", inner_steps=2),
+    "neuclip, simultaneous": lambda: NeuCLIP(D, num_prototypes=4, update="simultaneous", alpha_gradient="detached"),
+    "neuclip, separate": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, fit="separate"),
+}
+every_method = pytest.mark.parametrize("method", METHODS)
 
 
 def unit(*shape: int, seed: int) -> Tensor:
@@ -15,8 +44,49 @@ def unit(*shape: int, seed: int) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
+def number(value: float) -> Tensor:
+    """A scalar in float64 with gradient."""
+    return torch.tensor(value, dtype=torch.float64, requires_grad=True)
+
+
+def batch(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """What an objective is given in that step, all but the temperature; samples and captions come again and again."""
+    image, text = (unit(B, D, seed=step + shift).to(dtype).requires_grad_() for shift in (0, 100))
+    ids = (3 * step + torch.arange(B)) % N
+    bias = torch.tensor(-5.0, dtype=dtype, requires_grad=True)
+    return {
+        "image_features": image,
+        "text_features": text,
+        "logit_bias": bias,
+        "sample_ids": ids,
+        "caption_ids": ids % 4,
+    }
+
+
+def run(objective: Objective, steps: range, dtype: torch.dtype = torch.float32) -> list[float]:
+    scale = torch.tensor(10.0, dtype=dtype)
+    return [objective(**batch(step, dtype), logit_scale=scale).item() for step in steps]
+
+
+def same_state(one: dict, other: dict, *, but: tuple[str, ...] = ()) -> bool:
+    """To the bit, where NaN equals NaN; keys that end in one of `but` are not compared."""
+
+    def same(a, b) -> bool:
+        if not isinstance(a, Tensor):
+            return a == b
+        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+    return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one if not key.endswith(but or "?"))
+
+
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool((a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item()))
+
+
+def same_gradients(got: Tensor, want: Tensor, inputs: list[Tensor], tolerance: float) -> bool:
+    """Of two scalars in the same inputs, each difference measured by the largest number of that gradient or 1."""
+    gradients = (torch.autograd.grad(x, inputs, allow_unused=True, materialize_grads=True) for x in (got, want))
+    return all(close(a, b, tolerance) for a, b in zip(*gradients, strict=True))
 
 
 def corner(kind: str, size: int) -> tuple[Tensor, Tensor]:  # -> (size, 8), (size, 8)

@@ -1,4 +1,4 @@
-"""Oracles 7 and 8, restarts, state, and the corners: NeuCLIP against autograd, torch.optim and central differences."""
+"""NeuCLIP is Algorithm 1: against a twin of autograd and torch.optim, central differences, and its options by hand."""
 
 from __future__ import annotations
 
@@ -7,225 +7,164 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from neuclip.objectives.normalizers.prototype_network import RestartSchedule
-from neuclip.objectives.normalizers.prototypes import Anchors, Prototypes, Workspace, anchors_at, prototype_gradient
-from neuclip.objectives.normalizers.row_optimizer import RowOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 
-from neuclip import NeuCLIP
-from neuclip.objectives.formulas import log_normalizer
-from tests.objectives.features import CORNERS, close, corner, unit
+from neuclip import CLIP, NeuCLIP
+from neuclip.evaluation.normalizer_error import both_log_normalizers, normalizer_error
+from neuclip.settings.objectives import NeuCLIPSettings
+from tests.objectives.features import close, number, same_gradients, unit
 from tests.references import contrastive
+from tests.references.residual_mlp import ResidualMLP
 
-CASES = [(seed, tau, eps) for seed in (0, 1, 2) for tau in (0.07, 0.5) for eps in (1e-14, 1e-6, 1e-2)]
-B, D, M = 10, 6, 7
-
-
-def targets_and_positive(image: Tensor, text: Tensor, tau: Tensor, eps: float):
-    s = image @ text.T
-    mask = torch.eye(len(s), dtype=torch.bool)
-    return [log_normalizer(x, s.diagonal(), tau=tau, eps=eps, excluded=mask) for x in (s, s.T)], s.diagonal()
+B, D, M = 6, 5, 4
+TAU = 0.2
+RHO, EPS = NeuCLIPSettings.rho, NeuCLIPSettings.eps
+SCALE = torch.tensor(1 / TAU, dtype=torch.float64)
+CASES = [(seed, tau, eps) for seed in (0, 1) for tau in (0.07, 0.5) for eps in (1e-14, 1e-6, 1e-2)]
 
 
-def side(image: Tensor, text: Tensor, prototypes: int, tau: Tensor) -> Anchors:
-    return anchors_at(tau, image, (image * text).sum(1), torch.tensor(prototypes, dtype=torch.float64).log())
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    return unit(B, D, seed=step).requires_grad_(), unit(B, D, seed=1000 + step).requires_grad_()
 
 
-@pytest.mark.parametrize(("seed", "tau", "eps"), CASES)
-@pytest.mark.parametrize("fit", ["unified", "separate"])
-def test_prototype_gradient_equals_autograd_and_is_orthogonal_to_its_prototype(seed, tau, eps, fit):
-    image, text = unit(B, D, seed=seed), unit(B, D, seed=seed + 1)
-    lengths, other = torch.arange(1.0, M + 1)[:, None], unit(M, D, seed=seed + 3)
-    rows = (lengths * unit(M, D, seed=seed + 2)).requires_grad_()
-    tau = torch.tensor(tau, dtype=torch.float64)
-    reference = contrastive.unified_objective if fit == "unified" else contrastive.separate_objective
-    (want,) = torch.autograd.grad(reference(image, text, rows, other, tau, rho=6.5, eps=eps), [rows])
-    (target, _), _ = targets_and_positive(image, text, tau, eps)
-    got = prototype_gradient(
-        rows.detach(), side(image, text, M, tau), target, eps=eps, fit=fit, workspace=Workspace(B, rows.detach())
-    )
-    assert close(got, want, 1e-11)
-    assert close((got * rows).sum(1), torch.zeros(M), 1e-14 * max(100, got.abs().max().item()))
+def rows(objective: NeuCLIP) -> Tensor:  # (2, m, d)
+    return objective.state_dict()["normalizer.rows"]
 
 
-@pytest.mark.parametrize("fit", ["unified", "separate"])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "sgd"])
-def test_five_inner_steps_follow_torchs_optimizers(optimizer, weight_decay, fit):
-    image, text = unit(B, D, seed=3), unit(B, D, seed=4)
-    tau, eps = torch.tensor(0.07, dtype=torch.float64), 1e-6
-    (target, _), _ = targets_and_positive(image, text, tau, eps)
-    prototypes = Prototypes(M, D, RowOptimizer(optimizer, 0.3, weight_decay, initial_accumulator=0.1)).double()
-    prototypes.rows.copy_(unit(M, D, seed=5))
-    parameter = torch.nn.Parameter(prototypes.rows.clone())
-    torchs = {
-        "adagrad": lambda p: torch.optim.Adagrad(p, 0.3, weight_decay=weight_decay, initial_accumulator_value=0.1),
-        "adam": lambda p: torch.optim.AdamW(p, 0.3, weight_decay=weight_decay),  # decoupled, as Algorithm 3 has it
-        "sgd": lambda p: torch.optim.SGD(p, 0.3, weight_decay=weight_decay),
-    }[optimizer]([parameter])
-    prototypes.learn(side(image, text, M, tau), target, steps=5, active=M, eps=eps, fit=fit)
-    reference = contrastive.unified_objective if fit == "unified" else contrastive.separate_objective
-    for _ in range(5):
-        torchs.zero_grad()
-        reference(image, text, parameter, prototypes.rows, tau, rho=6.5, eps=eps).backward()
-        torchs.step()
-    assert close(prototypes.rows, parameter.detach(), 1e-8)
+def by_hand(anchor: Tensor, partner: Tensor, candidates: Tensor, eps: float = EPS) -> float:
+    """log(eps + mean exp((cos - positive) / tau)) over the rows of `candidates`."""
+    cosines = [(anchor @ row / row.norm()).item() for row in candidates]
+    return contrastive.log_mean_exp([(cosine - (anchor @ partner).item()) / TAU for cosine in cosines], eps)
+
+
+# Algorithm 1, whole.
 
 
 @pytest.mark.parametrize(("seed", "tau", "eps"), CASES)
 @pytest.mark.parametrize("alpha_gradient", ["full", "detached"])
-def test_tower_and_temperature_gradients_equal_autograd_of_the_paper_objective(seed, tau, eps, alpha_gradient):
-    objective = NeuCLIP(D, num_prototypes=M, inner_steps=3, eps=eps, network_lr=0.1, alpha_gradient=alpha_gradient)
-    warm_up = unit(B, D, seed=seed + 7), unit(B, D, seed=seed + 8)
-    objective(*warm_up, torch.tensor(1 / tau, dtype=torch.float64))
-    image, text = (unit(B, D, seed=seed + k).requires_grad_() for k in (0, 1))
-    scale = torch.tensor(1 / tau, dtype=torch.float64, requires_grad=True)
-    got = objective(image, text, scale)
-    rows = objective.network.for_image.rows.clone(), objective.network.for_text.rows.clone()
-    want = contrastive.unified_objective(
-        image, text, *rows, 1 / scale, rho=6.5, eps=eps, detach_alpha=alpha_gradient == "detached"
-    )
-    assert close(got, want, 1e-11)
-    inputs = [image, text, scale]
-    for a, b in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs), strict=True):
-        assert close(a, b, 1e-11)
+def test_losses_and_gradients_are_those_of_algorithm_1_over_restarts(seed, tau, eps, alpha_gradient):
+    given = {"restart_every": 2, "inner_steps": 3, "rho": 3.0, "eps": eps}
+    objective = NeuCLIP(D, num_prototypes=M, network_lr=0.1, alpha_gradient=alpha_gradient, **given)
+    twin = contrastive.Algorithm1(M, rate=0.1, **given)
+    twin.detach_alpha = alpha_gradient == "detached"
+    for step in range(5):
+        leaves = [*batch(10 * seed + step), number(1 / tau)]
+        got, want = objective(*leaves), twin.loss(*leaves[:2], 1 / leaves[2])
+        assert close(got, want, 1e-8) and same_gradients(got, want, leaves, 1e-7)
+    assert close(rows(objective), twin.rows.detach(), 1e-7)
+
+
+def test_with_the_separate_fit_the_network_minimises_the_squared_difference_and_the_encoders_the_same_loss():
+    given = {"restart_every": 3, "inner_steps": 3, "rho": 3.0, "eps": 1e-6}
+    objective = NeuCLIP(D, num_prototypes=M, network_lr=0.1, fit="separate", **given)
+    twin = contrastive.Algorithm1(M, rate=0.1, **given)
+    twin.fit = "separate"
+    for step in range(5):
+        leaves = [*batch(step), number(1 / TAU)]
+        got, want = objective(*leaves), twin.loss(*leaves[:2], 1 / leaves[2])
+        assert close(got, want, 1e-9) and same_gradients(got, want, leaves, 1e-8)
+
+
+@pytest.mark.parametrize("rate", [None, 0.05])
+def test_the_simultaneous_update_is_one_adam_step_that_the_loss_has_not_seen(rate):
+    objective = NeuCLIP(D, num_prototypes=M, update="simultaneous", network_lr=rate)
+    twin = contrastive.Algorithm1(M, restart_every=0, inner_steps=0, rate=rate or 1e-3, rho=RHO, eps=EPS)
+    twin.simultaneous = True
+    for step in range(5):
+        leaves = [*batch(step), number(1 / TAU)]
+        got, want = objective(*leaves), twin.loss(*leaves[:2], 1 / leaves[2])
+        assert close(got, want, 1e-11) and same_gradients(got, want, leaves, 1e-10)
+    assert close(rows(objective), twin.rows.detach(), 1e-9)
+
+
+def test_by_default_it_has_the_papers_numbers():
+    objective = NeuCLIP(D)
+    assert (objective.num_prototypes, objective.restart_every, objective.inner_steps) == (4096, 500, 10)
+    twin = contrastive.Algorithm1(M, restart_every=0, inner_steps=10, rate=1.0, rho=6.5, eps=1e-6)
+    leaves = [*batch(0), number(1 / TAU)]
+    assert close(NeuCLIP(D, num_prototypes=M)(*leaves), twin.loss(*leaves[:2], 1 / leaves[2]), 1e-9)
 
 
 def test_gradients_agree_with_central_differences():
     objective = NeuCLIP(D, num_prototypes=M, inner_steps=2, network_lr=0.1)
-    objective(unit(B, D, seed=20), unit(B, D, seed=21), torch.tensor(10.0, dtype=torch.float64))
+    objective(*batch(20), SCALE)
     objective.eval()  # the prototypes stand still
-    image, text = (unit(B, D, seed=k).requires_grad_() for k in (0, 1))
-    scale = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
-    gradients = torch.autograd.grad(objective(image, text, scale), [image, text, scale])
-    step = 1e-6
-    picks = [(0, (1, 2)), (0, (7, 5)), (1, (3, 0)), (1, (9, 4)), (2, ())]
-    for which, where in picks:
+    leaves = [*batch(0), number(10.0)]
+    gradients = torch.autograd.grad(objective(*leaves), leaves)
+    for which, where in [(0, (1, 2)), (0, (5, 4)), (1, (3, 0)), (1, (4, 4)), (2, ())]:
         values = []
         for sign in (1, -1):
-            moved = [x.detach().clone() for x in (image, text, scale)]
-            moved[which][where] += sign * step
+            moved = [x.detach().clone() for x in leaves]
+            moved[which][where] += sign * 1e-6
             values.append(objective(*moved).item())
-        assert abs((values[0] - values[1]) / (2 * step) - gradients[which][where].item()) < 1e-6
+        assert abs((values[0] - values[1]) / 2e-6 - gradients[which][where].item()) < 1e-6
 
 
-@pytest.mark.parametrize(("num_prototypes", "expected"), [(4, [0, 2, 5, 7]), (10, list(range(10)))])
-def test_a_restart_takes_evenly_spaced_rows_of_the_other_modality(num_prototypes, expected):
-    objective = NeuCLIP(D, num_prototypes=num_prototypes, inner_steps=0)
-    image, text = unit(B, D, seed=0), unit(B, D, seed=1)
-    objective(image, text, torch.tensor(10.0))
-    assert torch.equal(objective.network.for_image.rows, text[expected])
-    assert torch.equal(objective.network.for_text.rows, image[expected])
+def test_no_prediction_makes_the_loss_smaller_than_the_exact_one():
+    """Eq. 5: the conjugate form lies above the robust loss, and meets it only where every prediction is right."""
+    for seed in range(20):
+        objective = NeuCLIP(D, num_prototypes=5, inner_steps=seed % 3)
+        objective(*batch(seed + 1), SCALE * (0.5 + seed % 4))
+        assert objective(*batch(seed), SCALE) >= CLIP(form="minibatch")(*batch(seed), SCALE) - 1e-12
 
 
-def test_more_prototypes_than_pairs_fill_over_several_steps_and_count_only_what_is_there():
-    objective = NeuCLIP(D, num_prototypes=25, inner_steps=0, restart_every=0)
-    batches = [(unit(B, D, seed=k), unit(B, D, seed=50 + k)) for k in range(4)]
-    actives = []
-    for image, text in batches:
-        objective(image, text, torch.tensor(10.0))
-        actives.append(objective.network.schedule.active)
-    assert actives == [10, 20, 25, 25]
-    last = batches[2][1][[0, 2, 4, 6, 8]]  # five slots were left for ten rows: every second one
-    assert torch.equal(objective.network.for_image.rows, torch.cat([batches[0][1], batches[1][1], last]))
+# What it answers.
 
 
-def test_a_restart_that_falls_due_during_a_fill_waits_for_its_end():
-    schedule = RestartSchedule(num_prototypes=25, restart="periodic", restart_every=2)
-    written = [(None if (renewal := schedule.advance(10)) is None else renewal[0].tolist()) for _ in range(6)]
-    fill = [list(range(10)), list(range(10, 20)), list(range(20, 25))]
-    assert written == fill + fill
+@pytest.mark.parametrize("eps", [None, 1e-9, 0.5])
+def test_an_estimate_is_the_mean_over_the_prototypes(eps, strips):
+    objective = NeuCLIP(D, num_prototypes=M, inner_steps=2, network_lr=0.1)
+    objective(*batch(0), SCALE)
+    image, text = batch(1)
+    for_image, for_text = rows(objective)
+    found = objective.log_normalizers(image, text, SCALE, eps=eps)
+    floor = EPS if eps is None else eps
+    want = [[by_hand(image[i], text[i], for_image, floor) for i in range(B)]]
+    want += [[by_hand(text[i], image[i], for_text, floor) for i in range(B)]]
+    assert close(torch.stack(found), torch.tensor(want, dtype=torch.float64), 1e-12)
 
 
-@pytest.mark.parametrize("restart", ["periodic", "rolling"])
-@pytest.mark.parametrize("restart_every", [0, 1, 2, 3, 7])
-@pytest.mark.parametrize("num_prototypes", [4, 10, 25, 30])
-def test_the_steps_of_the_last_restart_are_those_that_wrote(num_prototypes, restart_every, restart):
-    schedule = RestartSchedule(num_prototypes, restart, restart_every)
-    assert not schedule.last_restart(10)
-    wrote: list[int] = []
-    for step in range(20):
-        remaining = schedule.remaining
-        if schedule.advance(10) is not None:
-            wrote = [*wrote, step] if remaining or restart == "rolling" else [step]
-        expected = wrote[-math.ceil(num_prototypes / 10) :] if restart == "rolling" else wrote
-        assert list(schedule.last_restart(10)) == expected
+def test_the_normalizer_error_is_that_of_float64_by_hand():
+    objective, eps, ids = NeuCLIP(D, num_prototypes=M, inner_steps=2, network_lr=0.1), 0.01, torch.arange(B)
+    objective(*batch(0), SCALE)
+    image, text = (x.detach() for x in batch(1))
+    given = {"batch_size": B, "anchors": B, "seed": 0, "caption_of": ids}
+    found = normalizer_error(image, text, logit_scale=SCALE, eps=eps, objective=objective.eval(), **given)
+    truth = both_log_normalizers(image, text, ids, tau=TAU, eps=eps)
+    for name, anchors, partners, side in (("image", image, text, 0), ("text", text, image, 1)):
+        errors = [by_hand(anchors[i], partners[i], rows(objective)[side], eps) - truth[side][i].item() for i in ids]
+        want = sum(error**2 for error in errors) / B
+        assert found["estimators"]["method"][name] == pytest.approx(want, rel=1e-8)
+    assert found["estimators"]["minibatch"]["mean"] < 1e-15  # the batch is the data set here
 
 
-def test_restart_keeps_adagrad_sums_unless_told_to_reset_them():
-    for reset in (False, True):
-        objective = NeuCLIP(D, num_prototypes=4, inner_steps=1, restart_every=1, reset_optimizer_at_restart=reset)
-        first = unit(B, D, seed=0), unit(B, D, seed=1)
-        objective(*first, torch.tensor(10.0))
-        kept = objective.network.for_image.sums.clone()
-        objective(unit(B, D, seed=2), unit(B, D, seed=3), torch.tensor(10.0))
-        grew = (objective.network.for_image.sums >= kept).all()
-        assert bool(grew) is not reset
-
-
-def test_eval_mode_writes_nothing_and_without_prototypes_uses_the_batch():
-    objective = NeuCLIP(D, num_prototypes=4).eval()
-    before = {name: x.clone() for name, x in objective.state_dict().items() if isinstance(x, Tensor)}
-    image, text = unit(B, D, seed=0), unit(B, D, seed=1)
-    tau = torch.tensor(0.1, dtype=torch.float64)
-    loss = objective(image, text, 1 / tau)
-    targets, _ = targets_and_positive(image, text, tau, objective.settings.eps)
-    assert torch.allclose(loss, tau * (targets[0].mean() + targets[1].mean() + 2 * objective.settings.rho))
-    assert all(torch.equal(x, objective.state_dict()[name]) for name, x in before.items())
-    assert objective.network.schedule.step == 0
-    with pytest.raises(RuntimeError, match="train mode"):
-        objective.log_normalizers(image, text, 1 / tau)
-
-
-def test_saved_in_the_middle_of_a_fill_it_continues_to_the_bit():
-    def steps(objective: NeuCLIP, which: range) -> list[float]:
-        return [
-            objective(unit(B, D, seed=k).float(), unit(B, D, seed=90 + k).float(), torch.tensor(14.0)).item()
-            for k in which
-        ]
-
-    settings = {"num_prototypes": 25, "inner_steps": 2, "restart_every": 4}
-    whole = NeuCLIP(D, **settings)
-    want = steps(whole, range(9))
-    first = NeuCLIP(D, **settings)
-    got = steps(first, range(2))
-    second = NeuCLIP(D, **settings)
-    second.load_state_dict(first.state_dict())
-    assert got + steps(second, range(2, 9)) == want
-
-
-def test_no_outer_optimizer_can_find_the_prototypes():
-    assert list(NeuCLIP(D).parameters()) == []
-
-
-def test_metrics_tell_calibration_before_the_prototypes_saw_the_batch():
+def test_metrics_tell_calibration_before_the_prototypes_saw_the_batch_and_what_the_loss_used():
     objective = NeuCLIP(D, num_prototypes=M, inner_steps=3)
-    objective(unit(B, D, seed=0), unit(B, D, seed=1), torch.tensor(10.0))
+    objective(*batch(0), SCALE)
     assert objective.metrics["calibration"] is None  # nothing was stored yet
-    image, text = unit(B, D, seed=2), unit(B, D, seed=3)
-    scale = torch.tensor(10.0, dtype=torch.float64)
-    predicted = objective.log_normalizers(image, text, scale)
-    targets, _ = targets_and_positive(image, text, 1 / scale, objective.settings.eps)
-    objective(image, text, scale)
-    want = sum(torch.exp(t - a).mean() for t, a in zip(targets, predicted, strict=True)) / 2
-    assert objective.metrics["calibration"] == pytest.approx(want.item(), rel=1e-6)
+    leaves = [*batch(1), SCALE]
+    predicted = torch.stack(objective.log_normalizers(*leaves))
+    truth = torch.stack(CLIP(eps=EPS).log_normalizers(*leaves))
+    objective(*leaves)
+    metrics, used = objective.metrics, torch.stack(objective.log_normalizers(*leaves))
+    ratios = (truth - predicted).exp().mean(dim=1).tolist()
+    assert (metrics["calibration_image"], metrics["calibration_text"]) == pytest.approx(tuple(ratios))
+    assert metrics["calibration"] == pytest.approx(sum(ratios) / 2)
+    assert metrics["log_ratio_deviation"] == pytest.approx((truth - predicted).square().mean().sqrt().item())
+    assert metrics["weight_deviation"] == pytest.approx((truth - used).exp().std(correction=0).item())
+    means = metrics["mean_log_normalizer_image"], metrics["mean_log_normalizer_text"]
+    assert means == pytest.approx(tuple(used.mean(dim=1).tolist()))
+    found = (leaves[0] @ leaves[1].T).argmax(dim=1) == torch.arange(B)
+    assert metrics["accuracy"] == pytest.approx(found.double().mean().item())
 
 
-@pytest.mark.parametrize("tau", [0.005, 0.01, 0.07, 1.0])
-@pytest.mark.parametrize("kind", [*CORNERS, "far apart"])
-@pytest.mark.parametrize("size", [1, 2, 6])
-def test_loss_and_gradients_are_finite_for_every_temperature_and_any_unit_features(tau, kind, size):
-    objective = NeuCLIP(8, num_prototypes=5, inner_steps=3, restart_every=2)
-    if kind == "far apart":  # prototypes from quite other features, as after a change of data
-        objective(*corner("one-hot", size), torch.tensor(1 / tau))
-    for _ in range(3):
-        image, text = (x.clone().requires_grad_() for x in corner(kind, size))
-        scale = torch.tensor(1 / tau, requires_grad=True)
-        loss = objective(image, text, scale)
-        loss.backward()
-        assert all(torch.isfinite(x).all() for x in (loss, image.grad, text.grad, scale.grad))
-        state = [x for x in objective.state_dict().values() if isinstance(x, Tensor)]
-        assert len(state) == 4 and all(torch.isfinite(x).all() for x in state)
+def test_in_eval_mode_without_prototypes_it_uses_the_batch():
+    objective, leaves = NeuCLIP(D, num_prototypes=M).eval(), [*batch(0), number(1 / TAU)]
+    assert close(objective(*leaves), CLIP(form="minibatch")(*leaves), 1e-13)
+    assert objective.steps_since_restart is None and objective.held_samples().tolist() == []
+
+
+# Numbers that float32 cannot hold.
 
 
 def test_a_hard_row_at_the_lowest_temperature_is_finite():
@@ -233,33 +172,131 @@ def test_a_hard_row_at_the_lowest_temperature_is_finite():
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     text = torch.tensor([[-0.2, 0.9798], [0.95, 0.31225]]).requires_grad_()
     scale = torch.tensor(100.0, requires_grad=True)
-    loss = NeuCLIP(2, num_prototypes=2)(F.normalize(image, dim=1), F.normalize(text, dim=1), scale)
+    loss = NeuCLIP(2, num_prototypes=2)(image, F.normalize(text, dim=1), scale)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(text.grad).all() and torch.isfinite(scale.grad)
 
 
-def test_what_is_capped_is_counted():
-    objective = NeuCLIP(3, num_prototypes=2, inner_steps=0, restart_every=0, eps=0.0)
-    hot = torch.eye(3)
+def test_what_is_capped_and_what_eps_decides_is_counted():
+    objective, hot = NeuCLIP(3, num_prototypes=2, inner_steps=0, restart_every=0, eps=0.0), torch.eye(3)
     objective(hot[[0, 1]], hot[[0, 1]], torch.tensor(100.0))  # prototypes: axes 0 and 1
-    image, text = hot[[2, 2]], torch.stack([hot[0], hot[2]])  # image 0 finds text 1 at once, no prototype is near
+    image, text = hot[[2, 2]], torch.stack([hot[0], hot[2]])  # image 0 finds text 1, text 1 image 0, but no prototype
     loss = objective(image, text, torch.tensor(100.0))
-    assert torch.isfinite(loss) and objective.metrics["capped"] > 0
+    assert torch.isfinite(loss) and objective.metrics["capped"] == 2 and objective.metrics["share_at_eps"] == 0
+    floored = NeuCLIP(3, num_prototypes=2, inner_steps=0)
+    floored(hot[[0, 1]], hot[[0, 1]], torch.tensor(100.0))  # g = exp(-100), far below eps
+    assert floored.metrics["share_at_eps"] == 1 and floored.metrics["capped"] == 0
 
 
-def test_under_bf16_autocast_the_objective_computes_in_float32():
-    image, text = unit(B, D, seed=0).float(), unit(B, D, seed=1).float()
-    plain = NeuCLIP(D, num_prototypes=4)(image, text, torch.tensor(100.0))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        autocast = NeuCLIP(D, num_prototypes=4)(image, text, torch.tensor(100.0))
-    assert autocast.dtype == torch.float32 and torch.equal(plain, autocast)
+# Options.
 
 
-def test_between_restarts_the_order_of_the_batch_does_not_matter():
-    def run(permutation: Tensor) -> float:
-        objective = NeuCLIP(D, num_prototypes=5, inner_steps=3, restart_every=0)
-        objective(unit(B, D, seed=0), unit(B, D, seed=1), torch.tensor(10.0))
-        image, text = unit(B, D, seed=2)[permutation], unit(B, D, seed=3)[permutation]
-        return objective(image, text, torch.tensor(10.0)).item()
+def test_the_fastclip_temperature_gradient_counts_the_inner_part_twice():
+    gradients = {}
+    for mode in ("paper", "fastclip"):
+        objective = NeuCLIP(D, num_prototypes=M, inner_steps=2, network_lr=0.1, temperature_gradient=mode)
+        objective(*batch(0), SCALE)
+        leaves = [*batch(1), number(1 / TAU)]
+        gradients[mode] = torch.autograd.grad(objective.eval()(*leaves), leaves)
+    # Eq. 12 is tau times a bracket in which tau stands again: apart from each other they can be told apart.
+    inside = number(TAU)
+    bracket = contrastive.unified_objective(*batch(1), rows(objective), inside, rho=RHO, eps=EPS) / inside
+    (part,) = torch.autograd.grad(TAU * bracket, inside)
+    for a, b in zip(gradients["paper"][:2], gradients["fastclip"][:2], strict=True):
+        assert torch.equal(a, b)
+    difference = gradients["fastclip"][2] - gradients["paper"][2]
+    assert torch.allclose(difference, part * -(TAU**2), rtol=1e-9)  # d tau / d scale
 
-    assert run(torch.arange(B)) == pytest.approx(run(torch.randperm(B)), rel=1e-10)
+
+def test_own_positives_are_left_out_wherever_they_are_among_the_prototypes():
+    objective = NeuCLIP(D, num_prototypes=2 * B, restart="rolling", inner_steps=0, mask_own_positive=True)
+    ids = [torch.arange(B), torch.arange(B) + 4]  # samples 4 and 5 come twice
+    for step in range(2):
+        objective(*batch(step), SCALE, sample_ids=ids[step])
+    stored, owners = torch.cat([batch(0)[1], batch(1)[1]]), torch.cat(ids)
+    (image, text), asked = batch(2), torch.tensor([4, 5, 0, 9, 77, 78])
+    estimate, _ = objective.log_normalizers(image, text, SCALE, sample_ids=asked)
+    want = [by_hand(image[i], text[i], stored[owners != asked[i]]) for i in range(B)]
+    assert close(estimate, torch.tensor(want, dtype=torch.float64), 1e-12)
+
+
+def test_without_ids_only_the_batch_that_was_just_stored_can_recognise_its_own():
+    masking = NeuCLIP(D, num_prototypes=B, inner_steps=0, restart_every=0, mask_own_positive=True)
+    # Leaving out its own partner, the prediction of a fresh restart is the batch's own normalizer.
+    assert close(masking(*batch(0), SCALE), CLIP(form="minibatch")(*batch(0), SCALE), 1e-12)
+    plain = NeuCLIP(D, num_prototypes=B, inner_steps=0, restart_every=0)
+    plain(*batch(0), SCALE)
+    answers = [torch.stack(objective.log_normalizers(*batch(1), SCALE)) for objective in (masking, plain)]
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_masked_prototypes_have_the_gradient_of_the_masked_mean(own):
+    objective = NeuCLIP(D, num_prototypes=B, inner_steps=0, mask_own_positive=own, mask_duplicates=not own)
+    ids, captions = torch.arange(B), torch.tensor([0, 0, 1, 2, 3, 4])
+    objective(*batch(0), SCALE, sample_ids=ids, caption_ids=captions)
+    leaves = [*batch(1), number(1 / TAU)]
+    got = objective.eval()(*leaves, sample_ids=ids + 3, caption_ids=captions)
+    same_caption = captions[:, None] == captions
+    candidates = ids[:, None] + 3 != ids  # masking captions masks the sample itself too
+    want = contrastive.unified_objective(
+        *leaves[:2],
+        rows(objective),
+        1 / leaves[2],
+        rho=RHO,
+        eps=EPS,
+        negatives=~torch.eye(B, dtype=torch.bool) if own else ~same_caption,
+        candidates=candidates if own else candidates & ~same_caption,
+    )
+    assert close(got, want, 1e-12) and same_gradients(got, want, leaves, 1e-11)
+
+
+def test_captions_that_are_all_equal_leave_no_negatives():
+    image, text, same = *batch(0), torch.zeros(B, dtype=torch.int64)
+    objective = NeuCLIP(D, num_prototypes=B, mask_duplicates=True)
+    loss = objective(image, text, SCALE, caption_ids=same)
+    assert loss.item() == pytest.approx(TAU * 2 * (math.log(EPS) + RHO), rel=1e-5)
+    assert objective.metrics["masked_duplicates"] == B * (B - 1)
+    assert all((slope == 0).all() for slope in torch.autograd.grad(loss, [image, text]))
+
+
+# The ablation with an MLP.
+
+
+@pytest.mark.parametrize("fit", ["unified", "separate"])
+@pytest.mark.parametrize("update", ["alternating", "simultaneous"])
+def test_the_mlp_predicts_from_the_anchor_minus_its_positive_and_learns_by_adam(fit, update):
+    objective = NeuCLIP(D, network="mlp", fit=fit, update=update, inner_steps=2, network_lr=0.01).double()
+    networks = [ResidualMLP(side) for side in objective.state_dict()["normalizer.weights"]]
+    adam = torch.optim.Adam([p for network in networks for p in network.parameters()], lr=0.01)
+
+    def terms(image: Tensor, text: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        g = contrastive.log_g(image, text, (1 / scale).expand(2, B), ~torch.eye(B, dtype=torch.bool)).exp()
+        outputs = torch.stack([network(x) for network, x in zip(networks, (image, text), strict=True)])
+        return EPS + g, torch.log(EPS + torch.exp(outputs - (image * text).sum(1) * scale))
+
+    def learn(leaves: list[Tensor], steps: int) -> None:
+        for _ in range(steps):
+            adam.zero_grad()
+            normalizer, alpha = terms(*(x.detach() for x in leaves))
+            unified = TAU * (normalizer * torch.exp(-alpha) + alpha)
+            (unified if fit == "unified" else (alpha - normalizer.log()).square() / 2).mean(dim=1).sum().backward()
+            adam.step()
+
+    for step in range(3):
+        leaves = [*batch(step), number(1 / TAU)]
+        got = objective(*leaves)  # the weights move in place: the loss keeps those it was computed with
+        if update == "alternating":
+            learn(leaves, 2)
+        normalizer, alpha = terms(*leaves)
+        want = ((normalizer * torch.exp(-alpha) + alpha).mean(dim=1).sum() + 2 * (RHO - 1)) / leaves[2]
+        assert close(got, want, 1e-9) and same_gradients(got, want, leaves, 1e-8)
+        if update == "simultaneous":
+            learn(leaves, 1)
+    for side, network in zip(objective.state_dict()["normalizer.weights"], networks, strict=True):
+        assert close(side, nn.utils.parameters_to_vector(network.parameters()), 1e-9)
+
+
+def test_gradients_of_two_batches_can_wait_for_one_backward_pass():
+    objective = NeuCLIP(D, network="mlp", inner_steps=1)
+    (objective(*batch(0), SCALE) + objective(*batch(1), SCALE)).backward()

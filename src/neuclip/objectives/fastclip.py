@@ -11,7 +11,7 @@ from torch import Tensor
 from neuclip.objectives.contrast import Contrast, contrast
 from neuclip.objectives.formulas import add_eps, gradient_only, ratio, robust_loss
 from neuclip.objectives.objective import NoEstimate, Objective, objective
-from neuclip.objectives.pairs import Pairs, gather_sides
+from neuclip.objectives.pairs import NOBODY, Pairs, gather_sides
 from neuclip.objectives.state import ADAM_BETAS, ADAM_EPS, SampleTable
 from neuclip.settings.objectives import FastCLIPSettings
 from neuclip.settings.options import option
@@ -50,8 +50,8 @@ class FastCLIP(Objective, FastCLIPSettings):
         self.table = SampleTable(self.dataset_size, columns=9 if self.temperature == "individual" else 2)
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        ids = self._ids(pairs)
-        stored = self.table.read(ids).T  # (columns, B)
+        stored = self.table.read(self._ids(pairs)).T  # (columns, B)
+        ids = torch.where(pairs.sound, self._ids(pairs), NOBODY)  # of those that are visited
         tau_inside = self._tau_inside(pairs, tau, stored)
         batch = contrast(pairs, tau_inside)
         log_normalizer = add_eps(batch.log_g, self.eps)
@@ -63,8 +63,8 @@ class FastCLIP(Objective, FastCLIPSettings):
         log_u = row[:, pairs.local]
         if self.training:
             if self.temperature == "individual":
-                row = torch.cat([row, self._step_temperatures(pairs, batch, tau_inside, log_u, stored)])
-            self.table.write(ids, torch.where(pairs.sound, row, stored).T)
+                row = torch.cat([row, self._step_temperatures(ids, batch, tau_inside, log_u, stored)])
+            self.table.write(ids, row.T)
 
         self.record(accuracy=batch.accuracy, unvisited=1 - visited.to(tau.dtype).mean())
         self.record_normalizers(log_normalizer, stored[:2, pairs.local], log_u)
@@ -124,11 +124,11 @@ class FastCLIP(Objective, FastCLIPSettings):
 
     @torch.no_grad()
     def _step_temperatures(
-        self, pairs: Pairs, batch: Contrast, tau: Tensor, log_u: Tensor, stored: Tensor
-    ) -> Tensor:  # (2, b), (2, b), (9, B) -> (7, B)
+        self, ids: Tensor, batch: Contrast, tau: Tensor, log_u: Tensor, stored: Tensor
+    ) -> Tensor:  # (B,), ..., (2, b), (2, b), (9, B) -> (7, B)
         """Adam on tau_i (log u_i + rho), whose derivative is log u_i + rho - g_i / u_i mean_j (s_ij - s_ii) / tau_i."""
         gradient = log_u + self.rho - ratio(batch.log_g, log_u) * batch.mean_excess / tau
-        gradient = mean_by_id(self._ids(pairs), gather_sides(gradient)).clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT)
+        gradient = mean_by_id(ids, gather_sides(gradient)).clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT)
         before = stored[2:4].nan_to_num(nan=self.temperature_initial)
         first, second, visits = stored[4:].nan_to_num(nan=0.0).split([2, 2, 1])
         beta1, beta2 = ADAM_BETAS

@@ -100,7 +100,7 @@ class Prototypes(ShardedRows):
         self.rows[:, local] = torch.where(sound, pairs.all_features[:, rows].flip(0), self.rows[:, local])
         owners.copy_(torch.where(sound, pairs.keys[:, rows].T, owners))
         for name in self.optimizer_state if self.reset else ():
-            getattr(self, name)[:, local] = 0
+            getattr(self, name)[:, local].masked_fill_(sound, 0)
 
     @torch.no_grad()
     def learn(self, pairs: Pairs, target: Tensor, loss: Loss, tau: Tensor, *, steps: int) -> None:  # target (2, b)

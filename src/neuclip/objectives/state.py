@@ -117,7 +117,8 @@ class SampleTable(ShardedRows):
         return sum_over_ranks(torch.where(local[:, None], values, 0.0))  # one owner per row, zeros from the others
 
     def write(self, ids: Tensor, values: Tensor) -> None:  # (B,), (B, columns)
-        """Each rank keeps the rows it owns. An id that comes twice must come with equal values."""
+        """Each rank keeps the rows it owns; negative ids are nobody's. An id that comes twice must come with equal
+        values."""
         if not len(self.rows):
             return
         local, slots = self._local(ids)

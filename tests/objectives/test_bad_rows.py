@@ -1,0 +1,141 @@
+"""One bad batch does no harm: features or temperatures that are no numbers, and rows of zeros."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from neuclip import FastCLIP, NeuCLIP
+from tests.objectives.features import METHODS, B, D, N, batch, every_method, run, same_state, unit
+
+BAD = 3  # the pair that is bad
+COUNTS = ("_extra_state",)  # what counts steps and samples, and where a ring is
+SPOILT = {  # features and temperature by which a batch is bad, and how many pairs are
+    "a NaN": (lambda given: given["image_features"].data[BAD, 2].fill_(math.nan), 1),
+    "an infinity": (lambda given: given["text_features"].data[BAD, 0].fill_(math.inf), 1),
+    "a zero row": (lambda given: given["image_features"].data[BAD].fill_(0), 1),
+    "nothing but NaN": (lambda given: given["text_features"].data.fill_(math.nan), B),
+    "scale NaN": (lambda given: given["logit_scale"].data.fill_(math.nan), B),
+    "scale infinite": (lambda given: given["logit_scale"].data.fill_(math.inf), B),
+    "scale negative": (lambda given: given["logit_scale"].data.fill_(-10.0), B),
+    "scale zero": (lambda given: given["logit_scale"].data.fill_(0.0), B),
+}
+
+
+def spoilt(step: int, kind: str) -> dict[str, Tensor]:
+    given = batch(step) | {"logit_scale": torch.tensor(10.0, requires_grad=True)}
+    SPOILT[kind][0](given)
+    return given
+
+
+def finite(objective) -> bool:
+    """Whether every number of the state is one; in a table NaN stands for samples never visited."""
+    state = {key: x for key, x in objective.state_dict().items() if isinstance(x, Tensor)}
+    return all((x.isfinite() | (x.isnan() & ("table" in key))).all() for key, x in state.items())
+
+
+@every_method
+@pytest.mark.parametrize("kind", SPOILT)
+@pytest.mark.parametrize("before", [0, 1])
+def test_the_loss_says_what_happened_and_later_losses_are_finite(method, kind, before):
+    if before == 0 and kind in ("scale negative", "scale zero"):
+        return  # refused at the first call (test_door)
+    objective = METHODS[method]()
+    run(objective, range(before))
+    given = spoilt(2, kind)
+    loss = objective(**given)
+    inputs = [given[key] for key in ("image_features", "text_features", "logit_scale")]
+    image, text, scale = torch.autograd.grad(loss, inputs)
+    assert objective.metrics["left_out"] == SPOILT[kind][1]
+    if kind == "a zero row":
+        assert (
+            all(x.isfinite().all() for x in (loss, image, text, scale)) and not image[BAD].any() and not text[BAD].any()
+        )
+    else:  # and whoever takes a step all the same takes none from it
+        assert loss.isnan() and all((x.isnan() | (x == 0)).all() for x in (image, text, scale))
+        assert SPOILT[kind][1] == B or (image.isnan().any() and text.isnan().any())
+    assert finite(objective)
+    assert all(math.isfinite(loss) for loss in run(objective, range(3, 5))) and finite(objective)
+    assert objective.metrics["left_out"] == 0
+
+
+@every_method
+@pytest.mark.parametrize("before", [0, 1])
+def test_whatever_a_bad_pair_holds_the_state_learns_the_same_from_the_others(method, before):
+    states = []
+    for kind in ("a NaN", "an infinity", "a zero row", "other partner"):
+        objective = METHODS[method]()
+        run(objective, range(before))
+        given = spoilt(2, "a NaN" if kind == "other partner" else kind)
+        if kind == "other partner":
+            given["text_features"].data[BAD] = unit(D, seed=77).float()
+        objective(**given)
+        states.append(objective.state_dict())
+    assert all(same_state(state, states[0]) for state in states[1:])
+
+
+@pytest.mark.parametrize("temperature", ["global", "constant", "individual"])
+def test_fastclips_table_is_as_if_the_bad_pair_had_not_been_in_the_batch(temperature):
+    tables = []
+    for bad in (True, False):
+        objective = FastCLIP(N, temperature=temperature, gamma_schedule="constant").double()
+        run(objective, range(1), torch.float64)
+        given = batch(1, torch.float64)
+        if bad:
+            given["image_features"].data[BAD] = math.nan
+        else:
+            kept = [row for row in range(B) if row != BAD]
+            given = {key: value[kept] if value.ndim else value for key, value in given.items()}
+        objective(**given, logit_scale=torch.tensor(10.0))
+        tables.append(objective.state_dict()["table.rows"])
+    assert torch.allclose(*tables, rtol=1e-12, equal_nan=True) and tables[0].isfinite().any()
+
+
+def test_a_sample_twice_in_a_batch_counts_by_its_sound_pair_alone():
+    tables = []
+    for rows in (range(B), range(B - 1)):
+        objective, image, text = FastCLIP(N).double(), unit(B, D, seed=0), unit(B, D, seed=1)
+        image[B - 1] = math.nan
+        ids = torch.tensor([0, 1, 2, 3, 4, 0])
+        objective(image[rows], text[rows], torch.tensor(10.0), sample_ids=ids[rows])
+        tables.append(objective.state_dict()["table.rows"])
+    assert torch.allclose(*tables, rtol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("restart", ["periodic", "rolling"])
+def test_prototypes_are_stored_from_sound_pairs_only_and_all_slots_are_filled(restart):
+    objective = NeuCLIP(D, num_prototypes=2 * B, restart=restart, inner_steps=0)
+    run(objective, range(1))
+    objective(**spoilt(1, "an infinity"))
+    held, ids = objective.held_samples().tolist(), batch(1)["sample_ids"].tolist()
+    assert ids[BAD] not in set(held) - set(batch(0)["sample_ids"].tolist()) and set(ids) - {ids[BAD]} <= set(held)
+    stored = objective.state_dict()["normalizer.rows"]
+    assert torch.allclose(stored.norm(dim=2), torch.ones(2, 2 * B))
+    sound = torch.cat([batch(step)["text_features"] for step in (0, 1)]).detach()
+    assert all((sound == row).all(dim=1).any() for row in stored[0])
+
+
+@every_method
+@pytest.mark.parametrize("kind", ["nothing but NaN", "scale NaN"])
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_batch_without_any_sound_pair_leaves_no_trace_but_that_a_ring_moves_on(method, kind, before):
+    objective = METHODS[method]()
+    run(objective, range(before))
+    saved = copy.deepcopy(objective.state_dict())
+    objective(**spoilt(2, kind))
+    after = objective.state_dict()
+    assert same_state(after, saved, but=COUNTS)
+    if "filled" not in method and "rolling" not in method and "normalizer._extra_state" in saved:
+        moved = saved["normalizer._extra_state"]
+        assert after["normalizer._extra_state"] == moved | {"age": moved["age"] + 1, "idle": moved["idle"] + 1}
+
+
+def test_slots_that_no_sound_pair_has_filled_yet_are_no_obstacle():
+    objective = NeuCLIP(D, num_prototypes=2 * B, inner_steps=2)
+    objective(**spoilt(0, "nothing but NaN"))
+    assert not objective.state_dict()["normalizer.rows"].any()
+    assert all(math.isfinite(loss) for loss in run(objective, range(1, 4)))

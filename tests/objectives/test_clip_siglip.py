@@ -1,0 +1,146 @@
+"""CLIP and SigLIP are open_clip's losses and their closed forms; the mini-batch form is Eq. 1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neuclip import CLIP, NeuCLIP, SigLIP
+from neuclip.models import open_clip_module
+from tests.objectives.features import B, D, close, number, same_gradients, unit
+from tests.references import contrastive
+
+CASES = [(seed, tau) for seed in (0, 1, 2) for tau in (0.01, 0.07, 0.5)]
+
+
+def inputs(seed: int = 0, *, tau: float = 0.1, bias: float | None = None, size: int = B) -> list[Tensor]:
+    """Image rows, text rows, logit scale and, if given, bias; all leaves."""
+    rows = [unit(size, D, seed=2 * seed).requires_grad_(), unit(size, D, seed=2 * seed + 1).requires_grad_()]
+    return [*rows, number(1 / tau), *([] if bias is None else [number(bias)])]
+
+
+def assert_equal(got: Tensor, want: Tensor, leaves: list[Tensor], tolerance: float = 1e-12) -> None:
+    assert close(got, want, tolerance) and same_gradients(got, want, leaves, tolerance)
+
+
+@pytest.mark.parametrize(("seed", "tau"), CASES)
+def test_clip_equals_open_clips_loss_in_value_and_every_gradient(seed, tau):
+    leaves = inputs(seed, tau=tau)
+    assert_equal(CLIP()(*leaves), open_clip_module().ClipLoss()(*leaves), leaves)
+
+
+def test_clips_small_losses_keep_their_digits():
+    """Each anchor's is log(1 + exp(-1/tau)): in plain cross-entropy the difference of two numbers near 1/tau."""
+    hot = torch.eye(2, dtype=torch.float64)
+    assert CLIP()(hot, hot, torch.tensor(30.0)).item() == pytest.approx(math.log1p(math.exp(-30)), rel=1e-13)
+
+
+@pytest.mark.parametrize(("seed", "tau"), CASES)
+def test_the_mini_batch_form_is_eq_1_of_the_batch(seed, tau):
+    leaves = inputs(seed, tau=tau)
+    others = ~torch.eye(B, dtype=torch.bool)
+    g = contrastive.log_g(*leaves[:2], (1 / leaves[2]).expand(2, B), others).exp()
+    want = (torch.log(1e-3 + g).mean(dim=1).sum() + 2 * 3.0) / leaves[2]
+    assert_equal(CLIP(form="minibatch", rho=3.0, eps=1e-3)(*leaves), want, leaves, 1e-11)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_mini_batch_form_is_two_tau_clip_at_eps_one_over_the_others(seed):
+    leaves = inputs(seed, tau=0.07)
+    got = CLIP(form="minibatch", rho=0.0, eps=1 / (B - 1))(*leaves)
+    assert_equal(got, 2 * 0.07 * (CLIP()(*leaves) - math.log(B - 1)), leaves[:2])
+    estimates = CLIP(eps=1 / (B - 1)).log_normalizers(*leaves)
+    assert close(sum(side.mean() for side in estimates) / 2 + math.log(B - 1), CLIP()(*leaves), 1e-12)
+
+
+def test_the_mini_batch_form_is_what_neuclip_minimises_where_its_prediction_is_the_batch():
+    leaves = inputs(4, tau=0.07)
+    want = NeuCLIP(D, rho=3.0).eval()(*leaves)  # without prototypes it takes the batch's own normalizers
+    assert_equal(CLIP(form="minibatch", rho=3.0)(*leaves), want, leaves[:2])
+
+
+@pytest.mark.parametrize("form", ["openclip", "minibatch"])
+def test_samples_drawn_twice_and_masked_captions_are_no_wrong_answers(form):
+    leaves, ids, captions = inputs(size=4), torch.tensor([5, 6, 7, 5]), torch.tensor([1, 2, 2, 3])
+    image, text, scale = leaves
+    negatives = (ids[:, None] != ids) & (captions[:, None] != captions)
+    if form == "minibatch":
+        g = contrastive.log_g(image, text, (1 / scale).expand(2, 4), negatives).exp()
+        want = (torch.log(1e-6 + g).mean(dim=1).sum() + 2 * 6.5) / scale
+    else:
+        logits = (scale * image @ text.T).masked_fill(~negatives & ~torch.eye(4, dtype=torch.bool), -math.inf)
+        want = (F.cross_entropy(logits, torch.arange(4)) + F.cross_entropy(logits.T, torch.arange(4))) / 2
+    objective = CLIP(form=form, mask_duplicates=True)
+    assert_equal(objective(*leaves, sample_ids=ids, caption_ids=captions), want, leaves, 1e-11)
+    assert objective.metrics["masked_duplicates"] == 4
+    assert objective.metrics["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(("seed", "tau"), CASES)
+@pytest.mark.parametrize("bias", [-10.0, 0.3])
+def test_siglip_equals_open_clips_loss_in_value_and_every_gradient(seed, tau, bias):
+    leaves = inputs(seed, tau=tau, bias=bias)
+    assert_equal(SigLIP()(*leaves), open_clip_module().loss.SigLipLoss()(*leaves), leaves)
+
+
+@pytest.mark.parametrize("size", [1, 2, B])
+def test_siglip_in_strips_of_any_height_is_open_clips_loss(size, strips):
+    leaves = inputs(size=size, bias=-3.0)
+    assert_equal(SigLIP()(*leaves), open_clip_module().loss.SigLipLoss()(*leaves), leaves)
+
+
+@pytest.mark.parametrize(("seed", "tau"), CASES)
+def test_siglip_equals_the_double_loop_and_its_closed_form(seed, tau):
+    leaves = inputs(seed, tau=tau, bias=-10.0)
+    image, text, scale, bias = (x.detach() for x in leaves)
+    s = (image @ text.T).tolist()
+    value, slope = 0.0, torch.zeros(B, B, dtype=torch.float64)
+    for i in range(B):
+        for j in range(B):
+            z = 1 if i == j else -1
+            wrong = -z * (s[i][j] / tau + bias.item())
+            value += (max(wrong, 0) + math.log1p(math.exp(-abs(wrong)))) / B
+            slope[i, j] = -z / (1 + math.exp(-wrong)) / B
+    by_scale = (slope * torch.tensor(s, dtype=torch.float64)).sum()
+    want = [scale * slope @ text, scale * slope.T @ image, by_scale, slope.sum()]
+    got = SigLIP()(*leaves)
+    assert got.item() == pytest.approx(value, rel=1e-12)
+    assert all(close(a, b, 1e-12) for a, b in zip(torch.autograd.grad(got, leaves), want, strict=True))
+
+
+def test_for_siglip_equal_samples_and_masked_captions_are_no_negatives():
+    leaves = inputs(size=4, bias=0.5)
+    image, text, scale, bias = leaves
+    ids, captions = torch.tensor([5, 6, 7, 5]), torch.tensor([1, 2, 2, 3])
+    counted = ((ids[:, None] != ids) & (captions[:, None] != captions)) | torch.eye(4, dtype=torch.bool)
+    signs = 2 * torch.eye(4, dtype=torch.float64) - 1
+    want = -(F.logsigmoid(signs * (scale * image @ text.T + bias)) * counted).sum() / 4
+    assert_equal(SigLIP(mask_duplicates=True)(*leaves, sample_ids=ids, caption_ids=captions), want, leaves)
+    ids_alone = SigLIP()(*leaves, sample_ids=ids, caption_ids=captions)
+    assert not torch.allclose(ids_alone, want) and not torch.allclose(ids_alone, SigLIP()(*leaves))
+
+
+def test_for_siglip_a_frozen_tower_or_bias_needs_no_gradient():
+    image, text, scale, bias = inputs(bias=-10.0)
+    SigLIP()(image.detach(), text, scale, bias.detach()).backward()
+    assert text.grad is not None and scale.grad is not None
+
+
+def test_metrics_are_the_means_they_are_named_after():
+    image, text, scale, bias = leaves = inputs(bias=-10.0)
+    text.data += image.data * torch.arange(B)[:, None] / B  # so that some find their partner
+    text.data /= text.data.norm(dim=1, keepdim=True)
+    logits = (scale * image @ text.T + bias).detach()
+    right = (logits.argmax(dim=1) == torch.arange(B)).double().mean().item()
+    siglip, clip = SigLIP(), CLIP()
+    siglip(*leaves), clip(*leaves[:3])
+    assert 0 < right < 1 and clip.metrics["accuracy"] == pytest.approx(right) == siglip.metrics["accuracy"]
+    assert clip.metrics["calibration"] is None and siglip.metrics["calibration"] is None
+    negatives = logits[~torch.eye(B, dtype=torch.bool)]
+    assert siglip.metrics["bias"] == -10
+    assert siglip.metrics["positive_logit"] == pytest.approx(logits.diagonal().mean().item())
+    assert siglip.metrics["negative_loss"] == pytest.approx(F.softplus(negatives).sum().item() / B)
