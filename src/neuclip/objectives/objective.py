@@ -63,7 +63,7 @@ class Objective(nn.Module, ObjectiveSettings):
         super().__post_init__()  # the checks of its settings
         self.steps = self.samples_seen = 0  # of train mode
         self._recorded: dict[str, Tensor | None] = {}
-        self._checked, self._local_batch = False, 0
+        self._checked = False
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -183,9 +183,7 @@ class Objective(nn.Module, ObjectiveSettings):
             check_unit_rows(image, text)
             check_scale(logit_scale)
             self._checked = True
-        if len(image) != self._local_batch:
-            check_equal_batches(len(image))
-            self._local_batch = len(image)
+        check_equal_batches(len(image))
         dtype = self._match_state_to(image)
         tau = 1 / logit_scale.to(dtype)
         valid = tau.isfinite() & (tau > 0)
@@ -274,6 +272,7 @@ def check_shapes(image: Tensor, text: Tensor, embed_dim: int | None, **keys: Ten
 
 
 def check_equal_batches(size: int) -> None:
+    """At each call, on the host: a rank whose last batch is shorter would leave the others waiting."""
     sizes = all_gather_int(size)
     if len(set(sizes)) > 1:
         raise ValueError(

@@ -25,8 +25,8 @@ class Pairs:
     Side 0 is images, side 1 texts; an anchor's candidates are the rows of the other side. Candidates are values: no
     gradient travels back through the gather (`objectives/contrast.py`).
 
-    A pair is *sound* if its features are numbers and not all zero. Unsound pairs are zero here, without gradient, are
-    nobody's candidates, and change no state.
+    A pair is *sound* if its features are numbers and not all zero. Unsound pairs are zero here, are nobody's
+    candidates, and change no state.
     """
 
     features: Tensor  # (2, b, d) with graph
@@ -140,7 +140,8 @@ def gather_pairs(
     with torch.no_grad():  # one row that is no number would make every sum no number
         numbers = features.sum(dim=2, dtype=dtype).isfinite().all(dim=0) & valid
         sound = numbers & features.any(dim=2).all(dim=0)
-    features = torch.where(sound[:, None], features, 0.0)
+        features.masked_fill_(~numbers[:, None], 0.0)  # in values alone: their gradient is NaN, like the loss
+    features = features.masked_fill(~sound[:, None] & numbers[:, None], 0.0)
     columns = [numbers.int() + sound, *(keys for keys in (sample_ids, caption_ids) if keys is not None)]
     table = gather_values(torch.stack([column.to(image.device, torch.int64) for column in columns], dim=1))
     quality, *keys = table.unbind(dim=1)  # 0: no numbers, 1: zeros, 2: sound
