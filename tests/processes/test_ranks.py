@@ -274,7 +274,7 @@ def test_a_table_built_before_the_process_group_is_cut_to_each_ranks_share(proce
 def test_features_are_sent_once_and_inner_steps_exchange_one_number_per_anchor_and_side(processes):
     """Bytes per step and rank; f = 8 bytes in float64. See docs/scaling.md for the formulas."""
     f, b = 8, B // 2
-    features, keys, backward = 2 * b * D * f, 3 * b * 8, 6 * b * f  # keys: sound, a number, and the sample's
+    features, keys, backward = 2 * b * D * f, 2 * b * 8, 6 * b * f  # keys: how sound a pair is, and the sample's
     clip, inner = features + keys + backward, 2 * B * f
     detached = clip + 2 * b * f + (1 + 2 + 1) * inner  # targets; before the restart, two inner steps, the prediction
     networks = 3 * 2 * (2 * D * D + 7 * D + 1) * f  # one gradient of both networks per update
