@@ -185,9 +185,9 @@ def _group_of(values: Tensor) -> dist.ProcessGroup | None:
 
 
 def _gloo_group() -> dist.ProcessGroup | None:
-    """The group for tensors in host memory: NCCL moves device memory only. None: the default group is gloo already."""
+    """The group for tensors in host memory. None: the default group moves them itself, as all do but NCCL."""
     global _host_group
-    if dist.get_backend() == "gloo":
+    if dist.get_backend() != "nccl":
         return None
     if _host_group is None:
         _host_group = dist.new_group(backend="gloo", timeout=STEP_TIMEOUT)

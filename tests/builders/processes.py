@@ -1,0 +1,214 @@
+"""Processes and ranks: children that start in a moment, killed where a test says, and ranks that are threads.
+
+>>> run(main, ["recipe"]).code                                 # a process of its own
+0
+>>> main_killed_at_write(3, ["train", "settings.yaml"]).code   # killed within its third write
+-9
+>>> [rank.code for rank in main_on_ranks(2, ["train", "settings.yaml"])]
+[0, 0]
+>>> threads(2, lambda rank: sum_over_ranks(torch.tensor(rank)))
+[tensor(1), tensor(1)]
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import distributed as dist
+
+from tests.builders.fork_server import Start, Wait, receive, send
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 300  # seconds; a child that takes longer is killed, and its test fails by its exit code
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child that has ended: its exit code (the signal below zero if one killed it) and what it wrote."""
+
+    code: int
+    output: str
+    errors: str
+
+
+class Child:
+    """A running child. `stdin` and `stdout` are text files to talk with it; `wait` reads the rest."""
+
+    def __init__(self, work: tuple[Callable[..., int | None], tuple[Any, ...]], environment: dict[str, str]) -> None:
+        its_input, own_output = os.pipe()
+        own_input, its_output = os.pipe()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        here = str(Path.cwd())
+        request = Start(here, environment, [path or here for path in sys.path], pickle.dumps(work))
+        self.pid: int = _ask(request, [its_input, its_output, self._errors.fileno()])
+        os.close(its_input)
+        os.close(its_output)
+        self.stdin = os.fdopen(own_output, "w")
+        self.stdout = os.fdopen(own_input, errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> Ended:
+        too_late = threading.Timer(LIMIT, os.killpg, [self.pid, signal.SIGKILL])
+        too_late.start()
+        try:
+            self.stdin.close()
+            output = self.stdout.read()
+            code = _ask(Wait(self.pid), [])
+        finally:
+            too_late.cancel()
+            self.stdout.close()
+        self._errors.seek(0)
+        with self._errors as errors:
+            return Ended(code, output, errors.read().decode(errors="replace"))
+
+
+def start(function: Callable[..., int | None], *arguments: Any, **environment: str) -> Child:
+    """A child that calls `function`, a function of a module, with the environment and folder of this process.
+
+    What it returns is its exit code (None: 0); `environment` adds variables to those it inherits.
+    """
+    return Child((function, arguments), {**os.environ, **environment})
+
+
+def run(function: Callable[..., int | None], *arguments: Any, **environment: str) -> Ended:
+    """As `start`, and wait until it has ended."""
+    return start(function, *arguments, **environment).wait()
+
+
+def main_killed_at_write(number: int, arguments: Sequence[str]) -> Ended:
+    """A command whose process is killed within its `number`-th write of a file that must last, counted from 1.
+
+    Everything that must last is flushed to the disk by `os.fsync`: that is where the process ends, before the flush.
+    Any exit code but -9 says that there were fewer writes.
+    """
+    return run(_killed_at_write, number, list(arguments))
+
+
+def _killed_at_write(number: int, arguments: list[str]) -> int:
+    from neuclip.cli.main import main
+
+    flush, writes = os.fsync, 0
+
+    def killing(file: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        flush(file)
+
+    os.fsync = killing
+    return main(arguments)
+
+
+def main_on_ranks(number: int, arguments: Sequence[str]) -> list[Ended]:
+    """A command on that many ranks of one machine, as torchrun starts them; what became of each."""
+    return on_ranks(number, _main, list(arguments))
+
+
+def _main(arguments: list[str]) -> int:
+    from neuclip.cli.main import main
+
+    return main(arguments)
+
+
+def on_ranks(number: int, function: Callable[..., int | None], *arguments: Any) -> list[Ended]:
+    """Any function of a module on that many ranks, each a process."""
+    world = rank_variables(number)
+    return [child.wait() for child in [start(function, *arguments, **world, **of_rank(rank)) for rank in range(number)]]
+
+
+def rank_variables(number: int) -> dict[str, str]:
+    """What torchrun tells all ranks of one machine: how many there are, and where they meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    size = {"WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number)}
+    return size | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+
+
+def of_rank(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+@cache
+def _server() -> socket.socket:
+    """The connection to this process's fork server, which ends with it."""
+    connection, other = socket.socketpair()
+    code = f"from tests.builders.fork_server import main; main({other.fileno()})"
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    server = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, pass_fds=[other.fileno()]
+    )
+    other.close()
+
+    def end() -> None:
+        connection.close()
+        server.wait()
+
+    atexit.register(end)
+    return connection
+
+
+def _ask(request: Start | Wait, files: list[int]) -> int:
+    send(_server(), request, files)
+    answer, _ = receive(_server())
+    if answer is None:
+        raise RuntimeError("the fork server has ended; its own error is above")
+    return answer
+
+
+def threads(ranks: int, work: Callable[[int], T]) -> list[T]:
+    """`work(rank)` on that many ranks, which are threads of this process; what each returned, in rank order.
+
+    The first error is raised, after the other ranks were released from what they waited for. What a module keeps in a
+    global all ranks share: bytes that `counted_traffic` counts are those of all ranks together.
+    """
+    import torch
+    import torch._dynamo  # importing it within several threads at once fails
+    from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+    store = dist.HashStore()
+
+    def one(rank: int) -> None:
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=ranks, store=store)
+            results[rank] = work(rank)
+            dist.destroy_process_group()
+        except BaseException as error:
+            errors.append(error)
+            threaded.ProcessLocalGroup.exception_handle(error)
+
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    threaded._install_threaded_pg()
+    try:
+        running = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        threaded._uninstall_threaded_pg()
+        threaded.ProcessLocalGroup.reset()
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(ranks)]
