@@ -22,7 +22,7 @@ from neuclip.settings.fields import check_at_least, described
 from neuclip.settings.help import help_text
 from neuclip.settings.objectives import ObjectiveSettings, PlannedRun
 from neuclip.settings.reading import read_settings
-from tests.images import write_csv, write_shards
+from tests.builders.images import write_csv, write_shards
 
 BATCH, STEPS = 8, 6
 

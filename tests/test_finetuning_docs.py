@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from neuclip.cli.main import main
-from tests.images import caption, image_bytes
+from tests.builders.images import caption, image_bytes
 from tests.test_readme import blocks
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.main import main
+from tests.builders.images import caption, image_bytes, write_shard
 from tests.data.small_tasks import write_task
-from tests.images import caption, image_bytes, write_shard
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 from neuclip.cli.main import main
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
-from tests.images import caption, image_bytes
+from tests.builders.images import caption, image_bytes
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,6 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     for number in range(6):

@@ -15,7 +15,7 @@ from neuclip.models.config import SHIPPED, find_config
 from neuclip.models.export import export_model
 from neuclip.models.facts import model_facts, token_counter
 from neuclip.models.towers import build_model
-from tests.images import write_shard
+from tests.builders.images import write_shard
 
 pytest.importorskip("transformers")
 

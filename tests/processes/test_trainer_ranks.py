@@ -16,8 +16,8 @@ from neuclip import api
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.writing import settings_as_yaml
+from tests.builders.images import COLOURS, caption, image_bytes, write_shards
 from tests.evaluation.colour_shards import write_samples
-from tests.images import COLOURS, caption, image_bytes, write_shards
 from tests.processes.trainer import BATCH, STEPS, held_out, settings_for
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from neuclip import api
 from neuclip.records import RunFolder, read_lines
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
-from tests.images import write_shards
+from tests.builders.images import write_shards
 
 STEPS, BATCH = 12, 8
 

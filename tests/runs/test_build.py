@@ -23,7 +23,7 @@ from neuclip.runs.lifecycle import start_run
 from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
 from neuclip.training.loop import train
-from tests.images import write_shards
+from tests.builders.images import write_shards
 from tests.runs.conftest import BATCH, losses
 
 

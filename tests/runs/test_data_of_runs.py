@@ -22,16 +22,15 @@ from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import build_run, check_resumable, open_data
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
+from tests.builders.images import caption, image_bytes, write_shards
 from tests.data.small_shards import pair, write_tar
-from tests.images import caption, image_bytes, write_shards
 from tests.runs.conftest import losses
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+def soon_given_up(monkeypatch):
     monkeypatch.setattr("neuclip.data.open.Limits", partial(Limits, attempts=2, first_wait=0))
 
 

@@ -19,7 +19,7 @@ from neuclip.runs.checkpoint import checkpoints_in, samples_at
 from neuclip.runs.error import normalizer_errors
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from tests.images import write_shards
+from tests.builders.images import write_shards
 from tests.runs.conftest import BATCH
 
 pytestmark = pytest.mark.slow

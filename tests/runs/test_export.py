@@ -21,7 +21,7 @@ from neuclip.runs.checkpoint import checkpoints_in
 from neuclip.runs.export import export, pairs_of_gallery
 from neuclip.runs.model_card import model_card, public
 from neuclip.runs.target import open_target
-from tests.models.small_models import build, inputs, timm_and_bert, write_bert
+from tests.builders.models import build, inputs, timm_and_bert, write_bert
 
 pytestmark = pytest.mark.slow
 

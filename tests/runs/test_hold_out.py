@@ -13,7 +13,7 @@ from neuclip.errors import UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import lifecycle
 from neuclip.settings.reading import read_settings
-from tests.images import write_csv, write_shards
+from tests.builders.images import write_csv, write_shards
 from tests.runs.conftest import BATCH, losses
 
 pytestmark = pytest.mark.slow

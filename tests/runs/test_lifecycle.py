@@ -25,7 +25,7 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training import loop
 from neuclip.training.accumulation import Accumulation
-from tests.images import write_csv, write_shards
+from tests.builders.images import write_csv, write_shards
 from tests.runs.conftest import BATCH, STEPS, losses
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import start_run
 from neuclip.runs.pretrained import resolve_model
 from neuclip.training.loop import train
-from tests.models.small_models import TRANSFORMERS
+from tests.builders.models import TRANSFORMERS
 from tests.runs.conftest import BATCH, losses
 
 SHORT = ["--train.samples", str(4 * BATCH), "--checkpoint.every_samples", str(2 * BATCH)]

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 def test_no_output_and_no_file_of_a_run_shows_a_password_and_settings_are_private(
     server, tmp_path, monkeypatch, capfd
 ):  # fmt: skip
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
     write_shards(server.folder, [16, 16])
     address = f"{server.url.replace('://', '://me:SECRET@')}/{{00000..00001}}.tar?sign=SECRET"
     run, batch = str(tmp_path / "r"), ["--train.batch_size", "8"]

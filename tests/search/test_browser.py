@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from tests.images import image_bytes
-from tests.search.browser import BROWSER, browsing
+from tests.builders.browser import BROWSER, browsing
+from tests.builders.images import image_bytes
 from tests.search.serving import page_of
 
 pytestmark = [

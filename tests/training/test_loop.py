@@ -19,7 +19,7 @@ from neuclip.runs import results
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training.accumulation import Accumulation
-from tests.images import write_shards
+from tests.builders.images import write_shards
 from tests.processes.test_trainer_ranks import SMALL
 from tests.processes.trainer import settings_for
 
