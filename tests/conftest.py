@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.builders.browser import BROWSER, Tab, browsing
 from tests.builders.server import serving
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; texts would wrap otherwise than in a plain run
-os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network
 
 # The same examples each time, so that a change is judged by what it changed; and no deadline, which would be a timed
 # assertion. To search for new examples: pytest --hypothesis-profile search
@@ -40,6 +40,15 @@ def cache(caches, monkeypatch) -> Iterator[Path]:
     monkeypatch.setenv("NEUCLIP_CACHE", str(folder))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def tab() -> Iterator[Tab]:
+    """A page of a real browser, which tests use in turn."""
+    if BROWSER is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
+    with browsing() as tab:
+        yield tab
 
 
 @pytest.fixture

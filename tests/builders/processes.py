@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import signal
@@ -58,19 +59,28 @@ class Child:
         self.pid: int = _ask(request, [its_input, its_output, self._errors.fileno()])
         os.close(its_input)
         os.close(its_output)
+        self._code: int | None = None
         self.stdin = os.fdopen(own_output, "w")
         self.stdout = os.fdopen(own_input, errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    def ends(self) -> int:
+        """Wait for its end alone, not for processes of its own that may live on; its exit code."""
+        if self._code is None:
+            self._code = _ask(Wait(self.pid), [])
+        return self._code
+
     def wait(self) -> Ended:
+        """Wait until nobody writes any more, and it has ended."""
         too_late = threading.Timer(LIMIT, os.killpg, [self.pid, signal.SIGKILL])
         too_late.start()
         try:
-            self.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it did not read all, or anything
+                self.stdin.close()
             output = self.stdout.read()
-            code = _ask(Wait(self.pid), [])
+            code = self.ends()
         finally:
             too_late.cancel()
             self.stdout.close()
@@ -117,6 +127,26 @@ def _killed_at_write(number: int, arguments: list[str]) -> int:
     return main(arguments)
 
 
+def main_killed_at_step(step: int, arguments: Sequence[str]) -> Ended:
+    """`train` whose process is killed before its optimizer takes that step, while no file is being written."""
+    return run(_killed_at_step, step, list(arguments))
+
+
+def _killed_at_step(step: int, arguments: list[str]) -> int:
+    from neuclip.cli.main import main
+    from neuclip.training import loop
+
+    take_step = loop.optimizer_step
+
+    def killing(run: Any, *rest: Any) -> Any:
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take_step(run, *rest)
+
+    loop.optimizer_step = killing
+    return main(arguments)
+
+
 def main_on_ranks(number: int, arguments: Sequence[str]) -> list[Ended]:
     """A command on that many ranks of one machine, as torchrun starts them; what became of each."""
     return on_ranks(number, _main, list(arguments))
@@ -153,9 +183,8 @@ def _server() -> socket.socket:
     connection, other = socket.socketpair()
     code = f"from tests.builders.fork_server import main; main({other.fileno()})"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    server = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, pass_fds=[other.fileno()]
-    )
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    server = subprocess.Popen([sys.executable, "-c", code], env=environment, pass_fds=[other.fileno()])
     other.close()
 
     def end() -> None:

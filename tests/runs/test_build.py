@@ -24,7 +24,8 @@ from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
 from neuclip.training.loop import train
 from tests.builders.images import write_shards
-from tests.runs.conftest import BATCH, losses
+from tests.builders.models import NORMS_FILE
+from tests.builders.runs import BATCH, losses
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_algorithm_3_moves_the_network_with_the_encoders_adamw_and_schedule(smal
 def test_a_softmax_objective_has_no_bias_and_leaves_one_that_a_model_brings_alone(small_settings, tmp_path):
     settings = small_settings(tmp_path, "--objective", "clip")
     assert build_towers(settings, torch.device("cpu")).towers.logit_bias is None
-    export_model(build_model("tiny", image_size=32, initial_bias=-5.0), tmp_path / "model")
+    export_model(build_model(str(NORMS_FILE), initial_bias=-5.0), tmp_path / "model")
     settings = small_settings(tmp_path, "--objective", "clip", "--model.name", f"local-dir:{tmp_path / 'model'}")
     towers = build_towers(settings, torch.device("cpu")).towers
     assert towers.logit_bias.item() == -5 and not towers.logit_bias.requires_grad
@@ -132,7 +133,7 @@ def test_a_fine_tuned_run_is_evaluated_and_resumed_from_another_folder_without_i
 ):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(shards, "photos")
-    export_model(build_model("tiny", image_size=48, initial_bias=-5.0), Path("parent"))
+    export_model(build_model(str(NORMS_FILE), image_size=48, initial_bias=-5.0), Path("parent"))
     flags = f"""--data.train photos --evaluation.retrieval photos --model.name local-dir:parent --model.image_size 0
         --run.name child --train.samples {2 * BATCH}""".split()
     folder = RunFolder(api.train(small_settings(tmp_path, "--objective", "clip", *flags)))

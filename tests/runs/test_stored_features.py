@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from neuclip import api
+from neuclip.data.feature_store import FeatureStore
 from neuclip.data.tables.listed import ListedPairs
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
@@ -19,27 +20,12 @@ from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
 from tests.builders.images import caption, image_bytes
-from tests.processes.test_trainer_ranks import SMALL
+from tests.builders.models import SMALL_FILE
+from tests.builders.processes import run
 
 IMAGE, TEXT = ["--model.image_tower", "locked", "--data.crop_scale", "1,1"], ["--model.text_tower", "locked"]
 COUNT, BAD_IMAGE, NO_CAPTION = 40, 7, 20
 OFF = ["--data.stored_features", "off"]
-# A run that kills itself between the rows of its third block and what says that they are there.
-KILLED = """
-import os, signal, sys
-from neuclip import api
-from neuclip.data.feature_store import FeatureStore
-from neuclip.settings.reading import read_settings
-from neuclip.training import stored_features
-stored_features.BLOCK = {"image": 8, "text": 8}
-write_rows = FeatureStore._write_rows
-def kill_in_third(store, name, places, rows):
-    write_rows(store, name, places, rows)
-    if places[0] >= 16:
-        os.kill(os.getpid(), signal.SIGKILL)
-FeatureStore._write_rows = kill_in_third
-api.train(read_settings(None, sys.argv[1:]))
-"""
 
 
 @pytest.fixture
@@ -63,11 +49,9 @@ def table(tmp_path) -> Path:
 
 @pytest.fixture
 def flags(table, tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
-
     def make(name: str, *more: str) -> list[str]:
         fixed = f"""--run.folder {tmp_path}/runs --run.name {name} --run.threads 1 --data.workers 0 --data.train {table}
-            --data.max_bad_share 0.2 --model.name {tmp_path}/small.json --train.batch_size 8 --train.samples 96
+            --data.max_bad_share 0.2 --model.name {SMALL_FILE} --train.batch_size 8 --train.samples 96
             --objective.num_prototypes 16 --evaluation.every 0 --evaluation.error_anchors 0 --log.every 1""".split()
         return [*fixed, *more]
 
@@ -143,11 +127,24 @@ def test_features_are_stored_by_weights_and_images(train, features, table):
     assert_equal_runs(changed, computed)
 
 
+def train_killed_in_third_block(flags: list[str]) -> None:
+    """Between the rows of its third block and what says that they are there."""
+    write_rows = FeatureStore._write_rows
+
+    def killing(store, name, places, rows):
+        write_rows(store, name, places, rows)
+        if places[0] >= 16:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    stored_features.BLOCK = {"image": 8, "text": 8}
+    FeatureStore._write_rows = killing
+    api.train(read_settings(None, flags))
+
+
 @pytest.mark.slow
 def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train, flags, features, monkeypatch):
-    command = [sys.executable, "-c", KILLED, *flags("killed", *TEXT)]
-    killed = subprocess.run(command, capture_output=True, text=True)
-    assert killed.returncode == -9, killed.stderr
+    killed = run(train_killed_in_third_block, flags("killed", *TEXT))
+    assert killed.code == -signal.SIGKILL, killed.errors
     (times,) = features.glob("*/times.jsonl")
     assert len(read_lines(times)) == 2
     monkeypatch.setattr(stored_features, "BLOCK", {"image": 8, "text": 8})
