@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.builders.browser import BROWSER, Tab, browsing
-from tests.builders.server import serving
+from tests.builders.server import Server, serving
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; texts would wrap otherwise than in a plain run
 
@@ -53,5 +53,6 @@ def tab() -> Iterator[Tab]:
 
 @pytest.fixture
 def server(tmp_path):
-    with serving(tmp_path / "served") as server:
+    (tmp_path / "served").mkdir()
+    with serving(Server(tmp_path / "served")) as server:
         yield server

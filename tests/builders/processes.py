@@ -159,13 +159,16 @@ def _main(arguments: list[str]) -> int:
 
 
 def on_ranks(number: int, function: Callable[..., int | None], *arguments: Any) -> list[Ended]:
-    """Any function of a module on that many ranks, each a process."""
-    world = rank_variables(number)
+    """Any function of a module on that many ranks, each a process. As under torchrun, this process keeps the store at
+    which they meet, and it outlives every rank."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    world = rank_variables(number) | torchrun | {"MASTER_PORT": str(store.port)}
     return [child.wait() for child in [start(function, *arguments, **world, **of_rank(rank)) for rank in range(number)]]
 
 
 def rank_variables(number: int) -> dict[str, str]:
-    """What torchrun tells all ranks of one machine: how many there are, and where they meet."""
+    """What all ranks of one machine are told: how many there are, and where they meet, which is at rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,16 +1,21 @@
-"""A web server for remote shards that stalls, cuts off, fails or forbids on demand."""
+"""Web servers that misbehave on demand: one for remote shards, one that huggingface_hub takes for its hub."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
 
 from neuclip.data.tar.remote import Limits
 
+REVISION = "0123456789abcdef0123456789abcdef01234567"
 ENDLESS = ("endless", "trickle")
 QUICK = Limits(stall_seconds=20, attempts=3, first_wait=0)
 
@@ -25,7 +30,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), ShardHandler)
         self.folder = folder
         self.faults: dict[str, list[str]] = {}
         self.got: Counter[str] = Counter()
@@ -38,13 +43,23 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    """Answers a request for the headers alone as it would answer for the content."""
 
     def do_HEAD(self) -> None:
         self.answer(with_content=False)
 
     def do_GET(self) -> None:
         self.answer(with_content=True)
+
+    def answer(self, with_content: bool) -> None:
+        raise NotImplementedError
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+class ShardHandler(Handler):
+    server: Server
 
     def answer(self, with_content: bool) -> None:
         name = self.path.partition("?")[0].strip("/")
@@ -86,21 +101,101 @@ class Handler(BaseHTTPRequestHandler):
     def links(self) -> bytes:
         return "".join(f'<a href="{file.name}">x</a>' for file in self.server.folder.iterdir()).encode()
 
-    def log_message(self, *arguments: object) -> None:
-        pass
+
+class Hub(ThreadingHTTPServer):
+    """Serves ROOT/OWNER/NAME as data sets. `breaks`: bytes after which the next answer of a file stops, once."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path):
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.root = root
+        self.breaks: dict[str, int] = {}
+        self.lies: dict[str, bytes] = {}  # what is sent in place of a file
+        self.missing: set[str] = set()  # files that are listed and cannot be had
+        self.sent: list[tuple[str, str]] = []  # file and range of each download
+        self.closing = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def listing(self, repository: str) -> dict[str, object]:
+        folder = self.root / repository
+        files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.name.endswith(".npz"))
+        return {"id": repository, "sha": REVISION, "siblings": [self.sibling(folder, file) for file in files]}
+
+    def sibling(self, folder: Path, file: Path) -> dict[str, object]:
+        content = file.read_bytes()
+        facts = {"rfilename": file.relative_to(folder).as_posix(), "size": len(content), "blobId": git_sha1(content)}
+        if file.suffix == ".tar":
+            sha256 = hashlib.sha256(content).hexdigest()
+            facts["lfs"] = {"sha256": sha256, "oid": sha256, "size": len(content), "pointerSize": 130}
+        return facts
+
+
+def git_sha1(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class HubHandler(Handler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def answer(self, with_content: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if path.startswith("/api/datasets/"):
+            owner, name = path.removeprefix("/api/datasets/").split("/")[:2]
+            if (self.server.root / owner / name).is_dir():
+                return self.reply(200, json.dumps(self.server.listing(f"{owner}/{name}")).encode(), with_content)
+        elif path.startswith("/datasets/") and "/resolve/" in path:
+            repository, _, rest = path.removeprefix("/datasets/").partition("/resolve/")
+            file = self.server.root / repository / rest.partition("/")[2]
+            if file.name in self.server.missing:
+                return self.reply(403, b"{}", with_content)
+            if file.is_file():
+                return self.send_file(file, with_content)
+        return self.reply(404, b"{}", with_content, {"X-Error-Code": "RepoNotFound"})
+
+    def send_file(self, file: Path, body: bool) -> None:
+        content = file.read_bytes()
+        etag = hashlib.sha256(content).hexdigest() if file.suffix == ".tar" else git_sha1(content)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
+        content = self.server.lies.get(file.name, content)
+        asked = self.headers.get("Range", "")
+        if body:
+            self.server.sent.append((file.name, asked))
+        if not asked:
+            return self.reply(200, content, body, headers, self.server.breaks.pop(file.name, None) if body else None)
+        start = int(asked.removeprefix("bytes=").partition("-")[0])
+        headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        return self.reply(206, content[start:], body, headers)
+
+    def reply(
+        self, status: int, content: bytes, body: bool, headers: dict[str, str] | None = None, stop: int | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(content[:stop])
+        if stop is not None:
+            self.close_connection = True
+
+
+T = TypeVar("T", Server, Hub)
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    folder.mkdir()
-    server = Server(folder)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+def serving(server: T) -> Iterator[T]:
+    """In a thread of this process."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
     try:
         yield server
     finally:
         server.closing.set()
         server.shutdown()
         server.server_close()
+        thread.join()
 
 
 def join_fetching() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor, distributed
 
 from neuclip.integrations.text_pairs import TextPairs
+from tests.builders.processes import on_ranks
 from tests.objectives.features import close, unit
 
 pytestmark = pytest.mark.slow
@@ -31,8 +32,9 @@ def losses_and_gradients(rows: slice) -> list[Tensor]:
     return found
 
 
-def on_rank(rank: int, folder: Path) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+def on_rank(folder: Path) -> None:
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
     found = losses_and_gradients(slice(rank * B // RANKS, (rank + 1) * B // RANKS))
     for value in found:
         distributed.all_reduce(value)
@@ -43,6 +45,6 @@ def on_rank(rank: int, folder: Path) -> None:
 
 
 def test_two_ranks_give_the_loss_and_the_gradient_of_one(tmp_path):
-    multiprocessing.spawn(on_rank, (tmp_path,), nprocs=RANKS)
+    assert [ended.code for ended in on_ranks(RANKS, on_rank, tmp_path)] == [0] * RANKS
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     assert all(close(got, want, 1e-10) for got, want in zip(found, losses_and_gradients(slice(B)), strict=True))
