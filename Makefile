@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
-# Two workers, each with files of its own. Waiting threads sleep: workers that spin would keep each other from running.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist loadfile
+# Two workers with one thread each, and each with files of its own. Waiting threads sleep instead of spinning.
+PYTEST := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+# Types are checked beside the tests: mypy uses one core only. What it says is shown last.
+TYPES := types=$$(mktemp); $(BIN)/mypy > $$types 2>&1 & checking=$$!
+AND_TYPES := tested=$$?; wait $$checking; checked=$$?; echo "mypy:"; cat $$types; rm $$types; exit $$((tested || checked))
 DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
 
@@ -29,14 +32,12 @@ demo: $(DEMO)
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(PYTEST)
+	$(TYPES); $(PYTEST); $(AND_TYPES)
 
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(PYTEST) -m 'not slow'
+	$(TYPES); $(PYTEST) -m 'not slow'; $(AND_TYPES)
 
 bench: install
 	$(BIN)/python -m benchmarks.objectives

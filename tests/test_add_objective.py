@@ -19,7 +19,7 @@ from neuclip.settings.objectives import FastCLIPSettings
 from neuclip.settings.options import option
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import help_text
-from tests.images import write_csv, write_shards
+from tests.builders.images import write_csv, write_shards
 
 BATCH, STEPS, PAIRS = 8, 6, 40
 

@@ -28,7 +28,7 @@ from neuclip.data.open import open_source
 from neuclip.errors import UserError
 from neuclip.records import append_line, read_lines, write_json
 from neuclip.settings.reading import read_settings
-from tests.images import image_bytes, write_shards
+from tests.builders.images import image_bytes, write_shards
 
 ALL_FIRST = {method.name: 0 for method in METHODS}
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import signal
@@ -58,19 +59,28 @@ class Child:
         self.pid: int = _ask(request, [its_input, its_output, self._errors.fileno()])
         os.close(its_input)
         os.close(its_output)
+        self._code: int | None = None
         self.stdin = os.fdopen(own_output, "w")
         self.stdout = os.fdopen(own_input, errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    def ends(self) -> int:
+        """Wait for its end alone, not for processes of its own that may live on; its exit code."""
+        if self._code is None:
+            self._code = _ask(Wait(self.pid), [])
+        return self._code
+
     def wait(self) -> Ended:
+        """Wait until nobody writes any more, and it has ended."""
         too_late = threading.Timer(LIMIT, os.killpg, [self.pid, signal.SIGKILL])
         too_late.start()
         try:
-            self.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it did not read all, or anything
+                self.stdin.close()
             output = self.stdout.read()
-            code = _ask(Wait(self.pid), [])
+            code = self.ends()
         finally:
             too_late.cancel()
             self.stdout.close()
@@ -117,6 +127,26 @@ def _killed_at_write(number: int, arguments: list[str]) -> int:
     return main(arguments)
 
 
+def main_killed_at_step(step: int, arguments: Sequence[str]) -> Ended:
+    """`train` whose process is killed before its optimizer takes that step, while no file is being written."""
+    return run(_killed_at_step, step, list(arguments))
+
+
+def _killed_at_step(step: int, arguments: list[str]) -> int:
+    from neuclip.cli.main import main
+    from neuclip.training import loop
+
+    take_step = loop.optimizer_step
+
+    def killing(run: Any, *rest: Any) -> Any:
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take_step(run, *rest)
+
+    loop.optimizer_step = killing
+    return main(arguments)
+
+
 def main_on_ranks(number: int, arguments: Sequence[str]) -> list[Ended]:
     """A command on that many ranks of one machine, as torchrun starts them; what became of each."""
     return on_ranks(number, _main, list(arguments))
@@ -129,13 +159,16 @@ def _main(arguments: list[str]) -> int:
 
 
 def on_ranks(number: int, function: Callable[..., int | None], *arguments: Any) -> list[Ended]:
-    """Any function of a module on that many ranks, each a process."""
-    world = rank_variables(number)
+    """Any function of a module on that many ranks, each a process. As under torchrun, this process keeps the store at
+    which they meet, and it outlives every rank."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    world = rank_variables(number) | torchrun | {"MASTER_PORT": str(store.port)}
     return [child.wait() for child in [start(function, *arguments, **world, **of_rank(rank)) for rank in range(number)]]
 
 
 def rank_variables(number: int) -> dict[str, str]:
-    """What torchrun tells all ranks of one machine: how many there are, and where they meet."""
+    """What all ranks of one machine are told: how many there are, and where they meet, which is at rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -153,9 +186,8 @@ def _server() -> socket.socket:
     connection, other = socket.socketpair()
     code = f"from tests.builders.fork_server import main; main({other.fileno()})"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    server = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, pass_fds=[other.fileno()]
-    )
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    server = subprocess.Popen([sys.executable, "-c", code], env=environment, pass_fds=[other.fileno()])
     other.close()
 
     def end() -> None:

@@ -20,8 +20,8 @@ from neuclip.distributed.collectives import (
     sum_over_ranks,
     world_size,
 )
+from tests.builders.images import write_csv
 from tests.builders.processes import main_killed_at_write, main_on_ranks, on_ranks, run, start, threads
-from tests.images import write_csv
 
 
 def surroundings() -> int:
@@ -62,8 +62,7 @@ def test_one_can_talk_with_a_child_and_send_it_a_signal():
     assert child.wait().code == -signal.SIGTERM
 
 
-def test_a_command_is_killed_within_the_write_that_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+def test_a_command_is_killed_within_the_write_that_is_named(tmp_path):
     table = write_csv(tmp_path, 3)
     convert = ["data", "convert", str(table)]
     assert main_killed_at_write(1, [*convert, str(tmp_path / "first")]).code == -signal.SIGKILL

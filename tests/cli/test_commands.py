@@ -20,7 +20,7 @@ from neuclip.datasets import catalogue
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from tests.images import caption, write_csv, write_shards
+from tests.builders.images import caption, write_csv, write_shards
 
 EXAMPLES = [example for command in COMMANDS for example in import_module(f"neuclip.cli.{command}").COMMAND.examples]
 EXAMPLES += [example for command, _ in ACTIONS.values() for example in command.examples]
@@ -92,10 +92,9 @@ def test_a_bad_flag_beside_resume_is_blamed_on_the_flag(run_folder, capsys):
     assert capsys.readouterr().err.startswith("neuclip: --checkpoint.keep is 0; give 1 or more")
 
 
-def test_data_list_tells_what_is_prepared_within_100_columns(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+def test_data_list_tells_what_is_prepared_within_100_columns(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    catalogue.prepared_folder("mnist").mkdir()
+    catalogue.prepared_folder("mnist").mkdir(parents=True)
     assert main(["data", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -104,13 +103,12 @@ def test_data_list_tells_what_is_prepared_within_100_columns(capsys, tmp_path, m
     assert [name for name, line in first_lines.items() if line.endswith(" yes")] == ["mnist"]
 
 
-def test_data_list_for_programs_holds_every_set(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+def test_data_list_for_programs_holds_every_set(capsys, cache):
     assert main(["data", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == catalogue.names()
     assert not any(entry["prepared"] for entry in listed)
-    assert all(Path(entry["folder"]).parent == tmp_path for entry in listed)
+    assert all(Path(entry["folder"]).parent == cache for entry in listed)
 
 
 def test_an_unknown_data_set_is_answered_with_the_nearest(capsys):
@@ -252,15 +250,14 @@ def test_index_verify_prints_json(tmp_path, monkeypatch, capsys):
     assert printed["sources"][0]["faults"]["shard is cut off"] == 1
 
 
-def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
+def test_a_prepared_set_is_told_to_programs_with_the_size_of_its_parts(capsys):
     built = {
         "iconify": {"pairs": {"train": 7, "new-drawings": 3, "new-concepts": 2}},
         "cifar-10": {"images": 9},
         "mnist": {},
     }
     for name, notes in built.items():
-        catalogue.prepared_folder(name).mkdir()
+        catalogue.prepared_folder(name).mkdir(parents=True)
         (catalogue.prepared_folder(name) / "BUILD.json").write_text(json.dumps(notes))
     parts = {"iconify": built["iconify"]["pairs"], "cifar-10": {"zero-shot": 9}, "mnist": {"zero-shot": None}}
     for name in built:

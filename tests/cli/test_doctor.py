@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from neuclip.cli.main import main
-from tests.images import write_shards
+from tests.builders.images import write_shards
 
 KEYS = {
     "": {"ready", "problems", "warnings"},
@@ -93,9 +93,8 @@ def test_data_that_cannot_be_opened_exits_with_1_in_json_too(shards, capsys):
     assert printed["ready"] is False and "broken.tar" in printed["problems"][0]["what"]
 
 
-def test_data_that_opens_but_cannot_be_read_is_a_problem_and_no_traceback(shards, capsys, monkeypatch):
+def test_data_that_opens_but_cannot_be_read_is_a_problem_and_no_traceback(shards, capsys):
     pytest.importorskip("fsspec")
-    monkeypatch.setenv("NEUCLIP_CACHE", str(Path("cache").absolute()))
     for options, expected in (([], "data.cache_size 100 is too small"), (["--json"], '"ready": false')):
         assert main(["doctor", f"file://{shards.absolute()}", "--data.cache_size", "100", *options]) == 1
         out, err = capsys.readouterr()

@@ -12,7 +12,7 @@ from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in
 from neuclip.settings.reading import read_settings
-from tests.images import write_shards
+from tests.builders.images import write_shards
 
 pytestmark = pytest.mark.slow
 

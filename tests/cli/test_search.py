@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import urllib.request
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import pytest
 from neuclip.cli.main import main
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
-from tests.images import caption, image_bytes
+from tests.builders.images import caption, image_bytes
+from tests.builders.processes import run, start
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,6 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     for number in range(6):
@@ -93,22 +92,19 @@ def test_json_without_a_query_says_what_is_embedded(model, photos, capsys):
 
 def test_names_that_are_not_text_are_printed_and_one_model_beside_itself_is_shown_twice(model, photos):
     Path("photos", os.fsdecode(b"caf\xe9.png")).write_bytes(image_bytes(7))
-    command = [sys.executable, "-m", "neuclip", "search", model, "photos", "x", "--with", model]
-    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, capture_output=True)
-    assert done.returncode == 0 and done.stdout.count(b"  photos/caf\\udce9.png\n") == 2
-    assert done.stdout.count(model.encode() + b"\n") == 2
+    ended = run(main, ["search", model, "photos", "x", "--with", model])
+    assert ended.code == 0 and ended.output.count("  photos/caf\\udce9.png\n") == 2
+    assert ended.output.count(f"{model}\n") == 2
 
 
 @pytest.mark.slow
 def test_the_page_runs_until_it_is_interrupted(model, photos):
     pytest.importorskip("uvicorn", reason="the page needs the extra `search`")
-    command = [sys.executable, "-m", "neuclip", "search", model, "photos", "--page"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        address = process.stdout.readline().strip()
-        assert address.startswith("http://127.0.0.1:") and len(address.split("/")[3]) >= 32
-        with urllib.request.urlopen(address, timeout=60) as page:
-            assert b"<title>Search photos</title>" in page.read()
-        process.send_signal(2)
-        assert process.wait(timeout=60) in (0, 130)
-        assert "Traceback" not in process.stderr.read()
+    child = start(main, ["search", model, "photos", "--page"])
+    address = child.stdout.readline().strip()
+    assert address.startswith("http://127.0.0.1:") and len(address.split("/")[3]) >= 32
+    with urllib.request.urlopen(address, timeout=60) as page:
+        assert b"<title>Search photos</title>" in page.read()
+    child.signal(signal.SIGINT)
+    ended = child.wait()
+    assert ended.code in (0, 130) and "Traceback" not in ended.errors

@@ -14,8 +14,8 @@ import pytest
 from neuclip.data.open import open_source
 from neuclip.data.sample import BadSample
 from neuclip.errors import UserError
+from tests.builders.images import photo
 from tests.data.small_shards import image_bytes
-from tests.images import photo
 
 COUNT = 11
 

@@ -22,8 +22,8 @@ from neuclip.doctor.diagnosis import examine
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import EvaluationSettings, Settings
+from tests.builders.images import caption, image_bytes, write_csv
 from tests.data.small_shards import contents
-from tests.images import caption, image_bytes, write_csv
 
 COUNT = 24
 

@@ -13,7 +13,7 @@ from neuclip.data.convert import convert
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
 from neuclip.errors import RunFailed, UserError
-from tests.images import image_bytes, photo, write_csv, write_shard
+from tests.builders.images import image_bytes, photo, write_csv, write_shard
 
 
 def write_pairs(folder, count: int = 7) -> str:

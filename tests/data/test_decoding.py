@@ -22,8 +22,8 @@ from neuclip.data.decoding import MOST_PIXELS, FastDecode, decode
 from neuclip.data.sample import BadSample
 from neuclip.models.pixels import fast_crop
 from neuclip.models.towers import build_model
+from tests.builders.images import photo
 from tests.data.small_shards import encoded, image_bytes, png
-from tests.images import photo
 
 NEEDS_SIMPLEJPEG = pytest.mark.skipif(decoding.simplejpeg is None, reason="simplejpeg is not installed")
 

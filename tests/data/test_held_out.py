@@ -9,8 +9,8 @@ from neuclip.data.open import open_training_data
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import EvaluationSettings, Settings
+from tests.builders.images import write_csv
 from tests.data.small_shards import image_bytes, write_shards, write_tar
-from tests.images import write_csv
 
 
 def evaluated_on(*retrieval: str) -> Settings:

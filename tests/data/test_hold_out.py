@@ -14,8 +14,8 @@ from neuclip.data.open import data_name, open_source
 from neuclip.data.order import ShardOrder
 from neuclip.data.source import Source
 from neuclip.errors import UserError
+from tests.builders.server import QUICK
 from tests.data.small_shards import contents, image_bytes, write_shards
-from tests.misbehaving_server import QUICK
 
 
 def captions(source: Source) -> list[str]:

@@ -13,8 +13,8 @@ import pytest
 from neuclip.data.locations import MOST_NAMES, expand_braces, files_of, parts_of
 from neuclip.data.open import open_source, short_name
 from neuclip.errors import UserError
+from tests.builders.server import QUICK
 from tests.data.small_shards import image_bytes, pair, write_shards, write_tar
-from tests.misbehaving_server import QUICK
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from neuclip.data.mixture import MixtureOrder
 from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.errors import UserError
+from tests.builders.images import write_csv, write_shards
 from tests.data.small_transforms import noisy
-from tests.images import write_csv, write_shards
 
 WEIGHTS = st.fractions(min_value=Fraction(1, 10), max_value=3, max_denominator=10)
 PARTS = st.lists(st.tuples(st.integers(1, 40), WEIGHTS), min_size=1, max_size=4)

@@ -17,6 +17,8 @@ from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source, open_training_data
 from neuclip.errors import UserError
 from neuclip.settings.sections import DataSettings, Settings
+from tests.builders.images import photo
+from tests.builders.images import write_shards as write_image_shards
 from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
 from tests.data.small_tables import (
     COUNT,
@@ -31,8 +33,6 @@ from tests.data.small_tables import (
     write_parquet,
     write_tars,
 )
-from tests.images import photo
-from tests.images import write_shards as write_image_shards
 
 MARK = b"\xef\xbb\xbf"
 

@@ -60,11 +60,8 @@ catalogue.prepare(name)
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path) -> Path:
-    """An empty cache folder."""
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+def empty_folder(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "cache"
 
 
 @pytest.fixture

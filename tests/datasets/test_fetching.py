@@ -39,8 +39,7 @@ def tar_bytes(files: dict[str, bytes], links: dict[str, str] | None = None) -> b
 
 
 @pytest.fixture(autouse=True)
-def packages(monkeypatch, tmp_path) -> Path:
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+def packages() -> Path:
     folder = packages_folder()
     folder.mkdir(parents=True)
     return folder
@@ -101,7 +100,7 @@ def test_a_wheel_is_unpacked_as_a_zip(packages):
     assert (fetch(WHEEL) / "some_digits" / "data.csv").read_text() == "1,2"
 
 
-def test_nothing_is_written_outside_the_folder(packages, tmp_path):
+def test_nothing_is_written_outside_the_folder(packages, cache, tmp_path):
     names = ["package/good", "../up", "package/../../up", "/etc/up", "C:\\up"]
     content = tar_bytes(dict.fromkeys(names, b"x"), links={"package/out": "/etc/hostname", "package/in": "good"})
     (packages / "someone-images-1.2.3.tgz").write_bytes(content)
@@ -109,8 +108,8 @@ def test_nothing_is_written_outside_the_folder(packages, tmp_path):
     unpacked = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert unpacked == {"package/good", "etc/up"}, "regular files only, inside the folder"
     assert not any(path.is_symlink() for path in folder.rglob("*"))
-    outside = {path.name for path in tmp_path.rglob("*") if folder not in path.parents}
-    assert outside == {"cache", "packages", "someone-images-1.2.3.tgz", folder.name}
+    outside = {path.name for path in cache.rglob("*") if folder not in path.parents}
+    assert outside == {"packages", "someone-images-1.2.3.tgz", folder.name}
 
 
 def test_a_file_that_is_cut_off_leaves_nothing_and_is_named(packages):

@@ -28,9 +28,8 @@ ROWS = [([number % 17] * 784, number % 10) for number in range(30)]
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
-    packages_folder().mkdir()
+def empty_folder_of_packages():
+    packages_folder().mkdir(parents=True)
 
 
 def put_mnist(lines: list[str]) -> Path:

@@ -12,8 +12,8 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import probe_samples
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
+from tests.builders.images import caption, image_bytes, write_csv, write_shard, write_shards
 from tests.data.small_shards import write_tar
-from tests.images import caption, image_bytes, write_csv, write_shard, write_shards
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,8 @@ def shards(tmp_path_factory):
 
 
 @pytest.fixture
-def remote(tmp_path, monkeypatch):
+def remote():
     """A file system in memory; memory://doctor is its folder of shards."""
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
     memory = pytest.importorskip("fsspec").filesystem("memory")
     yield memory
     memory.rm("/doctor", recursive=True)
@@ -149,7 +148,7 @@ def test_a_folder_of_images_is_examined(tmp_path):
     assert findings["captions.counted"] == 30
 
 
-def test_of_remote_data_only_one_shard_is_downloaded(shards, tmp_path, remote):
+def test_of_remote_data_only_one_shard_is_downloaded(shards, cache, remote):
     for shard in shards.glob("*.tar*"):  # with their indexes
         remote.pipe(f"/doctor/{shard.name}", shard.read_bytes())
     findings = examined("memory://doctor")
@@ -159,7 +158,7 @@ def test_of_remote_data_only_one_shard_is_downloaded(shards, tmp_path, remote):
     assert (findings["shards.number"], findings["shards.smallest"], findings["shards.kept"]) == (3, 40, 3)
     assert findings["shards.kept_bytes"] == findings["shards.fetched_bytes"] == sum(sizes)
     assert findings["shards.fetched_once"] and findings["shards.indexes_beside"]
-    assert len([file for file in tmp_path.rglob("*") if file.stat().st_size > 40_000]) == 1
+    assert len([file for file in cache.rglob("*") if file.stat().st_size > 40_000]) == 1
 
 
 @pytest.mark.parametrize("address", ["file://{0}", "{0}/*.tar", "{0}/{{00000..00002}}.tar", "{0}:2,{0}"])
@@ -190,9 +189,8 @@ def test_index_files_beside_remote_shards_are_seen_even_if_indexes_are_cached(sh
     assert beside == [False, False, True]
 
 
-def test_a_cache_that_is_too_small_is_a_problem_and_its_remedy_works(shards, tmp_path, monkeypatch):
+def test_a_cache_that_is_too_small_is_a_problem_and_its_remedy_works(shards):
     pytest.importorskip("fsspec")
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
     findings = examined(f"file://{shards}", "--data.cache_size", "1kB")
     assert not findings.ready and "data.cache_size 1,000 is too small" in findings.problems[0].what
     needed = findings.problems[0].remedy.split()[2]

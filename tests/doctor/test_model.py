@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +17,7 @@ from neuclip.models.hub import NotHere
 from neuclip.models.towers import build_model
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
-from tests.images import write_shard
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+from tests.builders.images import write_shard
 
 
 def test_the_second_time_facts_are_read_and_equal_those_of_the_first(cache):

@@ -9,7 +9,7 @@ from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.page import page_text
 from neuclip.settings.reading import read_settings
-from tests.images import image_bytes, write_shards
+from tests.builders.images import image_bytes, write_shards
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,8 @@ def test_the_page_has_the_figures_of_every_objective(shards, flags, lines):
     assert page.splitlines()[-1] == "ready: training would start"
 
 
-def test_remote_shards_and_an_estimate_of_duplicates_are_described(shards, tmp_path, monkeypatch):
+def test_remote_shards_and_an_estimate_of_duplicates_are_described(shards, monkeypatch):
     pytest.importorskip("fsspec")
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path))
     monkeypatch.setattr(pairs, "CAPTIONS_COUNTED", 100)
     page = page_text(examined(f"file://{shards}"), width=200)
     assert "2 shards of 70 pairs, mixed 16 at a time; the cache holds up to 2 of them" in page

@@ -1,33 +1,50 @@
-"""The examples do what they show, each run as a user would run it: they learn, and their checkpoints restore the
-objective."""
+"""The examples do what they show: they learn, and their checkpoints restore the objective."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
-import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.builders import processes
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINERS = ("hugging_face_trainer", "sentence_transformers_trainer")
 SCRIPTS = ("plain_loop", "open_clip_trainer", "lightning_module", *TRAINERS)
-# One thread, so that equal sums come out equal; and no look at the network, which nothing here needs.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 CHANCE = 1 / 32  # accuracy within a batch
 
 
-def run(folder: Path, script: str, *flags: str, processes: int = 1) -> str:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
-    command = [sys.executable, *(launcher if processes > 1 else []), str(EXAMPLES / f"{script}.py"), *flags]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+def run(folder: Path, *commands: Sequence[str], lost: Sequence[str] = (), ranks: int | None = None) -> list[str]:
+    """What each command, a script and its flags, printed; run in turn in one process of each rank, because importing
+    a trainer takes longer than using it. Between the first and the second, the folders `lost` are removed."""
+    work = (in_turn, folder, commands, lost)
+    ended = processes.on_ranks(ranks, *work) if ranks else [processes.run(*work)]
+    outputs = [(folder / f"output-{number}-of-0").read_text() for number in range(len(commands))]
+    assert all(each.code == 0 for each in ended), outputs
+    return outputs
+
+
+def in_turn(folder: Path, commands: Sequence[Sequence[str]], lost: Sequence[str]) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, str(EXAMPLES))
+    for number, (script, *flags) in enumerate(commands):
+        if number == 1:
+            for name in lost:
+                shutil.rmtree(name)
+        with open(f"output-{number}-of-{os.environ.get('RANK', 0)}", "w") as output:  # noqa: PTH123
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        sys.argv = [script, *flags]
+        runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
+        sys.stdout.flush()
 
 
 def figures(output: str, name: str) -> list[float]:
@@ -47,14 +64,14 @@ def assert_learned(output: str) -> None:
 def plain(tmp_path_factory) -> tuple[Path, str]:
     """A plain loop of four epochs: its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("plain")
-    return folder, run(folder, "plain_loop", "--epochs", "4")
+    return folder, run(folder, ["plain_loop", "--epochs", "4"])[0]
 
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory) -> Path:
     """The folder of a plain loop that was stopped after two of four epochs."""
     folder = tmp_path_factory.mktemp("half")
-    run(folder, "plain_loop", "--epochs", "2")
+    run(folder, ["plain_loop", "--epochs", "2"])
     return folder
 
 
@@ -71,14 +88,14 @@ def test_the_plain_loop_learns(plain):
 @pytest.mark.slow
 def test_the_plain_loop_resumes_to_the_digit(plain, half, tmp_path):
     shutil.copytree(half / "runs", tmp_path / "runs")
-    resumed = run(tmp_path, "plain_loop", "--resume", "--epochs", "4")
+    (resumed,) = run(tmp_path, ["plain_loop", "--resume", "--epochs", "4"])
     assert resumed.splitlines() == plain[1].splitlines()[2:]
 
 
 @pytest.mark.slow
 def test_two_processes_go_on_from_the_state_of_one_and_train_the_same_weights(plain, half, tmp_path):
     shutil.copytree(half / "runs", tmp_path / "runs")
-    run(tmp_path, "plain_loop", "--resume", "--epochs", "4", processes=2)
+    run(tmp_path, ["plain_loop", "--resume", "--epochs", "4"], ranks=2)
     files = [folder / "runs" / "plain_loop.pt" for folder in (half, plain[0], tmp_path)]
     before, one, two = (torch.load(file, weights_only=True)["towers"]["text.0.weight"] for file in files)
     assert torch.allclose(one, two, atol=1e-3)
@@ -87,10 +104,10 @@ def test_two_processes_go_on_from_the_state_of_one_and_train_the_same_weights(pl
 
 @pytest.mark.slow
 def test_lightning_stopped_and_resumed_gives_the_figures_of_the_plain_loop(plain, tmp_path):
-    run(tmp_path, "lightning_module", "--epochs", "2")
-    resumed = run(tmp_path, "lightning_module", "--resume", "--epochs", "4")
+    begun, resumed = ["lightning_module", "--epochs", "2"], ["lightning_module", "--resume", "--epochs", "4"]
+    _, printed = run(tmp_path, begun, resumed)
     for name in ("loss", "accuracy", "calibration"):
-        assert figures(resumed, name) == pytest.approx(figures(plain[1], name)[2:], abs=1e-3)
+        assert figures(printed, name) == pytest.approx(figures(plain[1], name)[2:], abs=1e-3)
 
 
 @pytest.mark.slow
@@ -98,19 +115,17 @@ def test_lightning_stopped_and_resumed_gives_the_figures_of_the_plain_loop(plain
 def test_trainers_of_the_hugging_face_kind_learn_and_resume_to_the_digit(script, tmp_path):
     if script == "sentence_transformers_trainer" and find_spec("sentence_transformers") is None:
         pytest.skip("sentence-transformers is not installed")
-    whole = run(tmp_path, script, "--epochs", "4")
+    later = [f"runs/{script}/checkpoint-{steps}" for steps in (48, 64)]
+    whole, resumed = run(tmp_path, [script, "--epochs", "4"], [script, "--epochs", "4", "--resume"], lost=later)
     assert_learned(whole)
-    for later in (48, 64):
-        shutil.rmtree(tmp_path / "runs" / script / f"checkpoint-{later}")
-    resumed = run(tmp_path, script, "--epochs", "4", "--resume")
     assert figures(resumed, "calibration") == figures(whole, "calibration")[2:]
 
 
 @pytest.mark.slow
 def test_open_clips_trainer_learns_and_resumes_with_the_objectives_state(tmp_path):
-    first = run(tmp_path, "open_clip_trainer", "--name", "shapes", "--epochs", "2")
-    second = run(tmp_path, "open_clip_trainer", "--name", "shapes", "--epochs", "5", "--resume", "latest")
-    assert_learned(first + second)
+    begun = ["open_clip_trainer", "--name", "shapes", "--epochs", "2"]
+    resumed = ["open_clip_trainer", "--name", "shapes", "--epochs", "5", "--resume", "latest"]
+    assert_learned("".join(run(tmp_path, begun, resumed)))
     states = tmp_path / "runs" / "open_clip_trainer" / "shapes" / "objective"
     loaded = [torch.load(states / f"epoch_{epoch}.pt", weights_only=True) for epoch in (2, 5)]
     # The trainer does not keep its order over a resume, so figures cannot be compared; the count of steps can.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,44 +16,37 @@ from neuclip.models.config import SHIPPED
 from neuclip.models.export import export_model
 from neuclip.models.facts import model_facts
 from neuclip.models.towers import build_model
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from neuclip.models import export
-from neuclip.models.towers import build_model
-
-def stop(frame, event, argument):
-    global calls
-    calls += 1
-    if calls > int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-built = build_model("tiny")
-calls = 0
-sys.setprofile(stop)
-export.export_model(built, Path(sys.argv[1]))
-sys.setprofile(None)
-print(calls)
-"""
+from tests.builders.processes import run
 
 
-def export_and_kill(folder: Path, calls: int) -> subprocess.CompletedProcess[str]:
-    """Export in another process, which is killed after so many calls of functions."""
-    return subprocess.run([sys.executable, "-c", KILLED, str(folder), str(calls)], capture_output=True, text=True)
+def export_and_die(folder: Path, calls: int) -> None:
+    """Killed after so many calls of functions; or else how many there were is printed."""
+    made = 0
+
+    def count(*_: object) -> None:
+        nonlocal made
+        made += 1
+        if made > calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    built = build_model("tiny")
+    sys.setprofile(count)
+    export_model(built, folder)
+    sys.setprofile(None)
+    print(made)
 
 
 @pytest.mark.slow
 def test_a_folder_whose_export_was_killed_at_any_moment_is_whole_or_refused(tmp_path):
-    total = int(export_and_kill(tmp_path / "whole", 10**9).stdout)
+    total = int(run(export_and_die, tmp_path / "whole", 10**9).output)
     kinds = set()
     for part in range(5):
         folder = tmp_path / str(part)
         export_model(build_model("tiny"), folder)  # an older model, which the killed one was to replace
         old = (folder / "open_clip_config.json").read_text()
         (folder / "open_clip_config.json").write_text(old.replace('"embed_dim": 128', '"embed_dim": 64'))
-        killed = export_and_kill(folder, total - 6**part)  # dense near the end, where files are written
-        assert killed.returncode == -signal.SIGKILL
+        killed = run(export_and_die, folder, total - 6**part)  # dense near the end, where files are written
+        assert killed.code == -signal.SIGKILL
         try:
             kinds.add(build_model(f"local-dir:{folder}").embed_dim)
         except UserError as error:

@@ -15,9 +15,8 @@ from neuclip.models import formats
 from neuclip.models.export import export_model
 from neuclip.models.formats import Format, largest_difference, write_format
 from neuclip.models.towers import build_model
-from tests.images import photo
-from tests.models.small_models import build, timm_and_bert, write_bert
-from tests.models.small_vit import build_vit
+from tests.builders.images import photo
+from tests.builders.models import build, build_vit, timm_and_bert, write_bert
 
 TEXTS = ["a photo of a dog", "Hello, World's 12 dogs!!", "ünïcode café — naïve 日本語 😀", "a red bus " * 20, ""]
 

@@ -13,7 +13,7 @@ from neuclip.models.lora import LowRank, apply_adapter, merge
 from neuclip.models.tower_modes import apply_modes
 from neuclip.models.towers import build_model
 from neuclip.settings.sections import ModelSettings
-from tests.models.small_models import build, inputs, timm_and_bert, write_bert
+from tests.builders.models import build, inputs, timm_and_bert, write_bert
 
 BOTH = ModelSettings(name="mine", image_tower="lora", text_tower="lora", lora_rank=2, lora_alpha=3.0)
 

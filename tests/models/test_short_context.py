@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neuclip.models.towers import BuiltModel, build_model
-from tests.models.small_models import build, timm_and_bert, write_bert
+from tests.builders.models import build, timm_and_bert, write_bert
 
 TEXTS = ["a", "a photo of a dog", "the quick brown fox jumps over the lazy dog", "two cats", "", "one two three " * 40]
 TEXT = {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}

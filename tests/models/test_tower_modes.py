@@ -10,7 +10,7 @@ from neuclip.errors import UserError
 from neuclip.models.tower_modes import apply_modes
 from neuclip.models.towers import build_model
 from neuclip.settings.sections import ModelSettings
-from tests.models.small_models import TRANSFORMERS, build, inputs, timm_and_bert, write_bert
+from tests.builders.models import TRANSFORMERS, build, inputs, timm_and_bert, write_bert
 
 
 def locked(built, **settings):

@@ -13,7 +13,7 @@ from neuclip.errors import UserError
 from neuclip.models.export import export_model
 from neuclip.models.tower_weights import IMAGE_PACKAGE, PAIR, TEXT_PACKAGE, packaged_file, text_folder_of_pair
 from neuclip.models.towers import build_model
-from tests.models.small_models import build, inputs, timm_and_bert, write_bert
+from tests.builders.models import build, inputs, timm_and_bert, write_bert
 
 
 def installed() -> bool:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
 from neuclip.models.config import SHIPPED, find_config
 from neuclip.models.export import export_model
 from neuclip.models.facts import model_facts, token_counter
 from neuclip.models.towers import build_model
-from tests.images import write_shard
+from tests.builders.images import write_shard
+from tests.builders.processes import start
 
 pytest.importorskip("transformers")
 
@@ -89,17 +88,13 @@ def test_no_command_runs_the_code_of_a_model(command, way, tmp_path, pwned):
         "train": ["train", "--data.train", data, *settings, "--run.folder", str(tmp_path / "runs")],
         "eval": ["eval", name, "--retrieval", data],
     }[command]
-    done = subprocess.run(
-        [sys.executable, "-m", "neuclip", *arguments],
-        input="y\n" * 9,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"NEUCLIP_CACHE": str(tmp_path / "cache")},
-    )
+    child = start(main, arguments)
+    child.stdin.write("y\n" * 9)
+    ended = child.wait()
     assert not pwned.exists()
-    assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr
+    assert ended.code in (1, 2) and "Traceback" not in ended.errors, ended.errors
     field = "trust_remote_code" if way in ("local-dir", "config") else "hf_model_name" if "tower" in way else "hf_tok"
-    assert field in done.stderr + done.stdout
+    assert field in ended.errors + ended.output
 
 
 @pytest.mark.parametrize(

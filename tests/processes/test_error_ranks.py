@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed as dist
-from torch import multiprocessing
+from torch import distributed
 
+from neuclip.distributed.collectives import rank
 from neuclip.evaluation.normalizer_error import normalizer_error
 from neuclip.objectives.clip import CLIP
+from tests.builders.processes import on_ranks
 from tests.objectives.features import unit
-
-pytestmark = pytest.mark.slow
 
 N, ANCHORS = 30, (1, 7, 30)  # of one anchor the second rank has none
 
@@ -25,14 +24,14 @@ def errors(objective: CLIP | None) -> list[dict[str, Any]]:
     return [normalizer_error(image, text, objective=objective, anchors=count, **asked) for count in ANCHORS]
 
 
-def on_rank(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.save(errors(None if rank else CLIP()), folder / f"{rank}.pt")
-    dist.destroy_process_group()
+def save_errors(folder: Path) -> None:
+    distributed.init_process_group("gloo")
+    torch.save(errors(None if rank() else CLIP()), folder / f"{rank()}.pt")
+    distributed.destroy_process_group()
 
 
 def test_both_ranks_get_what_one_rank_gets_and_only_the_main_one_needs_the_objective(tmp_path):
-    multiprocessing.spawn(on_rank, args=(tmp_path,), nprocs=2)
+    assert [ended.code for ended in on_ranks(2, save_errors, tmp_path)] == [0, 0]
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert first == second
     for found, alone in zip(first, errors(CLIP()), strict=True):

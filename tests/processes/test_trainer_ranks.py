@@ -5,32 +5,45 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from neuclip import api
+from neuclip.cli.main import main
+from neuclip.data.held_out import HeldOutSets
+from neuclip.distributed.collectives import rank
+from neuclip.distributed.error_sync import process_group
+from neuclip.errors import RunFailed
+from neuclip.evaluation import embedding
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs import results
+from neuclip.runs.results import evaluate_on_the_way
+from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
+from neuclip.training import stored_features
+from neuclip.training.run import Run
+from tests.builders.images import COLOURS, caption, image_bytes, write_shards
+from tests.builders.models import NORMS_FILE, SMALL_FILE
+from tests.builders.processes import on_ranks
+from tests.builders.runs import BATCH, STEPS, last_checkpoint, losses, recorded, settings_for
 from tests.evaluation.colour_shards import write_samples
-from tests.images import COLOURS, caption, image_bytes, write_shards
-from tests.processes.trainer import BATCH, STEPS, held_out, settings_for
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-SMALL = {
-    "embed_dim": 16,
-    "vision_cfg": {"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32},
-    "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
+LOCKED = ["--model.image_tower", "locked", "--model.text_tower", "locked", "--data.crop_scale", "1,1"]
+COMPUTED = ["--data.stored_features", "off"]
 
 
-NORMS = SMALL | {"vision_cfg": {"layers": [1, 1, 1, 1], "width": 8, "patch_size": None, "image_size": 32}}
+def settings_of(folder: Path, name: str, *flags: str) -> Settings:
+    """21 prototypes do not divide over two ranks."""
+    evaluated = ["--run.name", name, "--evaluation.every", str(4 * BATCH), "--evaluation.gallery", "0"]
+    network = ["--objective.num_prototypes", "21", "--run.threads", "0"]
+    return settings_for(folder, folder / "shards", *evaluated, *network, *flags, model=SMALL_FILE)
 
 
 def write_held_out(folder: Path) -> None:
@@ -48,33 +61,119 @@ def write_held_out(folder: Path) -> None:
     (folder / "classes" / "zeroshot_classification_templates.txt").write_text("a {c} shape\n{c}\n")
 
 
-def on_two_ranks(what: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
-    command = [sys.executable, *program, "-m", "tests.processes.trainer", what, str(folder)]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    environment["NEUCLIP_CACHE"] = str(folder / "cache")
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+def held_out(folder: Path) -> list[str]:
+    """Several captions per image, a bad one, and batches that divide over neither the images nor the ranks."""
+    classes = ["--evaluation.zero_shot", str(folder / "classes")]
+    return ["--evaluation.retrieval", str(folder / "several"), "--evaluation.batch_size", "7", *classes]
+
+
+def run_scenarios(folder: Path) -> None:
+    """Of one rank: runs, each to its end or to its failure, and how each ended."""
+    with process_group(torch.device("cpu")):
+        (folder / f"ended-{rank()}.json").write_text(json.dumps(scenarios(folder)))
+
+
+def scenarios(folder: Path) -> dict[str, str]:
+    stored_features.BLOCK = {"image": 8, "text": 8}  # for each rank some
+    ask_second_to_stop = {"evaluate": lambda *_: signal.raise_signal(signal.SIGTERM) if rank() else None}
+    spoilt = ["--data.train", str(folder / "spoilt")]
+    bad = ["--data.train", str(folder / "bad"), "--train.samples", "240"]
+    interrupted = ["--evaluation.retrieval", str(folder / "shards")]
+    resumed = settings_of(folder, "killed", "--evaluation.every", "0")
+    measured = [*held_out(folder), "--evaluation.error_anchors", "20"]
+    norms = [*held_out(folder), "--model.name", str(NORMS_FILE)]
+    elsewhere = ["--evaluation.retrieval", str(folder / ("spoilt" if rank() else "several"))]
+    return {
+        "two": ended(lambda: api.train(settings_of(folder, "two", *measured))),
+        "norms": ended(lambda: api.train(settings_of(folder, "norms", *norms))),
+        "elsewhere": ended(lambda: api.train(settings_of(folder, "elsewhere", *elsewhere))),
+        "broken": ended(lambda: api.train(settings_of(folder, "broken", *held_out(folder))), evaluate=broken),
+        "chunks": ended(lambda: api.train(settings_of(folder, "chunks", "--train.micro_batch_size", "3"))),
+        "stored": ended(lambda: api.train(settings_of(folder, "stored", *spoilt, *LOCKED))),
+        "computed": ended(lambda: api.train(settings_of(folder, "computed", *spoilt, *LOCKED, *COMPUTED))),
+        "spoilt": ended(lambda: api.train(settings_of(folder, "spoilt-run", *spoilt))),
+        "bad": ended(lambda: api.train(settings_of(folder, "bad-run", *bad))),
+        "odd": ended(lambda: api.train(settings_of(folder, "odd", "--train.batch_size", "9"))),
+        "stopped": ended(lambda: api.train(settings_of(folder, "stopped")), **ask_second_to_stop),
+        "seeds": ended(lambda: api.train(settings_of(folder, "seeds", "--run.seed", str(rank())))),
+        "interrupted": ended(lambda: api.train(settings_of(folder, "interrupted", *interrupted)), evaluate=stopped),
+        "resumed": ended(lambda: api.train(resumed, resume=folder / "killed")),
+    }
+
+
+def ended(action: Callable[[], object], evaluate: Callable[..., None] | None = None) -> str:
+    real = results.evaluate_on_the_way
+    results.evaluate_on_the_way = evaluate or real
+    try:
+        return f"done {action()}"
+    except SystemExit as left:
+        return f"left with {left.code}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        results.evaluate_on_the_way = real
+
+
+def stopped(run: Run, sets: HeldOutSets) -> None:
+    """The evaluation of the main rank gets SIGTERM at its first batch."""
+    real = embedding.track
+
+    def track(items: Iterable[Any], *_: object, **__: object) -> Iterator[Any]:
+        for item in items:
+            signal.raise_signal(signal.SIGTERM)
+            yield item
+
+    embedding.track = track
+    try:
+        evaluate_on_the_way(run, sets)
+    finally:
+        embedding.track = real
+
+
+def broken(run: Run, sets: HeldOutSets) -> None:
+    """The evaluation of the second rank fails at its first batch."""
+    real = embedding.sequential
+
+    def sequential(*_: object, **__: object) -> Iterator[Any]:
+        raise RunFailed("the second rank lost its disk")
+
+    embedding.sequential = sequential if rank() else real
+    try:
+        evaluate_on_the_way(run, sets)
+    finally:
+        embedding.sequential = real
+
+
+def train_until_the_second_rank_dies(folder: Path) -> int:
+    """It dies without a word while the first one goes on."""
+    results.evaluate_on_the_way = lambda *_: os.kill(os.getpid(), signal.SIGKILL) if rank() else None
+    return main(["train", str(folder / "killed.yaml")])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """All runs: one rank, two that were killed, and everything in tests/processes/trainer.py."""
+def folder(tmp_path_factory) -> Iterator[Path]:
+    """All runs: on one rank, on two of which one was killed, and all scenarios. Their cache is below it."""
     folder = tmp_path_factory.mktemp("processes")
-    (folder / "small.json").write_text(json.dumps(SMALL))
-    (folder / "norms.json").write_text(json.dumps(NORMS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEUCLIP_CACHE", str(folder / "cache"))
+        run_everything(folder)
+        yield folder
+
+
+def run_everything(folder: Path) -> None:
     write_held_out(folder)
     write_shards(folder / "shards", 40)
     write_shards(folder / "spoilt", 60, spoilt=[7, 30, 51])
     write_shards(folder / "bad", 120, spoilt=range(0, 120, 3))
-    (folder / "killed.yaml").write_text(settings_as_yaml(settings_for(folder, "killed")))
-    dead = on_two_ranks("dies", folder)
-    (folder / "killed.log").write_text(dead.stderr)
+    (folder / "killed.yaml").write_text(settings_as_yaml(settings_of(folder, "killed")))
+    first, second = on_ranks(2, train_until_the_second_rank_dies, folder)
+    assert (first.code, second.code) == (1, -signal.SIGKILL)
+    (folder / "killed.log").write_text(first.errors)
     shutil.copytree(folder / "killed", folder / "killed-too")
-    alive = on_two_ranks("scenarios", folder)
-    assert alive.returncode == 0, alive.stderr
-    (folder / "alive.log").write_text(alive.stdout + alive.stderr)
-    api.train(settings_for(folder, "one", *held_out(folder), "--evaluation.error_anchors", "20"))
-    return folder
+    first, second = on_ranks(2, run_scenarios, folder)
+    assert first.code == second.code == 0, first.errors + second.errors
+    (folder / "alive.log").write_text("".join([first.output, first.errors, second.output, second.errors]))
+    api.train(settings_of(folder, "one", *held_out(folder), "--evaluation.error_anchors", "20"))
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +181,10 @@ def endings(folder) -> list[dict[str, str]]:
     return [json.loads((folder / f"ended-{rank}.json").read_text()) for rank in range(2)]
 
 
-def measured(run: Path, key: str = "loss") -> list[float]:
-    return [record[key] for record in read_lines(RunFolder(run).records)]
-
-
-def last_checkpoint(run: Path) -> dict:
-    return load_checkpoint(checkpoints_in(RunFolder(run).checkpoints)[-1])
-
-
 def test_two_ranks_give_the_losses_and_the_weights_of_one(folder):
-    assert len(measured(folder / "two")) == STEPS
+    assert len(losses(folder / "two")) == STEPS
     for key in ("loss", "gradient_norm", "temperature", "accuracy", "mean_log_normalizer_image"):
-        assert measured(folder / "two", key) == pytest.approx(measured(folder / "one", key), rel=1e-4)
+        assert recorded(folder / "two", key) == pytest.approx(recorded(folder / "one", key), rel=1e-4)
     one, two = (last_checkpoint(folder / name) for name in ("one", "two"))
     for part in ("model", "objective"):
         assert one[part].keys() == two[part].keys()
@@ -141,15 +232,15 @@ def test_ranks_share_the_cores(folder):
 
 
 def test_chunks_on_two_ranks_give_the_losses_of_the_whole_batch(folder):
-    assert measured(folder / "chunks") == pytest.approx(measured(folder / "one"), rel=1e-4)
+    assert losses(folder / "chunks") == pytest.approx(losses(folder / "one"), rel=1e-4)
     # Rounding differs in some digit of these 24 numbers, so the towers did run in chunks.
-    assert any(measured(folder / "chunks", key) != measured(folder / "two", key) for key in ("loss", "gradient_norm"))
+    assert any(recorded(folder / "chunks", key) != recorded(folder / "two", key) for key in ("loss", "gradient_norm"))
 
 
 def test_ranks_that_store_features_together_train_as_if_each_computed_its_own(folder):
     stored, computed = (last_checkpoint(folder / name)["model"] for name in ("stored", "computed"))
     assert all(torch.equal(stored[key], computed[key]) for key in stored)
-    assert measured(folder / "stored") == measured(folder / "computed")
+    assert losses(folder / "stored") == losses(folder / "computed")
     assert sorted(fault["id"] for fault in read_lines(RunFolder(folder / "stored").skipped)) == [7, 30, 51]
     blocks = [read_lines(times) for times in (folder / "cache" / "features").glob("*/times.jsonl")]
     assert [sum(line["samples"] for line in lines) for lines in blocks] == [60, 60]  # images and captions, each once
@@ -196,16 +287,16 @@ def test_a_killed_rank_ends_the_other_in_one_line(folder):
     lines = (folder / "killed.log").read_text().splitlines()
     ours = [line for line in lines if line.startswith("neuclip:")]
     assert len(ours) == 1 and "rank 1 of 2 has ended" in ours[0]
-    assert not any("src/neuclip" in line for line in lines)  # torchrun has a traceback of its own; we have none
+    assert not any("src/neuclip" in line for line in lines)
 
 
 def test_killed_and_resumed_on_two_it_gives_the_same_losses_to_the_bit(folder, endings):
     assert endings[1]["resumed"].startswith("done")
-    assert measured(folder / "killed") == measured(folder / "two")
+    assert losses(folder / "killed") == losses(folder / "two")
 
 
 def test_killed_on_two_it_can_go_on_on_one(folder):
     run = folder / "killed-too"
     assert last_checkpoint(run)["samples"] < STEPS * BATCH and len(last_checkpoint(run)["random"]["cpu"]) == 2
-    api.train(settings_for(folder, "killed", "--evaluation.every", "0"), resume=run)
-    assert measured(run) == pytest.approx(measured(folder / "one"), rel=1e-4)
+    api.train(settings_of(folder, "killed", "--evaluation.every", "0"), resume=run)
+    assert losses(run) == pytest.approx(losses(folder / "one"), rel=1e-4)

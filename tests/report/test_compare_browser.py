@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from neuclip.report.compare import compare, write_comparison
+from tests.builders.browser import Tab
 from tests.report.compared_runs import write_results, write_run
-from tests.report.test_browser import browse, pytestmark
+from tests.report.test_browser import browse
 
-__all__ = ["pytestmark"]  # slow, and skipped where there is no browser
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def page(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_the_comparison_fits_its_window_and_the_console_stays_silent(page: Path, width: int) -> None:
-    measured, console = browse(page, width)
+def test_the_comparison_fits_its_window_and_the_console_stays_silent(tab: Tab, page: Path, width: int) -> None:
+    measured, console = browse(tab, page, width)
     assert measured["viewport"] == width and measured["width"] <= width
     assert measured["wide"] == measured["clipped"] == measured["squeezed"] == []
     # The names of settings do not wrap: on a phone that table scrolls by itself.
@@ -44,7 +45,7 @@ def test_the_comparison_fits_its_window_and_the_console_stays_silent(page: Path,
     assert measured["hovered"].startswith("1 k: A 4.05, B 4.05")
 
 
-def test_many_groups_with_long_names_fit_a_phone(tmp_path: Path) -> None:
+def test_many_groups_with_long_names_fit_a_phone(tab: Tab, tmp_path: Path) -> None:
     runs = [
         write_run(
             tmp_path / f"{index}-{'a-very-long-name-of-a-run' * 3}",
@@ -54,12 +55,12 @@ def test_many_groups_with_long_names_fit_a_phone(tmp_path: Path) -> None:
         for index in range(9)
     ]
     write_comparison(compare(runs), tmp_path / "compare.html")
-    measured, console = browse(tmp_path / "compare.html", 360)
+    measured, console = browse(tab, tmp_path / "compare.html", 360)
     assert measured["width"] <= 360 and measured["wide"] == measured["clipped"] == []
     assert measured["errors"] == [] and console == []
 
 
-def test_labels_of_neighbouring_curves_do_not_overlap(page: Path) -> None:
+def test_labels_of_neighbouring_curves_do_not_overlap(tab: Tab, page: Path) -> None:
     overlap = """
     addEventListener("load", () => {
       document.querySelectorAll("figure.curve svg").forEach((svg) => {
@@ -71,5 +72,5 @@ def test_labels_of_neighbouring_curves_do_not_overlap(page: Path) -> None:
       });
     });
     """
-    measured, _ = browse(page, 360, extra=overlap)
+    measured, _ = browse(tab, page, 360, extra=overlap)
     assert measured["errors"] == []

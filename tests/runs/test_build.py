@@ -20,8 +20,9 @@ from neuclip.runs.build import absolute_address, absolute_paths, build_towers
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
-from tests.images import write_shards
-from tests.runs.conftest import BATCH, losses
+from tests.builders.images import write_shards
+from tests.builders.models import NORMS_FILE
+from tests.builders.runs import BATCH, losses
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_the_bias_starts_where_the_settings_say(siglip_settings, tmp_path):
 def test_a_softmax_objective_has_no_bias_and_leaves_one_that_a_model_brings_alone(small_settings, tmp_path):
     settings = small_settings(tmp_path, "--objective", "clip")
     assert build_towers(settings, torch.device("cpu")).towers.logit_bias is None
-    export_model(build_model("tiny", image_size=32, initial_bias=-5.0), tmp_path / "model")
+    export_model(build_model(str(NORMS_FILE), initial_bias=-5.0), tmp_path / "model")
     settings = small_settings(tmp_path, "--objective", "clip", "--model.name", f"local-dir:{tmp_path / 'model'}")
     towers = build_towers(settings, torch.device("cpu")).towers
     assert towers.logit_bias.item() == -5 and not towers.logit_bias.requires_grad
@@ -116,7 +117,7 @@ def test_a_fine_tuned_run_is_evaluated_and_resumed_from_another_folder_without_i
 ):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(shards, "photos")
-    export_model(build_model("tiny", image_size=48, initial_bias=-5.0), Path("parent"))
+    export_model(build_model(str(NORMS_FILE), image_size=48, initial_bias=-5.0), Path("parent"))
     flags = f"""--data.train photos --evaluation.retrieval photos --model.name local-dir:parent --model.image_size 0
         --run.name child --train.samples {2 * BATCH}""".split()
     folder = RunFolder(api.train(small_settings(tmp_path, "--objective", "clip", *flags)))

@@ -23,16 +23,16 @@ from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import build_run, check_resumable, open_data
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
+from tests.builders.images import caption, image_bytes, write_shards
+from tests.builders.models import NORMS_FILE
+from tests.builders.runs import losses, settings_for
 from tests.data.small_shards import pair, write_tar
-from tests.images import caption, image_bytes, write_shards
-from tests.runs.conftest import losses
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+def soon_given_up(monkeypatch):
     monkeypatch.setattr("neuclip.data.open.Limits", partial(Limits, attempts=2, first_wait=0))
 
 
@@ -128,8 +128,7 @@ def test_what_counts_epochs_counts_the_samples_that_weights_make_of_them(
 ):
     for name in ("fastclip", "amorlip"):
         flags = ["--data.train", f"{shards}{weight}", "--objective.name", name]
-        settings = read_settings(None, ["--model.image_size", "32", "--data.workers", "0", "--train.batch_size", "8",
-                                        "--train.samples", "96", "--run.folder", str(tmp_path), *flags])  # fmt: skip
+        settings = settings_for(tmp_path, shards, *flags)
         run = build_run(settings, RunFolder(tmp_path / "x"), open_data(settings))
         assert run.epoch_samples == run.objective.epoch_samples == epoch
         assert name == "amorlip" or run.objective.dataset_size == 40
@@ -147,7 +146,7 @@ def test_gamma_is_one_until_every_weighted_sample_had_its_turns():
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot lend a process fewer cores")
 def test_more_workers_than_cores_are_told_in_one_line_with_a_remedy(shards, tmp_path, capfd, recwarn):
-    flags = f"""--data.train {shards} --run.folder {tmp_path} --run.name x --run.threads 1 --model.image_size 32
+    flags = f"""--data.train {shards} --run.folder {tmp_path} --run.name x --run.threads 1 --model.name {NORMS_FILE}
         --train.batch_size 8 --train.samples 24 --objective.num_prototypes 8 --evaluation.error_anchors 0
         --data.workers 2""".split()
     cores = os.sched_getaffinity(0)

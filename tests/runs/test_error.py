@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -19,8 +17,9 @@ from neuclip.runs.checkpoint import checkpoints_in, samples_at
 from neuclip.runs.error import normalizer_errors
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from tests.images import write_shards
-from tests.runs.conftest import BATCH
+from tests.builders.images import write_shards
+from tests.builders.processes import main_killed_at_step
+from tests.builders.runs import BATCH
 
 pytestmark = pytest.mark.slow
 
@@ -53,27 +52,11 @@ def test_milestones_are_the_first_steps_past_equal_parts_of_the_budget(runs):
     assert samples_of(runs["clip"]) == [36, 72, 96]
 
 
-DIES = """
-import os, signal, sys
-from pathlib import Path
-from neuclip import api
-from neuclip.settings.reading import read_settings
-from neuclip.training import loop
-step = loop.optimizer_step
-def die(run, *rest):
-    if run.step == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(run, *rest)
-loop.optimizer_step = die
-api.train(read_settings(Path(sys.argv[1])))
-"""
-
-
 def test_a_killed_run_that_goes_on_has_the_milestones_of_one_that_was_not(runs, small_settings, tmp_path):
     settings = small_settings(tmp_path, "--run.name", "killed", *THIRDS)
     (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
-    child = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "settings.yaml")], capture_output=True)
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    child = main_killed_at_step(6, ["train", str(tmp_path / "settings.yaml")])
+    assert child.code == -signal.SIGKILL, child.errors
     folder = RunFolder(tmp_path / "killed")
     assert samples_of(folder) == [32]
     api.train(read_settings(folder.settings), resume=folder.path)

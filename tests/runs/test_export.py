@@ -21,7 +21,7 @@ from neuclip.runs.checkpoint import checkpoints_in
 from neuclip.runs.export import export, pairs_of_gallery
 from neuclip.runs.model_card import model_card, public
 from neuclip.runs.target import open_target
-from tests.models.small_models import build, inputs, timm_and_bert, write_bert
+from tests.builders.models import NORMS_FILE, build, inputs, timm_and_bert, write_bert
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_an_existing_folder_is_refused_and_untouched(run, tmp_path):
 
 
 def test_an_export_that_fails_its_check_leaves_nothing(run, tmp_path, monkeypatch):
-    other = build_model("tiny", image_size=32)
+    other = build_model(str(NORMS_FILE))
     wrong = Format(lambda built, folder: export_model(other, folder), formats.encode_with_open_clip)
     monkeypatch.setitem(formats.FORMATS, "open_clip", wrong)
     (tmp_path / "out").mkdir()

@@ -13,8 +13,8 @@ from neuclip.errors import UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import lifecycle
 from neuclip.settings.reading import read_settings
-from tests.images import write_csv, write_shards
-from tests.runs.conftest import BATCH, losses
+from tests.builders.images import write_csv, write_shards
+from tests.builders.runs import BATCH, losses
 
 pytestmark = pytest.mark.slow
 HELD_OUT = ["--data.hold_out", "10", "--evaluation.every", str(4 * BATCH)]

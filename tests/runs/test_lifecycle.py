@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,10 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training import loop
 from neuclip.training.accumulation import Accumulation
-from tests.images import write_csv, write_shards
-from tests.runs.conftest import BATCH, STEPS, losses
+from tests.builders import processes
+from tests.builders.images import write_csv, write_shards
+from tests.builders.processes import main_killed_at_step, main_killed_at_write
+from tests.builders.runs import BATCH, STEPS, losses
 
 pytestmark = pytest.mark.slow
 
@@ -54,35 +55,23 @@ def test_a_csv_of_the_same_pairs_gives_the_same_losses(finished, tmp_path):
     assert losses(api.train(read_settings(finished.settings, flags))) == losses(finished.path)
 
 
-DIES = """
-import os, signal, sys
-from pathlib import Path
-from neuclip import api
-from neuclip.runs import checkpoint
-from neuclip.settings.reading import read_settings
-from neuclip.training import loop
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[2] == "between":      # in the middle of a run, some steps after the last checkpoint
-    optimizer_step = loop.optimizer_step
-    loop.optimizer_step = lambda run, *rest: die() if run.step == 4 else optimizer_step(run, *rest)
-else:                             # while a checkpoint is being written, after the three files of a new run
-    good = {"while saving": 4, "while saving the first": 3}[sys.argv[2]]
-    writes = iter([os.fsync] * good + [die])
-    checkpoint.os.fsync = lambda file: next(writes)(file)
-api.train(read_settings(Path(sys.argv[1])))
-"""
+KILLED = {  # moment: how the run is killed, the steps of the checkpoints that it leaves
+    "between": (partial(main_killed_at_step, 4), [0, 3]),  # some steps after the last checkpoint
+    # a new run writes three files, then its first checkpoint
+    "while saving the first": (partial(main_killed_at_write, 4), []),
+    "while saving": (partial(main_killed_at_write, 5), [0]),
+}
 
 
-@pytest.mark.parametrize("moment", ["between", "while saving", "while saving the first"])
+@pytest.mark.parametrize("moment", KILLED)
 def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_settings, tmp_path, capsys, moment):
     settings = small_settings(tmp_path, "--run.name", "killed", "--evaluation.every", str(5 * BATCH))
     (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
-    child = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "settings.yaml"), moment], capture_output=True)
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    kill, steps = KILLED[moment]
+    child = kill(["train", str(tmp_path / "settings.yaml")])
+    assert child.code == -signal.SIGKILL, child.errors
     folder = RunFolder(tmp_path / "killed")
-    reached = [load_checkpoint(path)["step"] for path in checkpoints_in(folder.checkpoints)]
-    assert reached == {"between": [0, 3], "while saving": [0], "while saving the first": []}[moment]
+    assert [load_checkpoint(path)["step"] for path in checkpoints_in(folder.checkpoints)] == steps
     assert len(list(folder.path.rglob("*.partial"))) == (moment != "between")
     assert main(["train", str(folder.settings)]) == 2
     assert f"or continue it: neuclip train --resume {folder.path}\n" in capsys.readouterr().err
@@ -117,7 +106,7 @@ def test_a_run_never_overwrites_another(finished, small_settings, tmp_path):
     first = check_new(unnamed)
     (first / "checkpoints").mkdir(parents=True)
     assert check_new(unnamed).name == f"{first.name}-2"
-    assert first.name.endswith("-neuclip-tiny")
+    assert first.name.endswith("-neuclip-norms")
 
 
 @pytest.mark.parametrize(
@@ -208,16 +197,14 @@ def test_a_child_of_the_command_line_is_told_apart_from_a_failure(small_settings
     """SIGTERM through the real command: exit 143, saved, one line that says how to go on."""
     settings = small_settings(tmp_path, "--run.name", "cli", "--evaluation.every", str(4 * BATCH))
     (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
-    script = (
-        "import os, signal, sys; from neuclip.cli.main import main; from neuclip.runs import results\n"
-        "results.evaluate_on_the_way = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.exit(main(['train', sys.argv[1]]))"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "settings.yaml")], capture_output=True, text=True, env=os.environ
-    )
-    assert child.returncode == 143, child.stderr
-    assert f"neuclip train --resume {tmp_path / 'cli'}" in child.stderr.splitlines()[-1]
+    child = processes.run(main_asked_to_stop, ["train", str(tmp_path / "settings.yaml")])
+    assert child.code == 143, child.errors
+    assert f"neuclip train --resume {tmp_path / 'cli'}" in child.errors.splitlines()[-1]
+
+
+def main_asked_to_stop(arguments: list[str]) -> int:
+    results.evaluate_on_the_way = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    return main(arguments)
 
 
 def test_a_resumed_run_records_the_share_of_truncated_captions_of_an_uninterrupted_one(small_settings, tmp_path):

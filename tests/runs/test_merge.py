@@ -14,6 +14,7 @@ from neuclip.models.towers import build_model
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.target import open_target
 from neuclip.settings.reading import read_settings
+from tests.builders.models import NORMS_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 def base(tmp_path_factory):
     """The folder of another model of the run's architecture."""
     folder = tmp_path_factory.mktemp("base") / "start"
-    built = build_model("tiny", image_size=32)
+    built = build_model(str(NORMS_FILE))
     export_model(built, folder)
     return folder
 
@@ -61,7 +62,10 @@ def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(finish
 
 @pytest.mark.parametrize(
     ("other", "what"),
-    [({"name": "tiny", "image_size": 48}, "architecture (vision_cfg)"), ({"name": "small"}, "architecture (embed_dim")],
+    [
+        ({"name": str(NORMS_FILE), "image_size": 48}, "architecture (vision_cfg)"),
+        ({"name": "small"}, "architecture (embed_dim"),
+    ],
 )
 def test_another_architecture_is_refused(finished, other, what, tmp_path, capsys):
     export_model(build_model(**other), tmp_path / "other")
@@ -71,7 +75,7 @@ def test_another_architecture_is_refused(finished, other, what, tmp_path, capsys
 
 
 def test_other_preprocessing_is_refused(finished, base, tmp_path, capsys):
-    built = build_model("tiny", image_size=32)
+    built = build_model(str(NORMS_FILE))
     built.towers.model.visual.preprocess_cfg["mean"] = (0.5, 0.5, 0.5)
     export_model(built, tmp_path / "other")
     assert main(["merge", f"local-dir:{tmp_path / 'other'}", str(finished.path), str(tmp_path / "out")]) == 2

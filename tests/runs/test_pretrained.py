@@ -19,8 +19,8 @@ from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import start_run
 from neuclip.runs.pretrained import resolve_model
 from neuclip.training.loop import train
-from tests.models.small_models import TRANSFORMERS
-from tests.runs.conftest import BATCH, losses
+from tests.builders.models import NORMS_FILE, TRANSFORMERS
+from tests.builders.runs import BATCH, losses
 
 SHORT = ["--train.samples", str(4 * BATCH), "--checkpoint.every_samples", str(2 * BATCH)]
 
@@ -30,7 +30,7 @@ def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "folder", "local-dir"])
-@pytest.mark.parametrize("name", ["", "tiny"])
+@pytest.mark.parametrize("name", ["", str(NORMS_FILE)], ids=["no name", "its name"])
 def test_a_run_a_checkpoint_or_a_folder_gives_its_weights(kind, name, finished, small_settings, tmp_path):
     pretrained = {
         "run": finished.path,
@@ -61,7 +61,7 @@ def test_an_empty_name_needs_a_model_to_take_it_from(small_settings, tmp_path):
 
 def test_a_temperature_below_the_minimum_and_a_bias_are_kept(small_settings, tmp_path):
     """SigLIP's 1/117: the limit of the temperature gives way, and the first step moves it by its rate at most."""
-    built = build_model("tiny", image_size=32, initial_bias=-12.9)
+    built = build_model(str(NORMS_FILE), initial_bias=-12.9)
     torch.nn.init.constant_(built.towers.model.logit_scale, math.log(117))
     export_model(built, tmp_path / "siglip")
     flags = ["--objective", "clip", "--model.name=", "--model.pretrained", str(tmp_path / "siglip"), *SHORT]

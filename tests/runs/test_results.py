@@ -12,8 +12,8 @@ from neuclip import api, load
 from neuclip.errors import RunFailed, UserError
 from neuclip.models import open_clip_module
 from neuclip.records import RunFolder, read_lines
-from tests.images import write_shards
-from tests.runs.conftest import BATCH, STEPS, losses
+from tests.builders.images import write_shards
+from tests.builders.runs import BATCH, STEPS, losses
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,7 @@ import stat
 import pytest
 
 from neuclip.cli.main import main
+from tests.builders.models import NORMS_FILE
 from tests.data.small_shards import write_shards
 
 pytestmark = pytest.mark.slow
@@ -15,12 +16,11 @@ pytestmark = pytest.mark.slow
 def test_no_output_and_no_file_of_a_run_shows_a_password_and_settings_are_private(
     server, tmp_path, monkeypatch, capfd
 ):  # fmt: skip
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
     write_shards(server.folder, [16, 16])
     address = f"{server.url.replace('://', '://me:SECRET@')}/{{00000..00001}}.tar?sign=SECRET"
     run, batch = str(tmp_path / "r"), ["--train.batch_size", "8"]
     flags = f"""--data.train {address} --evaluation.retrieval {address} --run.folder {tmp_path} --run.name r
-        --run.threads 1 --data.workers 0 --model.image_size 32 --train.samples 16 --objective clip
+        --run.threads 1 --data.workers 0 --model.name {NORMS_FILE} --train.samples 16 --objective clip
         --evaluation.error_anchors 0""".split()
     for arguments in (
         ["train", *flags, *batch],

@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from neuclip import api
+from neuclip.data.feature_store import FeatureStore
 from neuclip.data.tables.listed import ListedPairs
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
-from tests.images import caption, image_bytes
-from tests.processes.test_trainer_ranks import SMALL
+from tests.builders.images import caption, image_bytes
+from tests.builders.models import SMALL_FILE
+from tests.builders.processes import run
 
 IMAGE, TEXT = ["--model.image_tower", "locked", "--data.crop_scale", "1,1"], ["--model.text_tower", "locked"]
 COUNT, BAD_IMAGE, NO_CAPTION = 40, 7, 20
 OFF = ["--data.stored_features", "off"]
-# A run that kills itself between the rows of its third block and what says that they are there.
-KILLED = """
-import os, signal, sys
-from neuclip import api
-from neuclip.data.feature_store import FeatureStore
-from neuclip.settings.reading import read_settings
-from neuclip.training import stored_features
-stored_features.BLOCK = {"image": 8, "text": 8}
-write_rows = FeatureStore._write_rows
-def kill_in_third(store, name, places, rows):
-    write_rows(store, name, places, rows)
-    if places[0] >= 16:
-        os.kill(os.getpid(), signal.SIGKILL)
-FeatureStore._write_rows = kill_in_third
-api.train(read_settings(None, sys.argv[1:]))
-"""
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "features"
+@pytest.fixture
+def features(cache) -> Path:
+    """Where features are stored."""
+    return cache / "features"
 
 
 @pytest.fixture
@@ -63,11 +49,9 @@ def table(tmp_path) -> Path:
 
 @pytest.fixture
 def flags(table, tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
-
     def make(name: str, *more: str) -> list[str]:
         fixed = f"""--run.folder {tmp_path}/runs --run.name {name} --run.threads 1 --data.workers 0 --data.train {table}
-            --data.max_bad_share 0.2 --model.name {tmp_path}/small.json --train.batch_size 8 --train.samples 96
+            --data.max_bad_share 0.2 --model.name {SMALL_FILE} --train.batch_size 8 --train.samples 96
             --objective.num_prototypes 16 --evaluation.every 0 --evaluation.error_anchors 0 --log.every 1""".split()
         return [*fixed, *more]
 
@@ -122,33 +106,46 @@ def test_with_both_towers_locked_a_second_run_reads_no_sample_whatever_is_held_o
     assert json.loads(RunFolder(second).summary.read_text())["samples_seen"] == 96
 
 
-def test_too_many_samples_without_caption_end_a_run_before_anything_is_stored(train, cache, table, tmp_path):
+def test_too_many_samples_without_caption_end_a_run_before_anything_is_stored(train, features, table, tmp_path):
     lines = [json.dumps({"image": "0.png", "caption": [] if number % 4 else ["a shape"]}) for number in range(200)]
     table.write_text("\n".join(lines))
     with pytest.raises(RunFailed, match=r"150 of 200 samples have no caption \(75.0%, data.max_bad_share is 20.0%\)"):
         train("incomplete", *IMAGE, *TEXT)
-    assert not cache.exists() and not (tmp_path / "runs").exists()
+    assert not features.exists() and not (tmp_path / "runs").exists()
 
 
-def test_features_are_stored_by_weights_and_images(train, cache, table):
+def test_features_are_stored_by_weights_and_images(train, features, table):
     train("first", *IMAGE)
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(features.iterdir())) == 1
     train("again", *IMAGE, "--data.hold_out", "8", "--evaluation.retrieval", "")  # the same weights and files
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(features.iterdir())) == 1
     train("other-weights", *IMAGE, "--run.seed", "1")
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(features.iterdir())) == 2
     (table.parent / "3.png").write_bytes(image_bytes(4))
     changed, computed = train("changed", *IMAGE), train("computed", *IMAGE, *OFF)
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(features.iterdir())) == 3
     assert_equal_runs(changed, computed)
 
 
+def train_killed_in_third_block(flags: list[str]) -> None:
+    """Between the rows of its third block and what says that they are there."""
+    write_rows = FeatureStore._write_rows
+
+    def killing(store, name, places, rows):
+        write_rows(store, name, places, rows)
+        if places[0] >= 16:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    stored_features.BLOCK = {"image": 8, "text": 8}
+    FeatureStore._write_rows = killing
+    api.train(read_settings(None, flags))
+
+
 @pytest.mark.slow
-def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train, flags, cache, monkeypatch):
-    command = [sys.executable, "-c", KILLED, *flags("killed", *TEXT)]
-    killed = subprocess.run(command, capture_output=True, text=True)
-    assert killed.returncode == -9, killed.stderr
-    (times,) = cache.glob("*/times.jsonl")
+def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train, flags, features, monkeypatch):
+    killed = run(train_killed_in_third_block, flags("killed", *TEXT))
+    assert killed.code == -signal.SIGKILL, killed.errors
+    (times,) = features.glob("*/times.jsonl")
     assert len(read_lines(times)) == 2
     monkeypatch.setattr(stored_features, "BLOCK", {"image": 8, "text": 8})
     after = train("after", *TEXT)
@@ -157,22 +154,22 @@ def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train,
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_nothing_wrong(train, cache):
+def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_nothing_wrong(train, features):
     train("first", *IMAGE)
-    (features,) = cache.glob("*/features.*")
-    (features.parent / "counts").unlink()
-    features.unlink()
-    features.symlink_to("/dev/full")
+    (stored,) = features.glob("*/features.*")
+    (stored.parent / "counts").unlink()
+    stored.unlink()
+    stored.symlink_to("/dev/full")
     with pytest.raises(RunFailed, match=r"cannot be stored \(No space left on device\); .*--data.stored_features off"):
         train("full", *IMAGE)
-    features.unlink()
+    stored.unlink()
     assert_equal_runs(train("after", *IMAGE), train("computed", *IMAGE, *OFF))
 
 
 @pytest.mark.parametrize("lost", ["features", "tokens", "half of the features"])
-def test_files_that_are_cut_or_gone_are_made_again(train, cache, lost):
+def test_files_that_are_cut_or_gone_are_made_again(train, features, lost):
     first = train("first", *TEXT)
-    (file,) = cache.glob(f"*/{lost.split()[-1]}.*")
+    (file,) = features.glob(f"*/{lost.split()[-1]}.*")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]) if "half" in lost else file.unlink()
     assert_equal_runs(first, train("again", *TEXT))
 
@@ -180,7 +177,7 @@ def test_files_that_are_cut_or_gone_are_made_again(train, cache, lost):
 def test_features_for_which_there_is_no_room_are_refused_after_the_first_block(train, cache, monkeypatch):
     usage = shutil.disk_usage
     little = usage("/")._replace(free=100)
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: little if "cache" in str(place) else usage(place))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: little if str(cache) in str(place) else usage(place))
     with pytest.raises(RunFailed, match=r"\([\d.]+ kB are needed and 100 bytes free\); free some space"):
         train("full", *IMAGE)
 
@@ -196,9 +193,9 @@ def test_a_run_that_could_store_features_says_so(train, capsys):
     assert "locked:" not in capsys.readouterr().err
 
 
-def test_a_run_that_sees_no_sample_twice_stores_nothing(train, cache):
+def test_a_run_that_sees_no_sample_twice_stores_nothing(train, features):
     train("short", *IMAGE, *TEXT, "--train.samples", "40")
-    assert not cache.exists()
+    assert not features.exists()
 
 
 def test_a_resumed_run_may_change_whether_features_are_stored(train, flags):

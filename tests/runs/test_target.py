@@ -16,7 +16,7 @@ from neuclip.runs.target import open_target
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
+def hub(tmp_path, monkeypatch):
     """A hub's cache that holds the model someone/small."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -27,16 +27,16 @@ def cache(tmp_path, monkeypatch):
     return copy
 
 
-def test_a_model_of_the_hub_that_is_here_needs_no_network(cache, tmp_path):
+def test_a_model_of_the_hub_that_is_here_needs_no_network(hub, tmp_path):
     built, _ = open_target("hf-hub:someone/small")
-    folder, _ = open_target(f"local-dir:{cache / 'snapshots' / ('1' * 40)}")
+    folder, _ = open_target(f"local-dir:{hub / 'snapshots' / ('1' * 40)}")
     assert built.has_trained_weights
     for name, weights in folder.towers.model.state_dict().items():
         assert torch.equal(built.towers.model.state_dict()[name], weights), name
 
 
-def test_one_that_is_not_here_is_not_fetched_but_said(cache):
-    shutil.rmtree(cache)
+def test_one_that_is_not_here_is_not_fetched_but_said(hub):
+    shutil.rmtree(hub)
     for target in ("hf-hub:someone/small", "ViT-B-32-quickgelu:openai"):
         with pytest.raises(NotHere, match=f"{target} is not on this machine; to download it set HF_HUB_OFFLINE=0"):
             open_target(target)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +19,11 @@ from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import read_lines
 from neuclip.runs.task_results import results_file
+from tests.builders.models import SMALL_FILE
+from tests.builders.processes import main_on_ranks
 from tests.data.small_shards import Member, image_bytes, write_tar
 from tests.data.small_tasks import CLASSNAMES, TEMPLATES, npy, sample, write_task
 
-SMALL = {
-    "embed_dim": 16,
-    "vision_cfg": {"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32},
-    "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
 CIFAR, CLEVR, FMOW = "wds_cifar10_test", "wds_vtab-clevr_closest_object_distance_test", "wds_wilds-fmow_test"
 FLICKR, WINOGAVIL = "wds_flickr30k_test", "winogavil"
 REGIONS = [0, 0, 1, 1, 5, 2, 2, 0, 1, 2, 0, 1]
@@ -38,10 +32,9 @@ RIGHT = PUZZLE[2:5]
 
 
 def export_small(folder: Path, seed: int = 0) -> Path:
-    (folder / "small.json").parent.mkdir(parents=True, exist_ok=True)
-    (folder / "small.json").write_text(json.dumps(SMALL))
+    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    built = build_model(str(folder / "small.json"))
+    built = build_model(str(SMALL_FILE))
     with torch.no_grad():
         for weights in built.towers.model.parameters():
             if weights.ndim > 1:
@@ -263,7 +256,7 @@ def test_karpathys_file_beside_its_images_is_a_retrieval_task(copy):
 
 def test_a_weights_file_of_a_named_architecture_is_that_model(copy):
     weights = copy / "model" / "open_clip_model.safetensors"
-    results = api.measure_datacomp(f"{copy / 'small.json'}:{weights}", data=copy / "root", tasks="fmow")
+    results = api.measure_datacomp(f"{SMALL_FILE}:{weights}", data=copy / "root", tasks="fmow")
     assert results.lines[0]["metrics"] == measure(copy, tasks="fmow")["FMoW"]["metrics"]
     assert results.file.parent.name == "evaluations" and results.file.is_file()
 
@@ -284,7 +277,7 @@ def test_mistakes_are_one_line(copy, capsys, monkeypatch):
     assert "has no data of these tasks" in complaint(capsys, target, root, "--tasks", "mnist")
     assert "2 neuclip: --tasks names no task" in complaint(capsys, target, root, "--tasks", ",")
     assert "model: is a folder; give a file" in complaint(capsys, target, root, "--output", str(copy / "model"))
-    inside = str(copy / "small.json" / "results.jsonl")
+    inside = str(copy / "model" / "open_clip_config.json" / "results.jsonl")
     assert "its folder cannot be made" in complaint(capsys, target, root, "--output", inside)
     assert "give --data ROOT, or: neuclip data get" in complaint(capsys, target, "--tasks", "mnist")
     weights = copy / "model" / "open_clip_model.safetensors"
@@ -319,11 +312,9 @@ def test_what_is_no_whole_sample_is_counted_and_captions_are_never_run_together(
 @pytest.mark.slow
 def test_two_ranks_measure_what_one_measures(copy):
     (copy / "results.jsonl").unlink(missing_ok=True)
-    program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
-    target = ["-m", "neuclip", "eval", f"local-dir:{copy / 'model'}", "--data", str(copy / "root"), "--json"]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run([sys.executable, *program, *target], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    both = {line["dataset"]: line["metrics"] for line in json.loads(done.stdout)["tasks"]}
+    first, second = main_on_ranks(2, ["eval", f"local-dir:{copy / 'model'}", "--data", str(copy / "root"), "--json"])
+    assert first.code == second.code == 0, first.errors + second.errors
+    assert second.output == ""
+    both = {line["dataset"]: line["metrics"] for line in json.loads(first.output)["tasks"]}
     alone = measure(copy, batch_size=5)
     assert both == {name: pytest.approx(line["metrics"]) for name, line in alone.items()}

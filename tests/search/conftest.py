@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.models.towers import BuiltModel, build_model
-from tests.images import caption, image_bytes
+from tests.builders.images import caption, image_bytes
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +15,8 @@ def built() -> BuiltModel:
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch) -> Path:
-    """A folder with 12 drawings, one of them below, a file that is no image, and a cache of its own."""
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
+def photos(tmp_path) -> Path:
+    """A folder with 12 drawings, one of them below, and a file that is no image."""
     folder = tmp_path / "photos"
     (folder / "below").mkdir(parents=True)
     for number in range(12):

@@ -6,14 +6,10 @@ import base64
 
 import pytest
 
-from tests.images import image_bytes
-from tests.search.browser import BROWSER, browsing
+from tests.builders.images import image_bytes
 from tests.search.serving import page_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine"),
-]
+pytestmark = pytest.mark.slow
 
 FOUND = "document.querySelectorAll('.matches img').length === {}"
 LOADED = "[...document.images].filter((image) => image.src).every((image) => image.naturalWidth)"
@@ -33,17 +29,12 @@ ERROR = "document.getElementById('error').hidden ? '' : document.getElementById(
 PATHS = "[...document.querySelectorAll('section:first-child .path')].map((one) => one.textContent)"
 
 
-@pytest.fixture(scope="module")
-def tab():
-    with browsing() as tab:
-        yield tab
-
-
 @pytest.fixture
 def address(built, photos, tab):
     (photos / "a very long name without any space in it that goes on and on_and_on_and_on.png").write_bytes(
         image_bytes(9)
     )
+    tab.complaints = []
     with page_of({"first": built, "second with a long name": built}, photos, top=4) as address:
         yield address
         complaints, tab.complaints = tab.complaints, []

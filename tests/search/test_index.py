@@ -17,7 +17,7 @@ from neuclip.search import index
 from neuclip.search.folder import SearchedFolder
 from neuclip.search.index import open_index
 from neuclip.search.searcher import Searcher
-from tests.images import image_bytes
+from tests.builders.images import image_bytes
 
 
 class Counting:

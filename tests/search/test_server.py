@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image
 
-from tests.images import image_bytes
+from tests.builders.images import image_bytes
 from tests.search.serving import ask, page_of
 
 JSON = "application/json"

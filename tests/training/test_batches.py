@@ -22,11 +22,6 @@ from tests.data.small_shards import Member, image_bytes, pair, write_shards, wri
 from tests.data.small_transforms import plain, tokenize
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "cache"))
-
-
 def run_of(source, folder, *, workers: int = 0, transform=plain):
     """What `read_batches` asks of a run, in batches of four and in order of ids."""
     batches = Batches(

@@ -13,9 +13,9 @@ from neuclip.data.open import open_source
 from neuclip.data.tables.arrow import holds_images
 from neuclip.data.tables.columns import ColumnChoice
 from neuclip.errors import RunFailed
+from tests.builders.images import photo
 from tests.data.small_shards import contents, image_bytes
 from tests.data.small_tables import NUMBERS, fault_of, outcomes, refusal, write_images, write_parquet, write_table
-from tests.images import photo
 
 
 def test_bad_rows_of_a_parquet_file_are_bad_alone(tmp_path):

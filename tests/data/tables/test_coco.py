@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuclip.data.open import open_source
+from tests.builders.images import photo
 from tests.data.small_tables import outcomes, refusal
-from tests.images import photo
 
 
 def write_coco(folder: Path, *, images: str = "train2017", annotations: str = "annotations") -> Path:

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from neuclip.data.open import open_source
+from tests.builders.images import photo
 from tests.data.small_shards import image_bytes
 from tests.data.small_tables import outcomes, refusal, table, write_table
-from tests.images import photo
 
 
 def test_named_columns_win_over_usual_names(tmp_path):

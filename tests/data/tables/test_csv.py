@@ -9,9 +9,9 @@ import pytest
 
 from neuclip.data.open import open_source
 from neuclip.errors import UserError
+from tests.builders.images import photo
 from tests.data.small_shards import image_bytes
 from tests.data.small_tables import fault_of, outcomes, refusal, table
-from tests.images import photo
 
 ROWS = 1000
 

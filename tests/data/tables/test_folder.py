@@ -14,8 +14,8 @@ from neuclip.data.tables.arrow import holds_images
 from neuclip.data.tables.columns import ColumnChoice
 from neuclip.data.tables.folder import open_folder
 from neuclip.errors import UserError
+from tests.builders.images import photo
 from tests.data.small_tables import COUNT, NUMBERS, name, outcomes, table, write_folder, write_images
-from tests.images import photo
 
 
 @pytest.mark.parametrize("ending", ["TXT", "Txt", "txt"])

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from neuclip.data.open import open_source
-from tests.images import image_bytes
+from tests.builders.images import image_bytes
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from neuclip.data.open import open_source
+from tests.builders.images import photo
 from tests.data.small_tables import outcomes
-from tests.images import photo
 
 
 def test_bad_lines_of_a_json_lines_file_are_bad_alone(tmp_path):

@@ -14,9 +14,9 @@ from neuclip.data.open import open_source, open_training_data
 from neuclip.data.tables.listed import is_base64
 from neuclip.errors import RunFailed, UserError
 from neuclip.settings.sections import DataSettings, Settings
+from tests.builders.images import photo, write_csv
 from tests.data.small_shards import contents, image_bytes
 from tests.data.small_tables import fault_of, table, write_images
-from tests.images import photo, write_csv
 
 
 def listing(folder: Path, *names: str) -> Path:

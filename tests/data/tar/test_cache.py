@@ -14,8 +14,8 @@ from neuclip.data.open import open_source
 from neuclip.data.tar.cache import ShardCache, digest_of
 from neuclip.data.tar.remote import Limits, RemoteShard, describe_shards
 from neuclip.errors import RunFailed
+from tests.builders.server import QUICK, Server, join_fetching
 from tests.data.small_shards import contents, write_shards
-from tests.misbehaving_server import QUICK, Server, join_fetching
 
 
 def test_a_signature_that_is_renewed_does_not_make_another_shard_and_an_id_does():

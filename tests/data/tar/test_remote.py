@@ -13,8 +13,8 @@ from neuclip.data.locations import PROTOCOLS, expand_braces, is_remote
 from neuclip.data.open import open_source
 from neuclip.data.tar.remote import Limits, file_system, remote_shards
 from neuclip.errors import RunFailed, UserError
+from tests.builders.server import QUICK
 from tests.data.small_shards import contents, write_shards
-from tests.misbehaving_server import QUICK
 
 
 @pytest.mark.parametrize("fault", ["cut", "short", "fail"])

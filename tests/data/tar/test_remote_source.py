@@ -24,9 +24,9 @@ from neuclip.data.source import ShardFacts
 from neuclip.data.tar.cache import check_cache_size
 from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed, UserError
+from tests.builders.server import QUICK, join_fetching
 from tests.data.small_shards import contents, pair, write_shards, write_tar
 from tests.data.small_transforms import afresh, plain, tokenize
-from tests.misbehaving_server import QUICK, join_fetching
 
 
 def packed(folder: Path, target: Path) -> None:

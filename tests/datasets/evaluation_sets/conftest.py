@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.datasets.evaluation_sets.local_hub import serving
+from tests.builders.server import Hub, serving
 
 
 @pytest.fixture
@@ -10,7 +10,7 @@ def hub(tmp_path, monkeypatch):
     """A hub on this machine, which huggingface_hub takes for its own."""
     from huggingface_hub import constants
 
-    with serving(tmp_path / "hub") as server:
+    with serving(Hub(tmp_path / "hub")) as server:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + template)
         monkeypatch.setattr(constants, "ENDPOINT", server.url)

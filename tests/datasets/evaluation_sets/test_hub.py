@@ -12,8 +12,8 @@ from neuclip.data.zero_shot import ZeroShotTask
 from neuclip.datasets.evaluation_sets import get
 from neuclip.errors import RunFailed, UserError
 from neuclip.tasks import choose_tasks
+from tests.builders.server import REVISION
 from tests.data.small_tasks import write_task
-from tests.datasets.evaluation_sets.local_hub import REVISION
 
 TEXTURES = "wds_vtab-dtd_test"
 

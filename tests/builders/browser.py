@@ -77,6 +77,15 @@ class Tab:
             }})"""
         )
 
+    @contextlib.contextmanager
+    def script(self, source: str) -> Iterator[None]:
+        """Inside, every page that is opened runs this before anything of its own."""
+        added = self.command("Page.addScriptToEvaluateOnNewDocument", source=source)
+        try:
+            yield
+        finally:
+            self.command("Page.removeScriptToEvaluateOnNewDocument", **added)
+
     def open(self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setEmulatedMedia", features=[scheme])

@@ -1,4 +1,8 @@
-"""Small models of each kind of tower: open_clip's transformers, its ResNet, timm, and transformers' BERT."""
+"""Small models of each kind of tower: open_clip's transformers, its ResNet, timm, and transformers' BERT.
+
+Models of a moment are files beside this one: SMALL_FILE has transformers without BatchNorm or dropout, NORMS_FILE a
+ResNet with BatchNorm for images.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,18 @@ from pathlib import Path
 import torch
 
 from neuclip.models.towers import BuiltModel, build_model
-from tests.processes.test_trainer_ranks import SMALL
 
+SMALL_FILE, NORMS_FILE = (Path(__file__).with_name(f"{name}.json") for name in ("small", "norms"))
+SMALL = json.loads(SMALL_FILE.read_text())
 TRANSFORMERS = {
     **SMALL,
     "vision_cfg": SMALL["vision_cfg"] | {"layers": 2, "patch_dropout": 0.5},
     "text_cfg": SMALL["text_cfg"] | {"layers": 2},
+}
+VIT = {
+    "embed_dim": 32,
+    "vision_cfg": {"layers": 2, "width": 64, "head_width": 32, "image_size": 32, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 48, "heads": 3, "layers": 2},
 }
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "circle", "square"]
 
@@ -22,6 +32,21 @@ def build(folder: Path, config: dict = TRANSFORMERS, **arguments) -> BuiltModel:
     torch.manual_seed(0)
     (folder / "mine.json").write_text(json.dumps(config))
     return build_model(str(folder / "mine.json"), **arguments)
+
+
+def build_vit(folder: Path, *, vision: dict | None = None, text: dict | None = None, **top) -> BuiltModel:
+    """A ViT whose weights were not left as they are initialised."""
+    config = VIT | top
+    config["vision_cfg"] = VIT["vision_cfg"] | (vision or {})
+    config["text_cfg"] = VIT["text_cfg"] | (text or {})
+    file = folder / "small-vit.json"
+    file.write_text(json.dumps(config))
+    built = build_model(str(file))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # biases begin at 0, norms at 1: a mistake with them would not show
+        for parameter in built.towers.model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return built
 
 
 def write_bert(folder: Path) -> Path:

@@ -1,0 +1,38 @@
+"""Runs of half a second: real towers on a few drawings, twelve steps of eight pairs, more than two epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from neuclip.records import RunFolder, read_lines
+from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.settings.reading import read_settings
+from neuclip.settings.sections import Settings
+from tests.builders.models import NORMS_FILE
+
+BATCH, STEPS = 8, 12
+
+
+def settings_for(folder: Path, data: Path, *flags: str, model: Path = NORMS_FILE) -> Settings:
+    """Settings of a run below `folder`; `flags` come last. `model` is SMALL_FILE where only rounding may depend on how
+    a batch is cut: it has neither BatchNorm nor dropout."""
+    fixed = f"""--run.folder {folder} --run.threads 1 --data.train {data} --data.workers 0 --model.name {model}
+        --train.batch_size {BATCH} --train.samples {STEPS * BATCH} --log.every 1
+        --evaluation.every 0 --evaluation.error_anchors 0
+        --checkpoint.every_minutes 0 --checkpoint.every_samples {3 * BATCH}""".split()
+    other_objective = "--objective" in flags or "--objective.name" in flags
+    network = [] if other_objective else ["--objective.num_prototypes", "20", "--objective.restart_every", "5"]
+    return read_settings(None, [*fixed, *network, *flags])
+
+
+def losses(run: Path) -> list[float]:
+    return recorded(run, "loss")
+
+
+def recorded(run: Path, key: str) -> list[float]:
+    return [record[key] for record in read_lines(RunFolder(run).records)]
+
+
+def last_checkpoint(run: Path) -> dict[str, Any]:
+    return load_checkpoint(checkpoints_in(RunFolder(run).checkpoints)[-1])
