@@ -26,7 +26,7 @@ from tests.objectives.features import (
 )
 
 SCALE = torch.tensor(10.0, dtype=torch.float64)
-NO_NORMALIZER = {"siglip", "siglip, masked", "fastclip, individual"}
+NO_NORMALIZER = ("siglip", "siglip, masked", "fastclip, individual")
 
 
 @every_method
