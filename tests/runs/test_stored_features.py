@@ -18,6 +18,7 @@ from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
+from tests.data.small_shards import write_tar
 from tests.images import caption, image_bytes
 from tests.processes.test_trainer_ranks import SMALL
 
@@ -141,6 +142,22 @@ def test_features_are_stored_by_weights_and_images(train, cache, table):
     changed, computed = train("changed", *IMAGE), train("computed", *IMAGE, *OFF)
     assert len(list(cache.iterdir())) == 3
     assert_equal_runs(changed, computed)
+
+
+def test_shards_with_the_same_captions_and_other_images_have_features_of_their_own(train, cache, tmp_path):
+    for folder, first in (("one", 0), ("other", 100)):
+        write_tar(
+            tmp_path / folder / "0.tar",
+            [
+                member
+                for number in range(COUNT)
+                for member in ((f"{number}.png", image_bytes(first + number)), (f"{number}.txt", f"{number}".encode()))
+            ],
+        )
+    train("one", *IMAGE, "--data.train", f"{tmp_path}/one")
+    other = train("other", *IMAGE, "--data.train", f"{tmp_path}/other")
+    assert len(list(cache.iterdir())) == 2
+    assert_equal_runs(other, train("computed", *IMAGE, *OFF, "--data.train", f"{tmp_path}/other"))
 
 
 @pytest.mark.slow

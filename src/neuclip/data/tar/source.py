@@ -16,7 +16,7 @@ import numpy as np
 
 from neuclip.data.captions import Captions, other_keys, usable_captions
 from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults
-from neuclip.data.source import ShardFacts, Source, SourceFiles
+from neuclip.data.source import ShardFacts, Source, SourceFiles, file_version
 from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_copy_used, plain_tars
 from neuclip.data.tar.index import (
     BLOCK,
@@ -178,6 +178,9 @@ class TarSource(Source):
 
     def describe_files(self) -> SourceFiles:
         return SourceFiles(len(self.paths), sum(path.stat().st_size for path in self.paths))
+
+    def file_versions(self) -> Iterator[str]:
+        return map(file_version, self.paths)
 
     def places(self) -> set[str]:
         return {str(path.resolve()) for path in self.paths}
