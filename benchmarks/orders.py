@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from neuclip.data.captions import Captions
 from PIL import Image
 from torch import distributed as dist
 from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from neuclip.data.captions import Captions
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
-from neuclip.data.sample import Sample
-from neuclip.data.source import Source
+from neuclip.data.source import Sample, Source
 from neuclip.models.torchvision_guard import guard_torchvision
 
 SIZE, BATCH, EPOCHS, STOP = 1003, 32, 2, 10

@@ -12,7 +12,7 @@ from pathlib import Path
 from neuclip.data.tar.remote import Limits
 
 ENDLESS = ("endless", "trickle")
-QUICK = Limits(stall_seconds=20, attempts=3, first_wait=0)
+QUICK = Limits(timeout=20, attempts=3, first_wait=0)
 
 
 class Server(ThreadingHTTPServer):

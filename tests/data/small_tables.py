@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.data.open import open_source
-from neuclip.data.sample import BadSample
+from neuclip.data.source import BadSample
 from neuclip.errors import UserError
 from tests.data.small_shards import image_bytes
 from tests.images import photo

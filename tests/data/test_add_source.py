@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from neuclip.data.captions import Captions
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.sample import BadSample, Sample
 
 import neuclip
 from neuclip.cli.data import run
 from neuclip.data import open as opening
-from neuclip.data.captions import Captions
 from neuclip.data.convert import convert
-from neuclip.data.fingerprint import fingerprint
 from neuclip.data.held_out import HeldOutSets
 from neuclip.data.open import Kind, OpenOptions, open_source
-from neuclip.data.sample import BadSample, Sample
 from neuclip.data.source import Source
 from neuclip.doctor.diagnosis import examine
 from neuclip.errors import UserError

@@ -8,12 +8,12 @@ import pickle
 from pathlib import Path
 
 import pytest
-
 from neuclip.data.by_image import group_by_image
 from neuclip.data.fingerprint import count_captions, fingerprint
+from neuclip.data.sample import BadSample
+
 from neuclip.data.held_out import open_retrieval
 from neuclip.data.open import open_source, open_training_data
-from neuclip.data.sample import BadSample
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from tests.data.small_shards import image_bytes, write_tar

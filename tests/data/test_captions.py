@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from neuclip.data.captions import CaptionCounts, Captions, captions_from_json, strip_blanks
 
 

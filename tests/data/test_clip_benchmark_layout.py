@@ -6,11 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
-
 from neuclip.data.fingerprint import count_captions, fingerprint
+from neuclip.data.sample import BadSample
+
 from neuclip.data.held_out import HeldOutSets, open_retrieval
 from neuclip.data.open import open_source
-from neuclip.data.sample import BadSample
 from neuclip.errors import UserError
 from neuclip.settings.sections import DataSettings, EvaluationSettings, Settings
 from tests.data.small_shards import image_bytes, write_tar

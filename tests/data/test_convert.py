@@ -7,10 +7,10 @@ import json
 import tarfile
 
 import pytest
+from neuclip.data.fingerprint import fingerprint
 
 from neuclip.cli.main import main
 from neuclip.data.convert import convert
-from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
 from neuclip.errors import RunFailed, UserError
 from tests.images import image_bytes, photo, write_csv, write_shard

@@ -15,11 +15,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from neuclip.data.sample import BadSample
 from PIL import Image, ImageFile
 
 from neuclip.data import decoding
 from neuclip.data.decoding import MOST_PIXELS, FastDecode, decode
-from neuclip.data.sample import BadSample
 from neuclip.models.pixels import fast_crop
 from neuclip.models.towers import build_model
 from tests.data.small_shards import encoded, image_bytes, png

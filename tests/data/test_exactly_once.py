@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from neuclip.data.sample import Batch
 from PIL import Image
 
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import Order
-from neuclip.data.sample import Batch
 from neuclip.data.source import Source
 from tests.data.small_shards import Member, write_tar
 from tests.data.small_shards import pair as drawn_pair

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from neuclip.data.sample import Batch, Fault, UnindexedFaults
 from PIL import Image
 
 from neuclip.data.faults import FaultLog, replacements, too_many_unindexed
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import Order
-from neuclip.data.sample import Batch, Fault, UnindexedFaults
 from neuclip.errors import RunFailed
 from neuclip.records import read_lines
 from tests.data.small_shards import encoded, image_bytes, png, write_tar

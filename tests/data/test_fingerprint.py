@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from neuclip.data.fingerprint import count_captions, fingerprint
 
 from neuclip.data.convert import convert
-from neuclip.data.fingerprint import count_captions, fingerprint
 from neuclip.data.open import open_source
 from tests.data.small_shards import image_bytes, write_tar
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from neuclip.data.fingerprint import fingerprint
 from neuclip.data.hold_out import Subset, split
+
 from neuclip.data.open import data_name, open_source
 from neuclip.data.order import ShardOrder
 from neuclip.data.source import Source

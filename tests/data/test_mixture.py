@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from neuclip.data.fingerprint import fingerprint
 
 from neuclip.data import mixture
-from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches
 from neuclip.data.mixture import MixtureOrder
 from neuclip.data.open import open_source

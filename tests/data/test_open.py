@@ -9,11 +9,11 @@ import pickle
 
 import numpy as np
 import pytest
-
 from neuclip.data.captions import strip_blanks, texts_in
+from neuclip.data.fingerprint import fingerprint
+
 from neuclip.data.convert import convert
 from neuclip.data.decoding import decode
-from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source, open_training_data
 from neuclip.errors import UserError
 from neuclip.settings.sections import DataSettings, Settings

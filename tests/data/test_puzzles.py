@@ -4,8 +4,8 @@ import csv
 import json
 
 import pytest
-
 from neuclip.data.puzzles import Puzzle, read_puzzles
+
 from neuclip.errors import UserError
 from tests.data.small_shards import image_bytes
 

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 import pytest
-
 from neuclip.data.zero_shot import DEFAULT_TEMPLATES, ZeroShotTask
+
 from neuclip.errors import UserError
 from neuclip.evaluation.zero_shot import evaluate_task
 from tests.data.small_shards import image_bytes, write_tar

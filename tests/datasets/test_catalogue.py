@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.data.machine import cache_folder
 from neuclip.data.open import open_source
 from neuclip.datasets import catalogue
 from neuclip.datasets.catalogue import (
@@ -30,6 +29,7 @@ from neuclip.datasets.catalogue import (
 from neuclip.datasets.fetching import TOOLS, fetch, packages_folder
 from neuclip.datasets.sets import DataSet
 from neuclip.errors import UserError
+from neuclip.files import cache_folder
 
 SETS = list(data_sets().values())
 ICONS, FETCHED = "icons-30k", "iconify"

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from neuclip.data.faults import FaultLog
-from neuclip.data.sample import Batch, Fault
+from neuclip.data.loader import Batch
+from neuclip.data.source import Fault
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.pairs import estimate_share_with_duplicate, note_bad, note_caption_lengths, share_with_duplicate
 from neuclip.doctor.probe import SampleProbe

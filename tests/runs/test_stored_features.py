@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,16 +30,17 @@ OFF = ["--data.stored_features", "off"]
 KILLED = """
 import os, signal, sys
 from neuclip import api
-from neuclip.data.feature_store import FeatureStore
+from neuclip.data import features
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
 stored_features.BLOCK = {"image": 8, "text": 8}
-write_rows = FeatureStore._write_rows
-def kill_in_third(store, name, places, rows):
-    write_rows(store, name, places, rows)
-    if places[0] >= 16:
+checksum, blocks = features._checksum, []
+def kill_in_third(counts, rows):
+    blocks.append(counts)
+    if len(blocks) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-FeatureStore._write_rows = kill_in_third
+    return checksum(counts, rows)
+features._checksum = kill_in_third
 api.train(read_settings(None, sys.argv[1:]))
 """
 
@@ -93,6 +95,18 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     assert read_lines(RunFolder(one).skipped) == read_lines(RunFolder(other).skipped)
 
 
+def count_computed(monkeypatch) -> list[int]:
+    """Grows by the first sample of each block that is computed."""
+    compute, blocks = stored_features._compute, []
+
+    def counted(run, side, start, samples, batch):
+        blocks.append(start)
+        return compute(run, side, start, samples, batch)
+
+    monkeypatch.setattr(stored_features, "_compute", counted)
+    return blocks
+
+
 def sides(run: Path) -> list[str]:
     return json.loads(RunFolder(run).summary.read_text())["storing"].get("towers", [])
 
@@ -112,11 +126,13 @@ def test_a_run_on_stored_features_equals_one_that_computes_them_to_the_bit(train
     }
 
 
-def test_with_both_towers_locked_a_second_run_reads_no_sample_whatever_is_held_out(train, monkeypatch):
+def test_with_both_towers_locked_a_second_run_reads_bad_samples_alone_whatever_is_held_out(train, monkeypatch):
     train("first", *IMAGE, *TEXT)
+    read = ListedPairs.__getitem__
 
     def refuse(self, id):
-        raise AssertionError(f"sample {id} was read")
+        assert id in (BAD_IMAGE, NO_CAPTION), f"sample {id} was read"
+        return read(self, id)
 
     monkeypatch.setattr(ListedPairs, "__getitem__", refuse)
     second = train("second", *IMAGE, *TEXT, "--data.hold_out", "8", "--evaluation.retrieval", "")
@@ -165,11 +181,10 @@ def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train,
     command = [sys.executable, "-c", KILLED, *flags("killed", *TEXT)]
     killed = subprocess.run(command, capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
-    (times,) = cache.glob("*/times.jsonl")
-    assert len(read_lines(times)) == 2
     monkeypatch.setattr(stored_features, "BLOCK", {"image": 8, "text": 8})
+    computed = count_computed(monkeypatch)
     after = train("after", *TEXT)
-    assert len(read_lines(times)) == COUNT // 8
+    assert computed == [16, 24, 32]
     assert_equal_runs(after, train("computed", *TEXT, *OFF))
 
 
@@ -180,10 +195,28 @@ def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_nothing_wrong(t
     (features.parent / "counts").unlink()
     features.unlink()
     features.symlink_to("/dev/full")
-    with pytest.raises(RunFailed, match=r"cannot be stored \(No space left on device\); .*--data.stored_features off"):
+    with pytest.raises(RunFailed, match=r"cannot be stored \(Too many levels of symbolic links\); .*features off"):
         train("full", *IMAGE)
     features.unlink()
     assert_equal_runs(train("after", *IMAGE), train("computed", *IMAGE, *OFF))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "exchanged", "zeros"])
+def test_rows_that_are_not_as_they_were_written_are_computed_again(train, cache, monkeypatch, damage):
+    monkeypatch.setattr(stored_features, "BLOCK", {"image": 8, "text": 8})
+    first = train("first", *IMAGE)
+    (file,) = cache.glob("*/features.*")
+    rows = np.fromfile(file, "<f4").reshape(-1, int(file.suffix[1:]))
+    if damage == "flipped":
+        rows[17, 3] *= 2
+    elif damage == "exchanged":
+        rows[[17, 18]] = rows[[18, 17]]
+    else:
+        rows[17] = 0
+    rows.tofile(file)
+    computed = count_computed(monkeypatch)
+    assert_equal_runs(first, train("again", *IMAGE))
+    assert computed == [16]
 
 
 @pytest.mark.parametrize("lost", ["features", "tokens", "half of the features"])

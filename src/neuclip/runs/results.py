@@ -18,9 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets, named
-from neuclip.data.sample import Fault
-from neuclip.data.source import Source
-from neuclip.data.stored_windows import origins
+from neuclip.data.source import Fault
 from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main
 from neuclip.errors import UserError
@@ -103,14 +101,8 @@ def write_results(
     longer = longer_context(run.settings.model.name, tokens)
     print(summary_text(summary, batch_size=run.plan.batch_size, longer_context=longer))
     print(f"Report: {page}")
-    if folder := image_folder(run.source):
+    if folder := run.source.folder:
         print(f"Search: neuclip search {run.folder.path} {shlex.quote(str(folder))} 'your words'")
-
-
-def image_folder(source: Source) -> Path | None:
-    """Where the images of the data lie as files; None if they lie in shards, or in several places."""
-    places = {origin.image_folder() for origin, _ in origins(source)}
-    return places.pop() if len(places) == 1 else None
 
 
 def measure_errors(run: Run) -> dict[str, Any]:
@@ -200,12 +192,8 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
 
 
 def storing_times(run: Run) -> dict[str, Any]:
-    """Of stored features: seconds that storing took in this run, and that it saved; empty without them."""
-    storing = run.storing
-    if storing is None:
-        return {}
-    saved = storing.saved(run.samples, run.plan.ranks)
-    return {"towers": storing.sides, "seconds": storing.seconds, "saved": saved}
+    """Of stored features: seconds that storing took in this run; empty without them."""
+    return {} if run.storing is None else {"towers": run.storing.sides, "seconds": run.storing.seconds}
 
 
 def figures_at_start(run: Run) -> dict[str, float]:

@@ -8,10 +8,10 @@ import pickle
 import sys
 
 import pytest
+from neuclip.data.tables.columns import ColumnChoice
 
 from neuclip.data.open import open_source
 from neuclip.data.tables.arrow import holds_images
-from neuclip.data.tables.columns import ColumnChoice
 from neuclip.errors import RunFailed
 from tests.data.small_shards import contents, image_bytes
 from tests.data.small_tables import NUMBERS, fault_of, outcomes, refusal, write_images, write_parquet, write_table

@@ -6,12 +6,12 @@ import pickle
 from pathlib import Path
 
 import pytest
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.tables.columns import ColumnChoice
 
 from neuclip.data.convert import convert
-from neuclip.data.fingerprint import fingerprint
 from neuclip.data.open import open_source
 from neuclip.data.tables.arrow import holds_images
-from neuclip.data.tables.columns import ColumnChoice
 from neuclip.data.tables.folder import open_folder
 from neuclip.errors import UserError
 from tests.data.small_tables import COUNT, NUMBERS, name, outcomes, table, write_folder, write_images

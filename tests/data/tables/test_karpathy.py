@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from neuclip.data.sample import BadSample
 
 from neuclip.data.held_out import open_retrieval
 from neuclip.data.open import open_source
-from neuclip.data.sample import BadSample
 from neuclip.errors import UserError
 from neuclip.settings.sections import DataSettings, Settings
 from tests.data.small_shards import image_bytes

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from neuclip.data.tar.cache import ShardCache, digest_of
 
 from neuclip.data.open import open_source
-from neuclip.data.tar.cache import ShardCache, digest_of
 from neuclip.data.tar.remote import Limits, RemoteShard, describe_shards
 from neuclip.errors import RunFailed
 from tests.data.small_shards import contents, write_shards

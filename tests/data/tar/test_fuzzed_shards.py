@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from neuclip.data.sample import Batch
 from PIL import Image
 
 from neuclip.data.faults import FaultLog
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import Order
-from neuclip.data.sample import Batch
 from neuclip.data.source import Source
 from neuclip.data.tar.index import BLOCK
 from neuclip.errors import RunFailed, UserError

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from neuclip.data.tar.gzip import damage_of, plain_tars, unpack
 
 from neuclip.data.convert import convert
 from neuclip.data.faults import FaultLog
 from neuclip.data.open import open_source
-from neuclip.data.tar.gzip import damage_of, plain_tars, unpack
 from neuclip.data.tar.index import build_index
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import read_lines

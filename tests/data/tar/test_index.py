@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from neuclip.data.sample import BadSample
 from PIL import Image
 
 from neuclip.data.decoding import decode
 from neuclip.data.open import open_source
-from neuclip.data.sample import BadSample
 from neuclip.data.tar.index import DOTTED, build_index, load_index
 from neuclip.data.tar.walk import NO_END_MARK, members
 from neuclip.errors import RunFailed

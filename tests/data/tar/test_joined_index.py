@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from neuclip.data.fingerprint import fingerprint
+
 from neuclip.data.open import open_source
 from tests.data.small_shards import contents, image_bytes, pair, write_shards, write_tar
 

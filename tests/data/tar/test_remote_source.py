@@ -13,15 +13,15 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from neuclip.data.fingerprint import fingerprint
+from neuclip.data.tar.cache import check_cache_size
 
 from neuclip.cli.main import main
-from neuclip.data.fingerprint import fingerprint
 from neuclip.data.loader import Batches, sequential
 from neuclip.data.mixture import Mixture, MixtureOrder
 from neuclip.data.open import open_source
 from neuclip.data.order import ShardOrder
 from neuclip.data.source import ShardFacts
-from neuclip.data.tar.cache import check_cache_size
 from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed, UserError
 from tests.data.small_shards import contents, pair, write_shards, write_tar

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from neuclip.data.captions import other_keys
+from neuclip.data.sample import BadSample
 
 from neuclip.cli.main import main
-from neuclip.data.captions import other_keys
 from neuclip.data.open import open_source
-from neuclip.data.sample import BadSample
 from neuclip.data.source import ShardFacts
 from neuclip.data.tar import source as tar_source
 from neuclip.data.tar.source import TarSource

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from neuclip.cli.main import main
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.task_sets import ZeroShotTask
 from neuclip.datasets.evaluation_sets import get
 from neuclip.errors import RunFailed, UserError
 from neuclip.tasks import choose_tasks
