@@ -5,7 +5,13 @@ import math
 import numpy as np
 
 from neuclip.datasets import near_duplicates
-from neuclip.datasets.near_duplicates import Thumbnails, has_near_duplicate, stack_thumbnails, thumbnail, unique_images
+from neuclip.datasets.near_duplicates import (
+    Thumbnails,
+    has_near_duplicate,
+    stack_thumbnails,
+    thumbnail,
+    unique_images,
+)
 
 
 def reference_near_duplicates(grey_a, grey_b, colour_a, colour_b) -> bool:

@@ -54,7 +54,7 @@ def test_a_remote_that_disappears_in_mid_epoch_leaves_a_run_that_goes_on_when_it
     small_settings, tmp_path, server, seen
 ):  # fmt: skip
     write_shards(server.folder, 72, shards=36)  # three groups of twelve shards, each of 24 samples
-    ends = open_source(str(server.folder)).joined.ends  # and their indexes beside them
+    ends = open_source(str(server.folder)).ends  # and their indexes beside them
     order = ShardOrder(ends, seed=0)
     lost = order.group_at(48).shards.tolist()
     server.faults = {f"{shard:05d}.tar": ["cut"] * 1000 for shard in lost}

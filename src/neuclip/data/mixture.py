@@ -14,6 +14,7 @@ import numpy as np
 
 from neuclip.data.order import Order, ShardOrder, WeightedOrder, epoch_keys, mix
 from neuclip.data.source import FACTS, BadSample, Sample, Source, check_id
+from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.errors import UserError
 
 HELD_OUT_SUFFIX = "#held-out"  # behind the name of the training data: what is kept from training
@@ -176,6 +177,9 @@ def group_by_image(source: Source) -> Source:
 def order_of(source: Source, seed: int) -> Order:
     """The endless order in which training reads a source: remote data from few shards at a time."""
     mixture = source if isinstance(source, Mixture) else None
+    for part in mixture.parts if mixture else (source,):
+        if isinstance(part, RemoteTarSource):
+            part.refuse_small_cache()
     weights = mixture.weights if mixture else (1,)
     if max(weights) == 1:
         return Order(len(source), seed) if source.shard_ends is None else ShardOrder(source.shard_ends, seed)

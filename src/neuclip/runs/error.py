@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neuclip.data.mixture import order_of
 from neuclip.data.order import Order
 from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import is_main, single_process
@@ -148,13 +149,13 @@ def error_at(run: Trained, checkpoint: Path, *, eps: float, anchors: int, seed: 
         )
     objective = build_objective(settings, built, len(run.source))
     objective.load_state_dict(state["objective"])
-    order = run.source.order(settings.run.seed)
+    order = order_of(run.source, settings.run.seed)
     errors = error_on_training_data(
         settings,
         built,
         objective.eval(),
         run.source,
-        held_ids=restarted_ids(objective, order if order.about == state["order"] else None, settings.train.batch_size),
+        held_ids=restarted_ids(objective, order if order.description == state["order"] else None, settings.train.batch_size),
         eps=eps,
         anchors=anchors,
         seed=seed,

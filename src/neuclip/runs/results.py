@@ -18,7 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets, named
-from neuclip.data.source import Fault
+from neuclip.data.mixture import Selection
+from neuclip.data.open import open_as
+from neuclip.data.source import Fault, fingerprint
 from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main
 from neuclip.errors import UserError
@@ -45,9 +47,12 @@ def open_held_out(settings: Settings) -> HeldOutSets:
     """Collective. Before the run starts: a set that cannot be opened is found now."""
     sets = main_rank_first(lambda: HeldOutSets.open(settings))
     trained_on = [name for name, path in map(named, settings.evaluation.retrieval) if path == settings.data.train]
-    if is_main() and any(not sets.retrieval[name].split for name in trained_on):
-        warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
-        print(warning, file=sys.stderr)
+    if is_main() and trained_on:  # of one file the training may be another split
+        training, held_out = open_as(settings.data.train, settings.data), [sets.retrieval[name] for name in trained_on]
+        ungrouped = [held.source if isinstance(held, Selection) else held for held in held_out]
+        if any(fingerprint(held) == fingerprint(training) for held in ungrouped):
+            warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
+            print(warning, file=sys.stderr)
     sources = (*sets.retrieval.values(), *(task.source for task in sets.zero_shot.values()))
     sizes = all_gather_object([len(source) for source in sources])  # each rank embeds a part of every set
     if any(other != sizes[0] for other in sizes):
@@ -60,9 +65,7 @@ def print_held_out(sets: HeldOutSets) -> None:
     """What a run will be measured on, while there is time to stop it: a set read wrongly is seen by its captions."""
     if not is_main():
         return
-    sizes = {
-        name: str(source.caption_counts or plural(len(source), "sample")) for name, source in sets.retrieval.items()
-    }
+    sizes = {name: str(fingerprint(source)[1]) for name, source in sets.retrieval.items()}
     for name, task in sets.zero_shot.items():
         sizes[name] = f"{plural(len(task.source), 'image')} of {plural(len(task.classnames), 'class', 'classes')}"
     for name, size in sizes.items():

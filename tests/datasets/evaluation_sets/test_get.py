@@ -4,10 +4,9 @@ import json
 import tarfile
 
 import pytest
-from neuclip.data.puzzles import read_puzzles
 
 from neuclip.cli.main import main
-from neuclip.data.task_sets import ZeroShotTask
+from neuclip.data.task_sets import ZeroShotTask, read_puzzles
 from neuclip.datasets.evaluation_sets import layouts
 from neuclip.datasets.evaluation_sets.get import get_from_disk
 from neuclip.errors import UserError

@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 
 from neuclip.datasets.captions import without_skin_tones
-from neuclip.datasets.iconify.captions import Naming, caption_and_style, flag_caption, further_captions
+from neuclip.datasets.iconify.captions import (
+    Naming,
+    caption_and_style,
+    flag_caption,
+    further_captions,
+)
 
 PHOSPHOR = Naming(
     "ph",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from neuclip.data.task_sets import TEMPLATES
-from neuclip.datasets.icons.writing import LabelledImage, frequent_classes, write_task
+from neuclip.datasets.icons.writing import TEMPLATES, LabelledImage, frequent_classes, write_task
 
 
 def test_the_classes_of_a_task_are_those_that_occur_in_alphabetical_order(tmp_path):

@@ -48,7 +48,7 @@ class ParseCsv:
     def reader(self, lines: Any) -> Any:
         # Tables of tabs are often written without any quoting: a quote that opens a caption must not swallow the rest.
         quoting = csv.QUOTE_NONE if self.separator == "\t" else csv.QUOTE_MINIMAL
-        return csv.reader(lines, delimiter=self.separator, quoting=quoting)
+        return csv.reader(lines, delimiter=self.separator, quoting=quoting)  # type: ignore[arg-type]
 
     def __call__(self, raw: bytes) -> Row:
         reader = self.reader(io.StringIO(raw.decode(errors="surrogateescape"), newline=""))

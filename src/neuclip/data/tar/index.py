@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -124,9 +124,10 @@ def _note_damage(damage: Damage, samples: dict[bytes, _Sample]) -> Note:
 
 def _rows(
     data: mmap.mmap, samples: dict[bytes, _Sample], caption_key: str, notes: list[Note]
-) -> tuple[list[tuple[int, ...]], array[int]]:
+) -> tuple[list[tuple[Any, ...]], array[int]]:
     """A row of each sample, and the checksum of its image: the walk has read these bytes from the disk anyway."""
-    rows, checksums = [], array("I")
+    rows: list[tuple[Any, ...]] = []
+    checksums = array("I")
     with memoryview(data) as view:
         for key, sample in samples.items():
             first = _first_part(key)

@@ -170,6 +170,8 @@ def fetch(url: str, file: Path, size: int, most: int, limits: Limits) -> None:
         f"{without_query(url)}: has more than {most:,} bytes; give a larger --data.cache_size, or check the server"
     )
 
+    start = 0.0
+
     class Bounds(Callback):
         """Called by fsspec whenever bytes have come."""
 
@@ -191,7 +193,6 @@ def fetch(url: str, file: Path, size: int, most: int, limits: Limits) -> None:
         if received > most:  # nobody counts the bytes of local copies
             raise too_large
 
-    start = 0.0
     if size > most:
         raise too_large
     with_retries(url, download, limits)

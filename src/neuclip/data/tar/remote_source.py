@@ -56,15 +56,14 @@ class RemoteTarSource(TarSource):
         """Fetch these in the background: the group that is read now, and the next."""
         ahead = list(shards)
         if ahead != self._ahead:
-            self._refuse_small_cache()
             self._ahead = ahead
             self.cache.prefetch([self.remote[shard] for shard in ahead])
 
-    def _refuse_small_cache(self) -> None:
-        """Two groups must fit, the one that is read and the next: shards would be fetched over and over."""
+    def refuse_small_cache(self) -> None:
+        """For training two groups must fit, that which is read and the next, or shards are fetched over and over."""
         sizes = sorted((shard.size for shard in self.remote), reverse=True)[: 2 * SHARDS_TOGETHER]
         if sum(sizes) > self.limits.cache_size:
-            raise RunFailed(
+            raise UserError(
                 f"data.cache_size {self.limits.cache_size:,} is too small: {len(sizes)} shards of {self.name} must be "
                 f"on the disk at a time; give --data.cache_size {sum(sizes)} or more"
             )

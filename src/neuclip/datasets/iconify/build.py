@@ -8,7 +8,6 @@ from collections.abc import Sequence, Set
 from functools import partial
 from pathlib import Path
 
-from neuclip.data.source import Sample
 from neuclip.datasets.drawn import DrawnCollection, Listing, Names, draw_collections
 from neuclip.datasets.fetching import Package
 from neuclip.datasets.iconify.captions import Naming, caption_and_style, further_captions
@@ -26,7 +25,7 @@ from neuclip.datasets.splitting import (
     split_by_concept,
     without_words,
 )
-from neuclip.datasets.writing import Images, write_part
+from neuclip.datasets.writing import Images, Sample, write_part
 from neuclip.errors import UserError
 
 

@@ -6,10 +6,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from neuclip.data.source import Source
 from neuclip.datasets.drawn import DrawnCollection, draw_collections
 from neuclip.datasets.icons.listing import list_drawings
-from neuclip.datasets.icons.sources import missing_packages, present_sources
+from neuclip.datasets.icons.sources import Source, missing_packages, present_sources
 from neuclip.datasets.icons.writing import IconPair, write_icons, write_notes, write_zero_shot
 from neuclip.datasets.rasteriser import RASTERISER
 from neuclip.datasets.splitting import (

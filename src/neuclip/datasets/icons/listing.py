@@ -7,12 +7,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from neuclip.data.source import Source
 from neuclip.datasets.captions import emoji_caption, plain_caption
 from neuclip.datasets.drawing import Drawable, Glyph
 from neuclip.datasets.drawn import Listing, Names
 from neuclip.datasets.emoji import Emoji, emoji_by_hex, hex_key
-from neuclip.datasets.icons.sources import art_path
+from neuclip.datasets.icons.sources import Source, art_path
 
 STYLE_WORDS = frozenset(["outline", "outlined", "filled", "fill", "variant", "alt", "solid"])
 STYLE_WORD_SETS = ("mdi", "tabler")  # the sets that write the style into the name of a drawing

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from neuclip.data.source import Source
 from neuclip.datasets.emoji import Emoji, emoji_by_hex
-from neuclip.datasets.icons.sources import installed_versions
+from neuclip.datasets.icons.sources import Source, installed_versions
 from neuclip.datasets.splitting import NEW_CONCEPTS, NEW_DRAWINGS, Pair, without_words
 from neuclip.datasets.writing import Images, drawing_versions, ids_digests, shuffle, write_part, write_zero_shot_folder
 from neuclip.records import write_json
