@@ -168,7 +168,7 @@ def test_a_larger_share_of_bad_pairs_is_not_proposed_where_no_replacement_exists
 
 
 def test_recall_on_the_training_data_is_warned_of(here):
-    for address in ("shapes", f"{here}/shapes/00000.tar", "shapes/*.tar"):
+    for address in ("shapes", "shapes/*.tar", f"copy={here}/shapes"):
         warnings = examine(settings_with(f"--evaluation.retrieval {address}"), sample=5)[0].warnings
         assert any("is both training data" in warning.what for warning in warnings)
     warnings = examine(settings_with("--evaluation.retrieval spoilt"), sample=5)[0].warnings

@@ -7,6 +7,9 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
+import tempfile
+import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -117,9 +120,15 @@ class TarSource(Source):
             about |= {"images": images.hexdigest(), "checksum": checksum}
             write_json(self.joined.with_suffix(".json"), about)
         except OSError as error:
-            raise UserError(
-                f"{self.joined.parent}: cannot be written ({error.strerror}); point NEUCLIP_CACHE to a folder with room"
-            ) from error
+            if error.errno in NO_ROOM or self.joined.parent.parent == Path(tempfile.gettempdir()):
+                raise UserError(
+                    f"{self.joined.parent}: cannot be written ({error.strerror}); point NEUCLIP_CACHE to a folder with "
+                    "room"
+                ) from error
+            # A cache that cannot be written: a folder of this source alone, which goes with it.
+            self.joined = Path(tempfile.mkdtemp(prefix="neuclip-")) / self.joined.name
+            weakref.finalize(self, shutil.rmtree, self.joined.parent, ignore_errors=True)
+            return self._write_joined(self._indexes())
         remove_unused(self.joined.parent.glob("[!.]*"))
         remove_unused(self.joined.parent.glob(f".*{UNFINISHED}"), UNFINISHED_SECONDS)
         return about
