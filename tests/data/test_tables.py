@@ -117,14 +117,10 @@ def test_a_quote_that_is_not_closed_stops_a_csv_at_its_line(tmp_path, later, ima
 @pytest.mark.parametrize("file", ["pairs.tsv", "pairs.csv"])
 def test_quotes_of_a_table_of_tabs_are_letters(tmp_path, file):
     special = {3: '"never closed', 4: '"Quoted" said nobody', 7: 'a 5" nail', 9: 'the "word"', 200: 'by chance 5"'}
-    for name in ("0.jpg", "1.jpg"):
-        (tmp_path / name).write_bytes(photo(0))
-    path = written(tmp_path / file, special, "\t")
-    lines = path.read_text().splitlines()[1:]
-    path.write_text(path.read_text().replace(".jpg\t", "/../0.jpg\t"))
     for number in range(ROWS):
-        (tmp_path / str(number)).mkdir()
-    assert texts(path) == [line.split("\t")[1] for line in lines]
+        (tmp_path / f"{number}.jpg").write_bytes(b"x")
+    path = written(tmp_path / file, special, "\t")
+    assert texts(path) == [special.get(number, f"plain {number}") for number in range(ROWS)]
 
 
 @pytest.mark.parametrize("separator", [",", "\t"])
@@ -242,7 +238,7 @@ def test_row_groups_are_read_on_demand_and_kept_for_the_next_sample(tmp_path, mo
         parquet.ParquetFile, "read_row_group", lambda self, i, *a, **k: read.append(i) or whole(self, i, *a, **k)
     )
     assert [source[id].image for id in (0, 1, 3, 8, 10, 9)] == [samples()[id].image for id in (0, 1, 3, 8, 10, 9)]
-    assert read == [0, 2] and source.where(9).endswith("row 10")
+    assert read == [0, 2] and "pairs.parquet row" in source.where(9)
 
 
 def test_a_forked_worker_reads_parquet_that_its_parent_has_open(tmp_path):
@@ -269,7 +265,7 @@ def test_parquet_columns_of_all_types_that_programs_write_are_read(tmp_path):
     write_images(tmp_path, several([["x"]] * 2))
     for images, words in types_of_columns(pytest.importorskip("pyarrow")):
         source = open_source(write_parquet(tmp_path / "pairs.parquet", {"image": images, "caption": words}))
-        assert content(travelled(source))[:2] if len(source) < 3 else outcomes(source) == ["one", "two", "no image"]
+        assert outcomes(source) == ["one", "two", "no image"], images.type
         assert [source[id].image for id in range(2)] == [image_bytes(0), image_bytes(1)], images.type
 
 
