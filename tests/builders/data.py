@@ -438,6 +438,11 @@ def open_source(address: object, *, cache_size: int = 10**9, timeout: float = 20
     return opening.open_source(str(address), limits=limits, **columns)
 
 
+def data_name(address: str) -> str:
+    """The name that the source of an address has, which is not opened for it."""
+    return opening.data_name(address)
+
+
 def training_data(*flags: str) -> Source:
     return opening.open_training_data(settings(*flags))
 
@@ -616,6 +621,16 @@ def unindexed(reason: str, where: str, times: int = 1) -> Fault:
 def map_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of all shards lie in one file, as those of a large set do."""
     monkeypatch.setattr("neuclip.data.tar.joined_index.MAPPED_FROM", 1)
+
+
+def allow_protocol(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One more kind of remote address that is opened."""
+    monkeypatch.setattr("neuclip.data.locations.PROTOCOLS", ("file", "memory", name))
+
+
+def most_names(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A pattern may mean so many names."""
+    monkeypatch.setattr("neuclip.data.locations.MOST_NAMES", number)
 
 
 def small_strips(monkeypatch: pytest.MonkeyPatch, pixels: int) -> None:
