@@ -25,7 +25,7 @@ import pytest
 import torch
 from PIL import Image
 
-from neuclip.data import decoding, hold_out, loader
+from neuclip.data import decoding, held_out, hold_out, loader
 from neuclip.data import fingerprint as fingerprints
 from neuclip.data import open as opening
 from neuclip.data.by_image import group_by_image as group_by_image
@@ -34,7 +34,7 @@ from neuclip.data.decoding import FastDecode as FastDecode
 from neuclip.data.decoding import decode as decode
 from neuclip.data.faults import FaultLog as FaultLog
 from neuclip.data.faults import too_many_unindexed
-from neuclip.data.held_out import HeldOutSets, open_retrieval
+from neuclip.data.held_out import named as named
 from neuclip.data.order import Order as Order
 from neuclip.data.order import ShardOrder as ShardOrder
 from neuclip.data.order import augmentation_seeds as augmentation_seeds
@@ -449,11 +449,16 @@ def training_data(*flags: str) -> Source:
 
 def retrieval(address: object, *flags: str) -> Source:
     """One sample per image, as what is measured on is opened."""
-    return open_retrieval(str(address), settings(*flags))
+    return held_out.open_retrieval(str(address), settings(*flags))
 
 
 def held_out_sets(*flags: str) -> dict[str, Source]:
-    return HeldOutSets.open(settings("--evaluation.zero_shot", "none", *flags)).retrieval
+    return held_out.HeldOutSets.open(settings("--evaluation.zero_shot", "none", *flags)).retrieval
+
+
+def held_out_addresses(*flags: str) -> tuple[str, ...]:
+    """What a run is measured on, of retrieval."""
+    return held_out.held_out_addresses(settings(*flags))[0]
 
 
 def zero_shot_task(folder: Path, name: str = "") -> ZeroShotTask:
@@ -636,6 +641,16 @@ def most_names(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 def small_strips(monkeypatch: pytest.MonkeyPatch, pixels: int) -> None:
     """An image of sixteen bits is scaled so many pixels at a time."""
     monkeypatch.setattr(decoding, "STRIP_PIXELS", pixels)
+
+
+def most_pixels(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """An image may have so many."""
+    monkeypatch.setattr(decoding, "MOST_PIXELS", number)
+
+
+def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is not installed."""
+    monkeypatch.setattr(decoding, "simplejpeg", None)
 
 
 def open_shards_at_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
