@@ -32,8 +32,7 @@ from neuclip.data.by_image import group_by_image as group_by_image
 from neuclip.data.convert import convert as convert
 from neuclip.data.decoding import FastDecode as FastDecode
 from neuclip.data.decoding import decode as decode
-from neuclip.data.faults import FaultLog as FaultLog
-from neuclip.data.faults import too_many_unindexed
+from neuclip.data.faults import FaultLog, too_many_unindexed
 from neuclip.data.held_out import named as named
 from neuclip.data.order import Order as Order
 from neuclip.data.order import ShardOrder as ShardOrder
@@ -588,6 +587,11 @@ def parts(source: Source) -> tuple[Source, ...]:
 def shard_ends(source: Source) -> list[int]:
     """Of remote data: the id after the last of each shard."""
     return source.joined.ends.tolist()
+
+
+def fault_log(path: Path, limit: float) -> FaultLog:
+    """What a run lists and counts: `note` takes a batch, `note_source` what could not be indexed."""
+    return FaultLog(path, limit)
 
 
 def refused_for_unindexed(source: Source, limit: float) -> str:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from PIL import Image
 
 from neuclip.records import read_lines
+from tests.builders.data import batch_of as batch
 from tests.builders.data import (
-    FaultLog,
     batches,
     encoded,
     failure,
+    fault_log,
     image_bytes,
     lengths,
     open_source,
@@ -21,7 +22,6 @@ from tests.builders.data import (
     unindexed,
     write_tar,
 )
-from tests.builders.data import batch_of as batch
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Holed:
 
 def test_each_bad_sample_is_listed_once_over_epochs_and_resumes(tmp_path):
     path = tmp_path / "skipped.jsonl"
-    log = FaultLog(path, limit=0.5)
+    log = fault_log(path, limit=0.5)
     log.note(batch(64, [1, 2]))
     log.note(batch(64, [2, 3]))
-    resumed = FaultLog(path, limit=0.5)
+    resumed = fault_log(path, limit=0.5)
     assert resumed.counts == {"image is empty": 3}
     resumed.note(batch(64, [3, 4], "caption is empty"))
     assert [record["id"] for record in read_lines(path)] == [1, 2, 3, 4]
@@ -50,17 +50,17 @@ def test_each_bad_sample_is_listed_once_over_epochs_and_resumes(tmp_path):
 
 def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(tmp_path):
     path = tmp_path / "skipped.jsonl"
-    FaultLog(path, limit=0.5).note(batch(64, [1, 2]))
+    fault_log(path, limit=0.5).note(batch(64, [1, 2]))
     path.write_bytes(path.read_bytes()[:-10])
-    FaultLog(path, limit=0.5).note(batch(64, [2, 3]))
+    fault_log(path, limit=0.5).note(batch(64, [2, 3]))
     assert [record["id"] for record in read_lines(path)] == [1, 2, 3]
     path.write_bytes(b'{"id": 1, "rea')
-    FaultLog(path, limit=0.5).note(batch(64, [1]))
+    fault_log(path, limit=0.5).note(batch(64, [1]))
     assert [record["id"] for record in read_lines(path)] == [1]
 
 
 def test_too_many_bad_samples_stop_the_run_with_share_reason_file_and_remedy(tmp_path):
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     message = failure(lambda: log.note(batch(200, range(40))))
     assert "20.0%" in message and "image is empty" in message and "skipped.jsonl" in message
     assert "--data.max_bad_share" in message and "0.tar: 0.png" in message
@@ -68,44 +68,44 @@ def test_too_many_bad_samples_stop_the_run_with_share_reason_file_and_remedy(tmp
 
 
 def test_few_samples_and_chance_do_not_stop_a_run(tmp_path):
-    FaultLog(tmp_path / "few.jsonl", limit=0.05).note(batch(99, list(range(50))))
-    FaultLog(tmp_path / "chance.jsonl", limit=0.05).note(batch(200, list(range(12))))  # 6 % of 200 may well be 5 %
+    fault_log(tmp_path / "few.jsonl", limit=0.05).note(batch(99, list(range(50))))
+    fault_log(tmp_path / "chance.jsonl", limit=0.05).note(batch(200, list(range(12))))  # 6 % of 200 may well be 5 %
 
 
 def test_the_share_is_that_of_what_was_read_so_epochs_do_not_hide_it(tmp_path):
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     failure(lambda: [log.note(batch(50, [1, 2, 3, 4, 5])) for _ in range(10)])
 
 
 def test_the_first_bad_samples_of_a_run_do_not_stop_it_however_small_its_batches(tmp_path):
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     for bad in ([0], [], [1], [0], *[[]] * 36):  # 3 of the first 16 samples, 3 of all 160
         log.note(batch(4, bad))
     failure(lambda: log.note(batch(200, range(30))))
 
 
 def test_a_limit_of_zero_stops_at_the_first_bad_sample_and_a_limit_of_one_never(tmp_path):
-    failure(lambda: FaultLog(tmp_path / "skipped.jsonl", limit=0.0).note(batch(4, [1])))
-    FaultLog(tmp_path / "all.jsonl", limit=1.0).note(batch(1000, list(range(1000))))
+    failure(lambda: fault_log(tmp_path / "skipped.jsonl", limit=0.0).note(batch(4, [1])))
+    fault_log(tmp_path / "all.jsonl", limit=1.0).note(batch(1000, list(range(1000))))
 
 
 def test_a_name_that_is_not_unicode_is_listed(tmp_path):
     fault = unindexed("no image", "caf\udce9.tar: \u2028\n")
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     log.note_source(Holed((fault,)))
-    assert FaultLog(log.path, limit=0.05).counts == {"no image": 1}
+    assert fault_log(log.path, limit=0.05).counts == {"no image": 1}
     assert read_lines(log.path)[0]["where"] == fault.where
 
 
 def test_two_faults_of_one_place_are_two(tmp_path):
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     log.note_source(Holed((unindexed("no image", "0.tar: a"), unindexed("name occurs twice", "0.tar: a"))))
     assert log.counts == {"no image": 1, "name occurs twice": 1}
 
 
 def test_what_could_not_be_indexed_is_listed_and_above_the_share_no_run_is_started(tmp_path):
     faults = (unindexed("shard is cut off", "0.tar at byte 512", 80), unindexed("no image", "1.tar: b"))
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.05)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     log.note_source(Holed(faults, size=1400))
     log.note(batch(200, []))
     assert log.counts == {"shard is cut off": 80, "no image": 1} and len(read_lines(log.path)) == 2
@@ -144,7 +144,7 @@ def test_every_kind_of_bad_sample_keeps_its_id_and_is_listed_under_its_reason(tm
         for member in ((f"{name}.png", image), *([(f"{name}.txt", caption)] if caption is not None else []))
     ]
     source = open_source(str(write_tar(tmp_path / "0.tar", [*members, ("without image.txt", b"words")])))
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=0.6)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=0.6)
     log.note_source(source)
     for one in batches(source, batch_size=13, tokens=lengths, steps=2):
         log.note(one)
@@ -157,4 +157,4 @@ def test_every_kind_of_bad_sample_keeps_its_id_and_is_listed_under_its_reason(tm
         id: reason for id, (_, _, reason) in enumerate(kinds.values()) if reason
     }
     assert all(where.startswith(f"{shard}: {list(kinds)[id]}.") for id, (_, where) in found.items())
-    assert log.counts.total() == len(BAD) + 1 and FaultLog(log.path, limit=0.6).counts == log.counts
+    assert log.counts.total() == len(BAD) + 1 and fault_log(log.path, limit=0.6).counts == log.counts

@@ -18,7 +18,7 @@ from PIL import Image
 
 from neuclip.errors import UserError
 from neuclip.records import read_lines
-from tests.builders.data import FaultLog, Member, batches, content, encoded, lengths, open_source, outcomes, tar_bytes
+from tests.builders.data import Member, batches, content, encoded, fault_log, lengths, open_source, outcomes, tar_bytes
 
 PAIRS = 5  # in each shard
 SEEDS = 56  # of each kind of damage: 504 in all
@@ -183,7 +183,7 @@ def test_all_before_the_damage_is_read_nothing_is_paired_wrongly_and_the_rest_is
     source = open_source(tmp_path / "shards")
     batch = next(batches(source, batch_size=len(source), tokens=lengths))  # one epoch, as a run reads it
     assert sorted(batch.ids.tolist()) == list(range(len(source)))
-    log = FaultLog(tmp_path / "skipped.jsonl", limit=1)
+    log = fault_log(tmp_path / "skipped.jsonl", limit=1)
     log.note_source(source)
     log.note(batch)
     every = [*source.faults, *batch.faults]

@@ -189,6 +189,8 @@ def test_a_json_member_without_the_caption_says_which_keys_it_has(tmp_path):
     assert texts(shard, caption_key="text") == ["a cat"]
     write_tar(shard, [("0.png", image_bytes(0)), ("0.json", b'{"width": null}')])
     assert "no key of it holds a text" in fault_of(open_source(shard), 0).where
+    write_tar(shard, [("0.png", image_bytes(0)), ("0.json", b'{"caption": "", "text": "a cat"}')])
+    assert "keys" not in fault_of(open_source(shard), 0).where  # the key is there, and empty
 
 
 @pytest.mark.parametrize("extension", ["jfif", "tif", "TIFF", "avif", "jp2", "ppm", "ico"])
