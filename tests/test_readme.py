@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.main import main
-from tests.data.small_tasks import write_task
+from tests.builders.data import write_task
 from tests.images import caption, image_bytes, write_shard
 
 ROOT = Path(__file__).parents[1]

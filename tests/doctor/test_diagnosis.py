@@ -12,7 +12,7 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import probe_samples
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
-from tests.data.small_shards import write_tar
+from tests.builders.data import write_tar
 from tests.images import caption, image_bytes, write_csv, write_shard, write_shards
 
 

@@ -14,7 +14,7 @@ from neuclip.data.tar import remote
 from neuclip.doctor.diagnosis import examine
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
-from tests.data.small_tables import table
+from tests.builders.data import table
 
 
 def test_a_disk_that_fails_during_the_probe_is_a_finding(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from neuclip.doctor.resources import Memory
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.settings.reading import read_settings
-from tests.data.small_shards import pair, write_tar
+from tests.builders.data import pair, write_tar
 from tests.images import write_shard, write_shards
 
 SHORT = ["--train.batch_size", "8", "--train.samples", "16", "--data.workers", "0", "--evaluation.error_anchors", "0"]

@@ -22,7 +22,7 @@ from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import build_run, check_resumable, open_data
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
-from tests.data.small_shards import pair, write_tar
+from tests.builders.data import pair, write_tar
 from tests.images import caption, image_bytes, write_shards
 from tests.runs.conftest import losses
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from neuclip.cli.main import main
-from tests.data.small_shards import write_shards
+from tests.builders.data import write_shards
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
-from tests.data.small_shards import write_tar
+from tests.builders.data import write_tar
 from tests.images import caption, image_bytes
 from tests.processes.test_trainer_ranks import SMALL
 

@@ -22,8 +22,7 @@ from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import read_lines
 from neuclip.runs.task_results import results_file
-from tests.data.small_shards import Member, image_bytes, write_tar
-from tests.data.small_tasks import CLASSNAMES, TEMPLATES, npy, sample, write_task
+from tests.builders.data import CLASSNAMES, TEMPLATES, Member, image_bytes, npy, sample, write_tar, write_task
 
 SMALL = {
     "embed_dim": 16,

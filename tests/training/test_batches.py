@@ -19,8 +19,7 @@ from neuclip.distributed.stopping import StopRequest, stop_requests
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.training.batches import BatchReader
-from tests.data.small_shards import Member, image_bytes, pair, write_shards, write_tar
-from tests.data.small_transforms import plain, tokenize
+from tests.builders.data import Member, image_bytes, pair, plain, tokenize, write_shards, write_tar
 
 
 @pytest.fixture(autouse=True)

@@ -155,7 +155,9 @@ def error_at(run: Trained, checkpoint: Path, *, eps: float, anchors: int, seed: 
         built,
         objective.eval(),
         run.source,
-        held_ids=restarted_ids(objective, order if order.description == state["order"] else None, settings.train.batch_size),
+        held_ids=restarted_ids(
+            objective, order if order.description == state["order"] else None, settings.train.batch_size
+        ),
         eps=eps,
         anchors=anchors,
         seed=seed,

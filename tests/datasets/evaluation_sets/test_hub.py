@@ -12,7 +12,7 @@ from neuclip.data.task_sets import ZeroShotTask
 from neuclip.datasets.evaluation_sets import get
 from neuclip.errors import RunFailed, UserError
 from neuclip.tasks import choose_tasks
-from tests.data.small_tasks import write_task
+from tests.builders.data import write_task
 from tests.datasets.evaluation_sets.local_hub import REVISION
 
 TEXTURES = "wds_vtab-dtd_test"
