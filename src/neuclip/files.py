@@ -50,14 +50,14 @@ def open_regular(path: Path, most: int | None = None) -> BinaryIO:
     """Open a file to read it. Raises OSError for a pipe, which would wait for ever, for a device, which may never end,
     and for more than `most` bytes."""
     # Without O_NONBLOCK, opening a pipe waits.
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb")
-    status = os.fstat(file.fileno())
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    status = os.fstat(handle)
     if stat.S_ISREG(status.st_mode) and (most is None or status.st_size <= most):
-        return file
-    file.close()
+        return os.fdopen(handle, "rb")
+    os.close(handle)
     if stat.S_ISREG(status.st_mode):
         raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than {most:,}", str(path))
-    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    raise OSError(errno.EINVAL, "not a file", str(path))
 
 
 def read_regular(path: Path, most: int | None = None) -> bytes:

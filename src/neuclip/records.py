@@ -55,7 +55,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return files.read_regular(path).split(b"\n")[:-1] if path.exists() else []
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:

@@ -32,7 +32,7 @@ from neuclip.data import source as sources
 from neuclip.data.convert import convert as convert
 from neuclip.data.decoding import FastDecode as FastDecode
 from neuclip.data.decoding import decode as decode
-from neuclip.data.faults import FaultLog
+from neuclip.data.faults import FaultLog, refuse_bad_source
 from neuclip.data.held_out import named as named
 from neuclip.data.loader import Batch
 from neuclip.data.mixture import Mixture
@@ -592,9 +592,21 @@ def shard_ends(source: Source) -> list[int]:
     return source.shard_ends.tolist()
 
 
-def fault_log(path: Path, limit: float) -> FaultLog:
-    """What a run lists and counts: `note` takes a batch, `note_source` what could not be indexed."""
-    return FaultLog(path, limit)
+class RunsLog(FaultLog):
+    """As a run uses it, one rank alone."""
+
+    def note_batch(self, batch: Batch) -> None:
+        self.add(batch.faults)
+        if message := self.note(len(batch.ids), len(batch.faults)):
+            raise RunFailed(message)
+
+    def note_source(self, source: Source) -> None:
+        self.add(source.faults)
+
+
+def fault_log(path: Path, limit: float) -> RunsLog:
+    """What a run lists and counts: `note_batch` takes a batch, `note_source` what could not be indexed."""
+    return RunsLog(path, limit)
 
 
 def refused_for_unindexed(source: Source, limit: float) -> str:

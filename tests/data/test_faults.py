@@ -38,11 +38,11 @@ class Holed:
 def test_each_bad_sample_is_listed_once_over_epochs_and_resumes(tmp_path):
     path = tmp_path / "skipped.jsonl"
     log = fault_log(path, limit=0.5)
-    log.note(batch(64, [1, 2]))
-    log.note(batch(64, [2, 3]))
+    log.note_batch(batch(64, [1, 2]))
+    log.note_batch(batch(64, [2, 3]))
     resumed = fault_log(path, limit=0.5)
     assert resumed.counts == {"image is empty": 3}
-    resumed.note(batch(64, [3, 4], "caption is empty"))
+    resumed.note_batch(batch(64, [3, 4], "caption is empty"))
     assert [record["id"] for record in read_lines(path)] == [1, 2, 3, 4]
     assert read_lines(path)[0] == {"id": 1, "reason": "image is empty", "where": "0.tar: 1.png", "times": 1}
     assert resumed.counts == {"image is empty": 3, "caption is empty": 1}
@@ -50,43 +50,45 @@ def test_each_bad_sample_is_listed_once_over_epochs_and_resumes(tmp_path):
 
 def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(tmp_path):
     path = tmp_path / "skipped.jsonl"
-    fault_log(path, limit=0.5).note(batch(64, [1, 2]))
+    fault_log(path, limit=0.5).note_batch(batch(64, [1, 2]))
     path.write_bytes(path.read_bytes()[:-10])
-    fault_log(path, limit=0.5).note(batch(64, [2, 3]))
+    fault_log(path, limit=0.5).note_batch(batch(64, [2, 3]))
     assert [record["id"] for record in read_lines(path)] == [1, 2, 3]
     path.write_bytes(b'{"id": 1, "rea')
-    fault_log(path, limit=0.5).note(batch(64, [1]))
+    fault_log(path, limit=0.5).note_batch(batch(64, [1]))
     assert [record["id"] for record in read_lines(path)] == [1]
 
 
 def test_too_many_bad_samples_stop_the_run_with_share_reason_file_and_remedy(tmp_path):
     log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
-    message = failure(lambda: log.note(batch(200, range(40))))
+    message = failure(lambda: log.note_batch(batch(200, range(40))))
     assert "20.0%" in message and "image is empty" in message and "skipped.jsonl" in message
     assert "--data.max_bad_share" in message and "0.tar: 0.png" in message
     assert len(read_lines(tmp_path / "skipped.jsonl")) == 40
 
 
 def test_few_samples_and_chance_do_not_stop_a_run(tmp_path):
-    fault_log(tmp_path / "few.jsonl", limit=0.05).note(batch(99, list(range(50))))
-    fault_log(tmp_path / "chance.jsonl", limit=0.05).note(batch(200, list(range(12))))  # 6 % of 200 may well be 5 %
+    fault_log(tmp_path / "few.jsonl", limit=0.05).note_batch(batch(99, list(range(50))))
+    fault_log(tmp_path / "chance.jsonl", limit=0.05).note_batch(
+        batch(200, list(range(12)))
+    )  # 6 % of 200 may well be 5 %
 
 
 def test_the_share_is_that_of_what_was_read_so_epochs_do_not_hide_it(tmp_path):
     log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
-    failure(lambda: [log.note(batch(50, [1, 2, 3, 4, 5])) for _ in range(10)])
+    failure(lambda: [log.note_batch(batch(50, [1, 2, 3, 4, 5])) for _ in range(10)])
 
 
 def test_the_first_bad_samples_of_a_run_do_not_stop_it_however_small_its_batches(tmp_path):
     log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     for bad in ([0], [], [1], [0], *[[]] * 36):  # 3 of the first 16 samples, 3 of all 160
-        log.note(batch(4, bad))
-    failure(lambda: log.note(batch(200, range(30))))
+        log.note_batch(batch(4, bad))
+    failure(lambda: log.note_batch(batch(200, range(30))))
 
 
 def test_a_limit_of_zero_stops_at_the_first_bad_sample_and_a_limit_of_one_never(tmp_path):
-    failure(lambda: fault_log(tmp_path / "skipped.jsonl", limit=0.0).note(batch(4, [1])))
-    fault_log(tmp_path / "all.jsonl", limit=1.0).note(batch(1000, list(range(1000))))
+    failure(lambda: fault_log(tmp_path / "skipped.jsonl", limit=0.0).note_batch(batch(4, [1])))
+    fault_log(tmp_path / "all.jsonl", limit=1.0).note_batch(batch(1000, list(range(1000))))
 
 
 def test_a_name_that_is_not_unicode_is_listed(tmp_path):
@@ -107,7 +109,7 @@ def test_what_could_not_be_indexed_is_listed_and_above_the_share_no_run_is_start
     faults = (unindexed("shard is cut off", "0.tar at byte 512", 80), unindexed("no image", "1.tar: b"))
     log = fault_log(tmp_path / "skipped.jsonl", limit=0.05)
     log.note_source(Holed(faults, size=1400))
-    log.note(batch(200, []))
+    log.note_batch(batch(200, []))
     assert log.counts == {"shard is cut off": 80, "no image": 1} and len(read_lines(log.path)) == 2
     assert refused_for_unindexed(Holed(faults, size=1400), limit=0.05) == ""
     refusal = refused_for_unindexed(Holed(faults, size=919), limit=0.05)

@@ -283,7 +283,7 @@ def test_a_saved_hugging_face_data_set_is_read(tmp_path, monkeypatch):
     assert content(source) == [(photo(number), ("a", f"b {number}")) for number in (3, 1)]
     (tmp_path / "set" / "test" / "state.json").write_text('{"_data_files": [{"filename": "../train/x.arrow"}]}')
     assert "outside of its folder" in refusal(tmp_path / "set" / "test")
-    for text, words in (("{}", "names no data files"), ("[", "is not a JSON file")):
+    for text, words in (("{}", "names no data files"), ("[", "is damaged, or not what it should be")):
         (tmp_path / "set" / "test" / "state.json").write_text(text)
         assert words in refusal(tmp_path / "set" / "test")
 
@@ -342,7 +342,7 @@ def test_messages_of_coco_files_say_what_to_do(tmp_path):
         path.write_text(text)
         assert ".jsonl" in refusal(path)
     path.write_text(whole[:-20])
-    assert "is not a JSON file" in refusal(path)
+    assert "is damaged, or not what it should be" in refusal(path)
     path.write_text('{"images": [], "annotations": [{"caption": "x", "image_id": [1]}]}')
     assert "has no images" in refusal(path)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from neuclip.data.source import CaptionCounts, Fault, Source
 from neuclip.errors import RunFailed
+from neuclip.files import read_regular
 from neuclip.records import HELD_OUT, append_lines, read_lines
 
 LISTED = 10  # places per reason; further ones are counted with the last
@@ -97,6 +99,10 @@ class FaultLog:
         self.counts: Counter[str] = Counter()  # different bad samples by reason, those of earlier parts of the run too
         self._first: dict[str, str] = {}  # place of each reason
         self._known: set[int] = set()
+        if path and path.exists():
+            content = read_regular(path)
+            if (whole := content.rfind(b"\n") + 1) < len(content):
+                os.truncate(path, whole)  # a line that a kill cut off would swallow the next one
         for record in read_lines(path) if path else ():
             if HELD_OUT not in record:
                 self._is_new(Fault(record["id"], record["reason"], record["where"], record.get("times", 1)))

@@ -154,9 +154,9 @@ def texts_in(value: Any) -> tuple[str, ...]:
 def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         return None
-    return str(value)
+    return str(value) if isinstance(value, int | float) else None
 
 
 def usable_captions(captions: Iterable[str | bytes], where: str) -> tuple[str, ...]:

@@ -238,19 +238,19 @@ def _rows(files: list[Path], columns: Columns) -> Iterator[Row]:
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    return (folder / SPLITS).is_file() or ((folder / STATE).is_file() and (folder / "dataset_info.json").is_file())
+    return (folder / SPLITS).exists() or ((folder / STATE).exists() and (folder / "dataset_info.json").is_file())
 
 
 def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> ArrowPairs:
     """Ids are row numbers. A folder of splits is refused: test data must not slip into training."""
-    if (folder / SPLITS).is_file():
+    if (folder / SPLITS).exists():
         with reading(folder / SPLITS, SAVE_AGAIN):
             splits = [str(split) for split in json.loads(read_regular(folder / SPLITS))["splits"]]
             chosen = folder / ("train" if "train" in splits else splits[0])
         raise UserError(f"{folder}: holds the parts {', '.join(splits)}; give one of them, such as {chosen}")
     with reading(folder / STATE, SAVE_AGAIN):
         state = json.loads(read_regular(folder / STATE))
-        files = [folder / str(file["filename"]) for file in state["_data_files"]]
+        files = [folder / str(file["filename"]) for file in state.get("_data_files", [])]
         if outside := [file for file in files if file.parent != folder]:
             raise UserError(f"{folder / STATE}: names a file outside of its folder ({outside[0]}); {SAVE_AGAIN}")
         if not files:

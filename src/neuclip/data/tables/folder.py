@@ -61,7 +61,7 @@ def coco_captions(folder: Path) -> list[Path]:
 
 def find_captions_file(folder: Path) -> Path | None:
     """The one captions file of a folder. Two are refused: nothing says which of them counts."""
-    files = [folder / name for name in CAPTIONS_FILES if (folder / name).is_file()]
+    files = [folder / name for name in CAPTIONS_FILES if (folder / name).exists()]
     if len(files) > 1:
         raise UserError(f"{folder}: has {files[0].name} and {files[1].name}; keep one of them in the folder")
     return files[0] if files else None
