@@ -145,7 +145,7 @@ def caption_file(folder: Path) -> Case:
 
 FILES: dict[str, Callable[[Path], Case]] = {
     "tar": address_of("tar"),
-    "tar.gz": beside("packed tar", "*.gz"),
+    "tar.gz": address_of("packed tar"),
     "csv": address_of("csv"),
     "tsv": address_of("tsv"),
     "jsonl": address_of("jsonl"),
@@ -227,7 +227,8 @@ def test_a_damaged_file_is_one_line_that_names_it_or_made_again(tmp_path, monkey
     except (UserError, RunFailed) as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
         assert not cache or file == "unpacked shard", f"a cache is made again: {error}"
-        assert place.name in str(error) or str(place.parent) in str(error)
+        named = (place.name, str(place.parent), *(["0.tar.gz"] if file == "unpacked shard" else []))
+        assert any(name in str(error) for name in named)
     else:
         assert not cache or found == whole
 
@@ -254,7 +255,7 @@ def test_numbers_beside_an_image_that_claim_to_be_a_trillion_are_one_line(tmp_pa
 
 def test_a_puzzle_of_a_hundred_thousand_candidates_is_one_line(tmp_path, no_hang):
     write_puzzle_images(tmp_path / "images")
-    row = {"cue": "cold", "candidates": ["snow"] * 100_000, "associations": ["snow"]}
+    row = {"cue": "cold", "associations": ["snow"], "candidates": ["snow"] * 100_000}
     (tmp_path / "puzzles.jsonl").write_text(json.dumps(row))
     with pytest.raises(UserError, match=r"puzzles\.jsonl line 1: has 100,000 candidates"):
         puzzles(tmp_path)
@@ -303,7 +304,7 @@ def test_damaged_files_of_stored_features_are_missing_blocks_and_can_be_written_
         return
     for number in missing:
         store.write(blocks[number])
-    assert store.missing(range(3)) == [] and store.rows("features")[:, 0].tolist() == [0, 0, 2, 2, 4, 4]
+    assert store.missing(range(3)) == [] and store.rows("features")[:6, 0].tolist() == [0, 0, 2, 2, 4, 4]
 
 
 def test_captions_of_a_folder_that_have_not_changed_are_not_read_again(tmp_path, monkeypatch):

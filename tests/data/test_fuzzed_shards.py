@@ -185,7 +185,7 @@ def test_all_before_the_damage_is_read_nothing_is_paired_wrongly_and_the_rest_is
     assert sorted(batch.ids.tolist()) == list(range(len(source)))
     log = fault_log(tmp_path / "skipped.jsonl", limit=1)
     log.note_source(source)
-    log.note(batch)
+    log.note_batch(batch)
     every = [*source.faults, *batch.faults]
     assert log.counts.total() == sum(fault.times for fault in every) and len(read_lines(log.path)) == len(every)
     assert all(fault.reason and str(tmp_path / "shards") in fault.where for fault in every)

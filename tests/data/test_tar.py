@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -298,24 +299,14 @@ def test_a_stored_index_is_used_and_a_changed_shard_is_noticed(tmp_path):
     assert texts(folder) == ["image 3", "image 4", "image 5"]
 
 
-def test_what_has_changed_since_a_shard_was_indexed_is_said_in_one_line(tmp_path, capsys):
-    folder = write_shards(tmp_path / "shards", [1, 1])
-    open_source(folder)
-    assert capsys.readouterr().err == ""
-    for shard in ("00000.tar", "00001.tar"):
-        write_tar(folder / shard, [member for number in range(9) for member in pair(number)])
-    assert len(open_source(folder)) == 18
-    said = capsys.readouterr().err
-    assert "00000.tar" in said and "when it was indexed" in said and "1 more shard" in said and said.count("\n") == 1
-
-
 @pytest.mark.parametrize("broken", [b"", b"not a zip", b"PK\3\4", "cut"])
-def test_a_broken_index_is_built_again(tmp_path, broken):
+def test_a_broken_index_is_built_again(tmp_path, cache, broken):
     shard = write_tar(tmp_path / "0.tar", pair(0))
     assert texts(shard) == ["image 0"]
     index = tmp_path / "0.tar.index.npz"
     whole = index.read_bytes()
     index.write_bytes(whole[: len(whole) // 2] if broken == "cut" else broken)
+    shutil.rmtree(cache / "indexes")  # or the shard's own index is not looked at
     assert texts(shard) == ["image 0"] and len(index.read_bytes()) == len(whole)
 
 
@@ -376,10 +367,9 @@ def test_data_index_tells_what_it_found(tmp_path, capsys):
     write_tar(folder / "00002.tar", [*pair(9), ("x.txt", b"lonely")])
     assert main(["data", "index", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert "shards: 6 samples in 3 shards" in said and "bytes per sample" in said
-    assert str(folder) in said and "without a caption" not in said and "no image" in said
+    assert "shards: 6 samples, 1 caption each in 3 shards" in said and f"no image: {folder}" in said
     assert main(["data", "index", str(folder), "--data.caption_key", "nope"]) == 0
-    assert "without a caption: 6 samples" in capsys.readouterr().out
+    assert "shards: 6 samples without captions in 3 shards" in capsys.readouterr().out
     path = write("csv", tmp_path / "table", [Pair("0.png", image_bytes(0), ("a",))])
     assert main(["data", "index", path]) == 2
     assert "holds no tar shards" in capsys.readouterr().err

@@ -30,7 +30,7 @@ from neuclip.data.locations import (
     refuse_several_parts,
 )
 from neuclip.data.mixture import Mixture, split
-from neuclip.data.source import Source
+from neuclip.data.source import Source, shorten
 from neuclip.data.tables.arrow import holds_images, is_saved_dataset, open_parquet, open_saved_dataset
 from neuclip.data.tables.coco import is_karpathy_csv, open_json, open_karpathy_csv
 from neuclip.data.tables.folder import coco_captions, open_folder
@@ -115,15 +115,18 @@ def _open_text(name: str, files: list[Path], options: OpenOptions) -> Source:
 def _shards_of(path: Path, line: str) -> list[Path]:
     """The tar shards that a line of a list means."""
     try:
-        files = files_in(Path(line), SHARD_SUFFIXES) if Path(line).is_dir() else files_of(line)
+        is_folder = is_there(Path(line)) and Path(line).is_dir()
+        files = files_in(Path(line), SHARD_SUFFIXES) if is_folder else files_of(line)
         if other := [file for file in files if not file.name.lower().endswith(SHARD_SUFFIXES)]:
             raise UserError(f"{other[0]}: is not a tar shard; known are {', '.join(SHARD_SUFFIXES)}")
         if not files:
             raise UserError(f"{line}: no tar shards in this folder or one below; expected files such as 00000.tar")
         return files
-    except (UserError, OSError) as error:
+    except UserError as error:
         table = "; a table of captions begins with a header such as image,caption" if re.search(r"[,\t]", line) else ""
-        raise UserError(f"{path} (a list of shards, one address per line): {error}{table}") from error
+        raise UserError(
+            f"{path} (a list of shards, one address per line): {shorten(str(error), 600)}{table}"
+        ) from error
 
 
 def _refuse_repeated(path: Path, shards: list[str]) -> None:

@@ -105,9 +105,9 @@ def _open_labelled_shards(folder: Path) -> tuple[list[str], list[str], Source, l
     if NO_LABEL in labels:
         where = source.where(labels.index(NO_LABEL))
         raise UserError(f"{where}: has no label; each image needs a .cls member with a whole number from 0 on")
-    if max(labels) >= len(classnames):
+    if outside := [id for id, label in enumerate(labels) if label >= len(classnames)]:
         raise UserError(
-            f"{source.where(labels.index(max(labels)))}: label {max(labels)}, but {folder / CLASSNAMES} has "
+            f"{source.where(outside[0])}: label {labels[outside[0]]}, but {folder / CLASSNAMES} has "
             f"{len(classnames)} lines (labels 0 to {len(classnames) - 1}); correct one of them"
         )
     return classnames, templates, source, labels, read_metadata(source)

@@ -15,6 +15,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from neuclip.data.locations import PACKED as PACKED_TAR
 from neuclip.data.locations import SHARD_SUFFIXES, check_protocol, expand_braces, refuse_several_parts
 from neuclip.data.tar.source import PACKED, unpack
 from neuclip.errors import RunFailed, UserError
@@ -144,6 +145,7 @@ def _shards_in(url: str, limits: Limits) -> list[RemoteShard]:
 
     found = with_retries(url, list_files, limits)
     shards = [name for name in sorted(found) if name.lower().endswith(SHARD_SUFFIXES) and "/." not in name]
+    shards = [name for name in shards if (plain := PACKED_TAR.sub(".tar", name)) == name or plain not in shards]
     if not shards:
         raise UserError(
             f"{without_query(url)}: no tar shards there, or it cannot be listed; give a pattern such as "
@@ -210,7 +212,7 @@ class ShardCache:
 
     def path_of(self, shard: RemoteShard) -> Path:
         """Where the shard is, as a plain tar, once it is here. Another version of it has another place."""
-        return self.folder / f"{shard.key}.tar"
+        return self.folder / f"{shard.key}-{PACKED_TAR.sub('.tar', shard.name)}"
 
     def open(self, shard: RemoteShard) -> BinaryIO:
         """Fetched if need be. Another process may remove the shard just after it came."""

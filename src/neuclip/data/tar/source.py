@@ -67,7 +67,7 @@ class TarSource(Source):
     kind = "tar"
 
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
-        self.paths = [plain_tar(shard) for shard in shards]
+        self.paths = [plain_tar(shard).absolute() for shard in shards]
         self.stamps: list[Stamp] = [stamp_of(path) for path in self.paths]
         places = [str(path.resolve()) for path in self.paths]  # which mean the same from every folder
         self._join(name, list(map(str, shards)), caption_key, [places, self.stamps])
@@ -249,12 +249,14 @@ def plain_tar(shard: Path) -> Path:
     identity = f"{shard.absolute()} {stamp_of(shard)}".encode(errors="surrogateescape")
     copies = cache_folder() / "unpacked"
     copy = copies / hashlib.sha256(identity).hexdigest()[:16] / "plain.tar"
-    if not copy.exists():
+    written = copy.with_name("stamp.json")  # size and time of the copy when it was made
+    if not _is_as_written(copy, written):
         remove_unused(copies.glob("[0-9a-f]*"))
         remove_unused(copies.glob(f"*/.*{UNFINISHED}"), UNFINISHED_SECONDS)
         try:
             with open_regular(shard) as packed, new_file(copy) as file:
                 unpack(packed, file, str(shard))
+            write_json(written, stamp_of(copy))
         except OSError as error:
             remedy = "check its permissions and the disk"
             if error.errno in (*NO_ROOM, errno.EROFS):
@@ -262,6 +264,13 @@ def plain_tar(shard: Path) -> Path:
             raise UserError(f"{shard}: cannot be unpacked ({error.strerror or error}); {remedy}") from error
     mark_used(copy.parent)  # the time of the copy itself tells whether it has changed
     return copy
+
+
+def _is_as_written(copy: Path, written: Path) -> bool:
+    try:
+        return json.loads(read_regular(written)) == list(stamp_of(copy)) and copy.is_file()
+    except Exception:  # not there, or damaged: it is made again
+        return False
 
 
 def unpack(packed: BinaryIO, file: IO[bytes], shown: str, most: int | None = None) -> None:

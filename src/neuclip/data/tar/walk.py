@@ -34,19 +34,20 @@ def walk(data: mmap.mmap | bytes) -> tuple[list[Member], Damage | None]:
     It ends at the first header that makes no sense: what follows might be paired with the wrong caption.
     """
     found: list[Member] = []
-    position, end = 0, len(data)
+    position, end, zeros = 0, len(data), -1  # where empty blocks began, just before the position
     name, size = b"", -1  # of the next member, where a header of its own says them
     while position < end:
         header = data[position : position + BLOCK]
         if not any(header):
-            first, position = position, _end_of_zeros(data, position)
-            if position >= end and end - first > MOST_PADDING:
-                return found, Damage(ENDS_IN_ZEROS, first)
+            zeros, position = position, _end_of_zeros(data, position)
+            if position >= end and end - zeros > MOST_PADDING:
+                return found, Damage(ENDS_IN_ZEROS, zeros)
             continue
         fields = _read_header(header)
         if fields is None:
             reason = NOT_TAR if position == 0 else CUT_OFF if len(header) < BLOCK else DAMAGED
-            return found, Damage(reason, position, _names_behind(data, position))
+            return found, Damage(reason, position if zeros < 0 else zeros, _names_behind(data, position))
+        zeros = -1
         kind, own_name, own_size = fields
         start, length = position + BLOCK, own_size
         if kind in REGULAR:
@@ -65,7 +66,7 @@ def walk(data: mmap.mmap | bytes) -> tuple[list[Member], Damage | None]:
                 found.append((name or own_name, start, length))
             name, size = b"", -1
         position = start + (length + BLOCK - 1) // BLOCK * BLOCK
-    return found, None
+    return found, Damage(CUT_OFF, end) if position > end else None
 
 
 def _read_header(header: bytes) -> tuple[bytes, bytes, int] | None:
