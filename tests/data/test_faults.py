@@ -149,7 +149,7 @@ def test_every_kind_of_bad_sample_keeps_its_id_and_is_listed_under_its_reason(tm
     log = fault_log(tmp_path / "skipped.jsonl", limit=0.6)
     log.note_source(source)
     for one in batches(source, batch_size=13, tokens=lengths, steps=2):
-        log.note(one)
+        log.note_batch(one)
         assert sorted(one.ids.tolist()) == list(range(13)) and one.images.shape == (13, 3, 4, 4)
         assert one.tokens.tolist() == [[len("words")]] * 13
     found = {record["id"]: (record["reason"], record["where"]) for record in read_lines(log.path)}

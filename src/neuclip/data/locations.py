@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from braceexpand import braceexpand
 
+from neuclip.data.source import shorten
 from neuclip.datasets import catalogue
 from neuclip.errors import UserError
 from neuclip.files import read_regular, reading
@@ -42,6 +43,7 @@ PARTS = r"train(?:ing)?|val(?:id(?:ation)?)?|test|dev|held[-_]?out"
 PART_FOLDER = re.compile(rf"(?:{PARTS})\d*", re.IGNORECASE)  # COCO's are train2017, val2017
 # cc3m-train-0000.tar, while latest.tar is no test; of Hugging Face's NAME-00000-of-00002 every NAME is a part
 PART_FILE = re.compile(rf"^\w+(?=-\d+-of-\d+)|(?<![a-z])(?:{PARTS})(?![a-z])", re.IGNORECASE)
+LONGEST_PATH = 4096  # letters; Linux has no longer ones
 LARGEST_LIST = 1 << 28  # bytes of a list of shards
 
 
@@ -123,7 +125,9 @@ def files_of(address: str) -> list[Path]:
     if missing := [name for name, matches in found.items() if not matches]:
         what = "patterns match no file" if STARS.search(address) else "files do not exist"
         first = f"{len(missing)} of {len(names)} {what}, first of all {missing[0]}" if names[1:] else "no file matches"
-        raise UserError(f"{address}: {first}; check the folder and the numbers, and that the pattern is in quotes")
+        raise UserError(
+            f"{shorten(address, 500)}: {shorten(first, 500)}; check the folder and the numbers, and that the pattern is in quotes"
+        )
     files = data_files(path for matches in found.values() for path in matches)
     if folders := [str(path) for path in files if path.is_dir()]:
         meant = ",".join(folders[:3]) + (",..." if folders[3:] else "")
@@ -133,6 +137,8 @@ def files_of(address: str) -> list[Path]:
 
 def _matching(pattern: str) -> list[Path]:
     """Files; folders only where there is nothing else."""
+    if len(pattern) > LONGEST_PATH:
+        return []
     found = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
     return [path for path in found if not path.is_dir()] or found
 
@@ -275,7 +281,7 @@ def numbered_shards(folder: Path) -> list[Path]:
 
 
 def _nothing_there(address: str) -> str:
-    path = Path(address)
+    path, address = Path(address), shorten(address, 500)
     if os.path.islink(path):  # noqa: PTH114 (Path's own raises for names that are too long)
         return f"{path}: is a link to {path.readlink()}, which is gone; bring that back, or remove the link"
     if "{" in address:

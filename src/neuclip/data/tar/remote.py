@@ -26,6 +26,7 @@ from neuclip.settings.secrets import without_query
 T = TypeVar("T")
 PARALLEL_REQUESTS = 8  # most of the time of each is waiting
 SLOWEST = 100_000  # bytes per second on average; a shard of 1 GB may take three hours
+CONTINUE = "a run that has begun continues with --resume"
 KILLED_SECONDS = 3600  # a download that was not written to for this long belongs to a killed process
 VERSIONS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
@@ -101,9 +102,11 @@ def with_retries(url: str, question: Callable[[Any, str], T], limits: Limits) ->
             cause = (error.__cause__ or error) if url.startswith("http") else error
             status = getattr(cause, "status", None)
             if status in (404, 410) or isinstance(cause, FileNotFoundError):
-                raise RemoteNotFound(f"{shown}: there is no such file; check the address, or bring it back") from error
+                raise RemoteNotFound(
+                    f"{shown}: there is no such file; check the address, or bring it back; {CONTINUE}"
+                ) from error
             if status in (401, 403) or isinstance(cause, PermissionError) or "Credentials" in type(cause).__name__:
-                raise RemoteNotFound(f"{shown}: access is denied; check your credentials for it") from error
+                raise RemoteNotFound(f"{shown}: access is denied; check your credentials for it; {CONTINUE}") from error
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise RunFailed(
                     f"{shown}: no room for it in {cache_folder()} ({error.strerror}); make room, lower "
@@ -112,7 +115,7 @@ def with_retries(url: str, question: Callable[[Any, str], T], limits: Limits) ->
             failure = without_query(" ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
     raise RunFailed(
         f"{shown}: could not be fetched in {limits.attempts} tries ({failure}); check the connection and the server, "
-        "then start again (a run that has begun continues with --resume)"
+        f"then start again; {CONTINUE}"
     )
 
 

@@ -97,6 +97,16 @@ def _end_of_zeros(data: mmap.mmap | bytes, position: int) -> int:
 
 
 def _names_behind(data: mmap.mmap | bytes, position: int) -> tuple[bytes, ...]:
-    places = (match.start() - MAGIC_AT for match in MAGIC.finditer(data, position + MAGIC_AT))
-    headers = (_read_header(data[place : place + BLOCK]) for place in places)
-    return tuple(header[1] for header in headers if header is not None and header[0] in REGULAR)
+    names, long_name = [], b""
+    for match in MAGIC.finditer(data, position + MAGIC_AT):
+        place = match.start() - MAGIC_AT
+        kind, name, size = _read_header(data[place : place + BLOCK]) or (b"", b"", 0)
+        content = data[place + BLOCK : place + BLOCK + min(size, MOST_PADDING)] if kind in (b"L", b"x") else b""
+        if kind == b"L":
+            long_name = content.rstrip(b"\0")
+        elif kind == b"x":
+            long_name = dict(PAX.findall(content)).get(b"path", long_name)
+        elif kind in REGULAR:
+            names.append(long_name or name)
+            long_name = b""
+    return tuple(names)
