@@ -126,7 +126,8 @@ def files_of(address: str) -> list[Path]:
         what = "patterns match no file" if STARS.search(address) else "files do not exist"
         first = f"{len(missing)} of {len(names)} {what}, first of all {missing[0]}" if names[1:] else "no file matches"
         raise UserError(
-            f"{shorten(address, 500)}: {shorten(first, 500)}; check the folder and the numbers, and that the pattern is in quotes"
+            f"{shorten(address, 500)}: {shorten(first, 500)}; check the folder and the numbers, and "
+            "that the pattern is in quotes"
         )
     files = data_files(path for matches in found.values() for path in matches)
     if folders := [str(path) for path in files if path.is_dir()]:
