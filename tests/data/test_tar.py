@@ -216,11 +216,14 @@ def damaged(path: Path, data: bytes) -> object:
 def test_a_cut_off_shard_keeps_its_whole_samples_wherever_the_cut_is(tmp_path):
     data = tar_bytes([m for number in range(4) for m in pair(number)])
     ends = [header_of(data, number) + 512 + len(f"image {number // 2}") for number in (1, 3, 5, 7)]
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        spans = [(member.offset, member.offset_data + member.size) for member in tar]
     for cut in [*range(ends[0], ends[-1], 997), *ends[:-1], *(end - 1 for end in ends[1:])]:
         source = damaged(tmp_path / "0.tar", data[:cut])
         whole = [text for text in outcomes(source) if text.startswith("image")]
         assert whole[: len(ends)] == [f"image {k}" for k, end in enumerate(ends) if end <= cut], cut
-        assert cut in ends or (len(source) < 4 and fault_counts(source))
+        if any(start < cut < stop for start, stop in spans):  # not in the zeros between two members
+            assert len(source) < 4 and fault_counts(source)
 
 
 @pytest.mark.parametrize("garbage", [b"\xff", b"\0"])
@@ -231,8 +234,8 @@ def test_a_damaged_header_pairs_nothing_wrongly_and_its_place_is_told(tmp_path, 
     source = damaged(tmp_path / "0.tar", data)
     assert content(source)[0] == (pair(0)[0][1], ("image 0",))
     assert set(content(source)) <= {(pair(k)[0][1], (f"image {k}",)) for k in (0, 2, 3)}
-    places = [where.replace(",", "") for _, where, _ in faults(source)]
-    assert sum(fault_counts(source).values()) >= 4 - len(source) and any(str(place) in where for where in places)
+    assert sum(fault_counts(source).values()) >= 4 - len(source)
+    assert any(f"{tmp_path / '0.tar'} at byte " in where for _, where, _ in faults(source))
 
 
 def test_a_negative_size_and_a_flipped_byte_are_not_believed(tmp_path):
@@ -320,7 +323,7 @@ def test_a_broken_index_is_built_again(tmp_path, broken):
     index = tmp_path / "0.tar.index.npz"
     whole = index.read_bytes()
     index.write_bytes(whole[: len(whole) // 2] if broken == "cut" else broken)
-    assert texts(shard) == ["image 0"] and len(index.read_bytes()) == len(whole)
+    assert texts(shard) == ["image 0"] and fingerprint(open_source(shard))[0] == 1
 
 
 def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path, cache):
@@ -383,10 +386,11 @@ def test_data_index_tells_what_it_found(tmp_path, capsys):
     write_tar(folder / "00002.tar", [*pair(9), ("x.txt", b"lonely")])
     assert main(["data", "index", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert "shards: 6 samples in 3 shards" in said and "bytes per sample" in said
-    assert str(folder) in said and "without a caption" not in said and "no image" in said
+    assert "shards: 6 samples" in said and "in 3 shards" in said and "index" in said
+    assert str(folder) in said and "without" not in said and "no image" in said
     assert main(["data", "index", str(folder), "--data.caption_key", "nope"]) == 0
-    assert "without a caption: 6 samples" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "6 samples" in said and "without" in said
     path = write("csv", tmp_path / "table", [Pair("0.png", image_bytes(0), ("a",))])
     assert main(["data", "index", path]) == 2
     assert "holds no tar shards" in capsys.readouterr().err
