@@ -316,6 +316,13 @@ def test_a_packed_shard_that_unpacks_to_more_than_the_cache_or_is_none_is_refuse
     assert not [file for file in (cache / "shards").iterdir() if file.is_file()]
 
 
+@pytest.mark.parametrize("address", ["{}/", "{}/*.tar"])
+def test_a_web_server_is_not_listed_and_a_pattern_is_asked_for(server, address):
+    write_shards(server.folder, [1])
+    message = refusal(address.format(server.url))
+    assert "web servers are not listed; give a pattern such as" in message and not server.got
+
+
 def test_a_server_that_is_not_there_ends_in_one_line(server):
     server.shutdown()
     server.server_close()

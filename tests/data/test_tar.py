@@ -253,6 +253,21 @@ def test_a_negative_size_and_a_flipped_byte_are_not_believed(tmp_path):
         assert captions(source) == [("image 0",)] and sum(fault_counts(source).values()) >= 1
 
 
+def test_a_shard_is_read_up_to_the_damage_and_what_lies_behind_it_is_counted(tmp_path):
+    data = bytearray(tar_bytes([m for number in range(6) for m in pair(number)]))
+    place = header_of(data, 4)  # of image 2: its caption and three pairs lie behind it
+    data[place : place + 512] = b"\xff" * 512
+    source = damaged(tmp_path / "0.tar", data)
+    assert captions(source) == [("image 0",), ("image 1",)]
+    [(reason, where, times)] = faults(source)
+    assert (reason, times) == ("shard is damaged", 4) and str(place) in where.replace(",", "")
+
+
+def test_an_image_with_an_unknown_ending_is_named_and_not_guessed(tmp_path):
+    shard = write_tar(tmp_path / "0.tar", [*pair(0), ("x.img", image_bytes(1)), ("x.txt", b"a caption")])
+    assert faults(open_source(shard)) == [("no image", f"{shard}: x", 1)]
+
+
 @pytest.mark.parametrize("zeros", [2, 3, 18])
 def test_a_second_tar_behind_the_first_is_read_and_nothing_is_lost(tmp_path, zeros):
     first = tar_bytes(pair(0))
@@ -479,6 +494,25 @@ def test_a_copy_that_is_gone_in_mid_run_ends_the_run_and_changes_no_image(tmp_pa
         path.unlink()
     message = failure(lambda: source[0])
     assert "0.tar" in message and "--resume" in message
+
+
+@pytest.mark.parametrize("damage", ["cut", "checksum", "flipped"])
+def test_a_damaged_packed_shard_is_refused_and_to_be_fetched_again(tmp_path, damage, cache):
+    packed = bytearray(gzip.compress(tar_bytes([m for number in range(9) for m in pair(number)])))
+    if damage == "cut":
+        del packed[len(packed) // 2 :]
+    else:
+        packed[-6 if damage == "checksum" else len(packed) // 2] ^= 1
+    (tmp_path / "0.tar.gz").write_bytes(packed)
+    for _ in range(2):
+        message = refusal(tmp_path / "0.tar.gz")
+        assert message.startswith(f"{tmp_path / '0.tar.gz'}: is damaged") and "fetch it again" in message
+    assert not list(cache.rglob("*.tar"))
+
+
+def test_data_index_has_no_flag_to_verify(tmp_path, capsys):
+    assert main(["data", "index", str(write_shards(tmp_path / "shards", [1])), "--verify"]) == 2
+    assert "no flag --verify" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("data", [b"<html>" * 100, bytes(5000), b"\x1f\x8b\x08"])
