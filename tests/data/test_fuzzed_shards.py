@@ -91,7 +91,9 @@ def changed(members: list[Member], form: int, change: Callable[[bytearray, list[
             touched.add(number_of(member))
         if bytes(now[start:header]) != whole[start:header] or len(now) < stop:
             first_header = min(first_header, start)
-    return Damaged(bytes(now), frozenset(touched), readable=numbers_up_to(members, spans, first_header))
+    cut = len(whole) > len(now)  # between two members a cut leaves nothing that could tell of those behind it
+    behind = frozenset(range(PAIRS)) - numbers_up_to(members, spans, len(now)) if cut else frozenset()
+    return Damaged(bytes(now), frozenset(touched), behind, numbers_up_to(members, spans, first_header))
 
 
 def flipped_bytes(draw: random.Random, members: list[Member], form: int) -> Damaged:

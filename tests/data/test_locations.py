@@ -85,6 +85,14 @@ def test_weights_are_split_from_addresses_and_a_path_that_exists_is_never_cut():
     assert "a weight is " in refusal("sh:-1") and "give sh:2" in refusal("sh:1e2,odd:2")
 
 
+def test_a_fractional_weight_and_a_source_named_twice_are_answered_with_what_to_write():
+    shards("sh/0.tar", "more/0.tar")
+    message = refusal("sh:0.5,more")
+    assert "sh:0.5: a weight is a whole number above 0" in message and "more weight" in message
+    for address in ("sh,sh", "sh:2,more,sh"):
+        assert "sh: is named " in refusal(address) and "name it once, with a weight: sh:2" in refusal(address)
+
+
 def test_a_port_is_no_weight(server):
     write_shards(server.folder, [1, 2])
     address = f"{server.url}/{{00000..00001}}.tar"
@@ -235,7 +243,7 @@ def test_a_list_of_remote_shards_is_one_source_in_its_order(server):
         ("0.tar\ns3://bucket/0.tar\n", "lists local and remote shards; make two lists"),
         ("0.tar\nicons-30k\n", "icons-30k"),
         ("# nothing\n", "shards.txt: lists no shards; give one address per line"),
-        ("\udcff", "shards.txt: is damaged, or not what it should be"),
+        ("\udcff", "UTF-8"),
     ],
 )
 def test_a_wrong_list_of_shards_is_refused_with_what_is_wrong_in_it(text, message):

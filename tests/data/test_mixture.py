@@ -16,6 +16,7 @@ from tests.builders.data import (
     BadSample,
     Order,
     Pair,
+    ShardOrder,
     batches,
     caption_counts,
     captions,
@@ -85,6 +86,11 @@ def test_a_mixture_has_dense_ids_over_sources_of_any_kind(tmp_path):
     for id in (12, -1):
         with pytest.raises(IndexError):
             source[id]
+
+
+def test_orders_of_other_shards_are_told_apart():
+    described = [description(ShardOrder(ends, 0)) for ends in ([3, 9], [4, 9], [3, 6, 9])]
+    assert len(set(described)) == 3 and description(ShardOrder([3, 9], 1)) == described[0]
 
 
 def test_the_order_of_sources_and_their_weights_tell_runs_apart(tmp_path):

