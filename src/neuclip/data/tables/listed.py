@@ -64,13 +64,13 @@ class Rows:
     facts: np.ndarray  # (n,) of FACTS
     images: np.ndarray  # (n,) uint64, equal for equal paths
     parse: Callable[[bytes], Row]
-    common: str = ""  # the innermost folder that has all images, as paths begin with it
+    common: tuple[str, ...] = ()  # the innermost folder of all images with relative paths, and of those with others
 
     @classmethod
     def of(cls, content: bytes, start: int, rows: Iterable[tuple[int, Row]], parse: Callable[[bytes], Row]) -> Rows:
         """From the end of each row in `content`, and the row."""
         ends, counts, hashes, images = array("q", [start]), array("H"), array("Q"), array("Q")
-        common: str | None = None
+        common: dict[bool, str] = {}
         for end, row in rows:
             ends.append(end)
             count, hash = (0, 0) if row.reason else caption_facts(row.captions)
@@ -78,15 +78,15 @@ class Rows:
             hashes.append(hash)
             name = os.path.normpath(row.image.replace("\\", "/")) if row.image else f"row {len(ends)} without image"
             if row.image and not row.reason:
-                parent = name.rpartition("/")[0] or name[: name.startswith("/")]
-                common = parent if common is None else common
-                if parent != common and not parent.startswith(f"{common}/"):
-                    common = _common_folder(common, parent)
+                parent, absolute = name.rpartition("/")[0], name.startswith("/")
+                known = common.setdefault(absolute, parent)
+                if parent != known and not parent.startswith(f"{known}/"):
+                    common[absolute] = os.path.commonpath([known, parent]) if known and parent else ""
             raw = name.encode(errors="surrogatepass")
             images.append(int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little"))
         facts = np.zeros(len(counts), FACTS)
         facts["captions"], facts["hash"] = counts, hashes
-        return cls(content, np.array(ends), facts, np.array(images, dtype=np.uint64), parse, common or "")
+        return cls(content, np.array(ends), facts, np.array(images, dtype=np.uint64), parse, tuple(common.values()))
 
     @classmethod
     def listed(cls, rows: Iterable[Row]) -> Rows:
@@ -116,13 +116,6 @@ class Rows:
         ]
 
 
-def _common_folder(one: str, other: str) -> str:
-    try:
-        return os.path.commonpath([one, other]) if one and other else ""
-    except ValueError:  # one from the root, the other from the table
-        return ""
-
-
 def parse_listed(raw: bytes) -> Row:
     image, captions, reason = json.loads(raw)
     return Row(image, tuple(text.encode(errors="surrogateescape") for text in captions), reason)
@@ -149,7 +142,8 @@ class ListedPairs(Source):
         self.by_image, self.captions = by_image, captions
         first = rows.first_images()
         self.base = find_image_folder(path, first) if folder is None else folder
-        self.folder = self.base / rows.common
+        folders = [self.base / common for common in rows.common] or [self.base]
+        self.folder = folders[0] if len(folders) == 1 else Path(os.path.commonpath([f.absolute() for f in folders]))
         self._names_are_absolute = bool(first) and Path(first[0]).is_absolute()
 
     def __len__(self) -> int:

@@ -145,10 +145,10 @@ def _columns(path: Path, names: list[str], choice: ColumnChoice, separator: str)
     except UserError:
         if any(map(is_url, names)):
             raise UserError(images_are_urls(path)) from None
-        if data := next((name for name in names if name.lower().endswith(IMAGE_SUFFIXES)), ""):
+        if data := next((name for name in names if any(ending in name.lower() for ending in IMAGE_SUFFIXES)), ""):
             header = separator.join(("image", "caption")).replace("\t", "<tab>")
             raise UserError(
-                f"{path}: the first line must name the columns, such as {header}; it looks like data "
+                f"{path}: the first line must be a header that names the columns, such as {header}; it looks like data "
                 f"({shorten(data)!r}); put such a line above it"
             ) from None
         raise
