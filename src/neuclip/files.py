@@ -10,11 +10,12 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -83,28 +84,25 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_file(place: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+def new_file(place: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file to write to, which becomes `place` in one move: a reader, or a kill, sees the old content or the new. Its
     own name (`file.name`, for libraries that want one) is random and new: it follows no link that is there already."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        dir=place.parent, prefix=f".{place.name[:100]}.", suffix=UNFINISHED, delete=False
-    ) as file:
-        unfinished = Path(file.name)
-        try:
-            yield file  # type: ignore[misc]
+    unfinished = place.with_name(f".{place.name[:100]}.{secrets.token_hex(8)}{UNFINISHED}")
+    try:
+        with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-            unfinished.chmod(mode)
-            unfinished.replace(place)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        unfinished.replace(place)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a file in one move. A private file is readable by its owner alone, from its first byte on."""
-    with new_file(path, 0o600 if private else 0o644) as file:
+    with new_file(path, 0o600 if private else 0o666) as file:
         file.write(text.encode())
 
 

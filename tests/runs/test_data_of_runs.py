@@ -121,7 +121,7 @@ def test_no_run_is_started_on_data_of_which_too_much_is_lost(small_settings, tmp
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("weight", "epoch"), [("", 40), (":3", 120), (":0.5", 20)])
+@pytest.mark.parametrize(("weight", "epoch"), [("", 40), (":3", 120)])
 def test_what_counts_epochs_counts_the_samples_that_weights_make_of_them(
     small_settings, shards, tmp_path, weight, epoch
 ):

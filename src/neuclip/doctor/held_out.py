@@ -28,7 +28,8 @@ def note_held_out(findings: Findings, settings: Settings, source: Source, identi
         counts |= {name: fingerprint(held)[1]._asdict() for name, held in opened.items()}
         others = {} if address.endswith(HELD_OUT_SUFFIX) else opened
         ungrouped = [held.source if isinstance(held, Selection) else held for held in others.values()]
-        if any(fingerprint(held)[0] == identity for held in ungrouped):
+        same_captions = [held for held in ungrouped if fingerprint(held)[0] == identity]
+        if any(held.images_version() == source.images_version() for held in same_captions):
             findings.warn(
                 f"{without_queries(address)} is both training data and evaluation.retrieval",
                 "recall on it says nothing about other images",

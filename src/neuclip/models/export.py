@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -59,6 +60,10 @@ def _write_weights(tensors: dict[str, Tensor], file: Path) -> None:
     try:
         with new_file(file) as unfinished:
             save_file(tensors, unfinished.name)
+            written = Path(unfinished.name)  # safetensors makes a file of its own, with the mode 0600
+            written.chmod(os.fstat(unfinished.fileno()).st_mode)
+            with written.open("rb") as content:
+                os.fsync(content.fileno())
     except (SafetensorError, OSError) as error:
         raise RunFailed(
             f"{file}: could not be written ({error}); the last checkpoint is kept: make room, then continue with "

@@ -50,7 +50,8 @@ def open_held_out(settings: Settings) -> HeldOutSets:
     if is_main() and trained_on:  # of one file the training may be another split
         training, held_out = open_as(settings.data.train, settings.data), [sets.retrieval[name] for name in trained_on]
         ungrouped = [held.source if isinstance(held, Selection) else held for held in held_out]
-        if any(fingerprint(held) == fingerprint(training) for held in ungrouped):
+        same_captions = [held for held in ungrouped if fingerprint(held) == fingerprint(training)]
+        if any(held.images_version() == training.images_version() for held in same_captions):
             warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
             print(warning, file=sys.stderr)
     sources = (*sets.retrieval.values(), *(task.source for task in sets.zero_shot.values()))
