@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.comparison.methods import METHODS, TEMPERATURE_RATE, TUNED_BATCH, Flags, Method, rho
 from neuclip import api
-from neuclip.data.loader import sequential
+from neuclip.data.loader import read_images
 from neuclip.data.open import open_source
 from neuclip.evaluation.embedding import EmbeddedPairs
 from neuclip.evaluation.retrieval import recall
@@ -62,7 +62,7 @@ def trunk_features(data: Path) -> dict[str, Tensor | list[str]]:
     built = build_model(MODEL.name, image_size=MODEL.image_size)
     apply_modes(built.towers, MODEL)
     towers, images, titles = built.towers.eval(), [], []
-    for batch in sequential(open_source(str(data)), transform=built.transform, batch_size=256, workers=1):
+    for batch in read_images(open_source(str(data)), transform=built.transform, batch_size=256, workers=1):
         images.append(towers.trunk_features("image", batch.images))
         titles += [captions[0] for captions in batch.captions]
     texts = {title: row for row, title in enumerate(dict.fromkeys(titles))}

@@ -19,6 +19,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import distributed as dist
@@ -26,11 +27,9 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from neuclip.data.captions import Captions
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
-from neuclip.data.sample import Sample
-from neuclip.data.source import Source
+from neuclip.data.source import FACTS, Sample, Source, caption_facts
 from neuclip.models.torchvision_guard import guard_torchvision
 
 SIZE, BATCH, EPOCHS, STOP = 1003, 32, 2, 10
@@ -120,8 +119,8 @@ class Dots(Source):
     def where(self, id: int) -> str:
         return f"dot {id}"
 
-    def caption_pieces(self) -> Iterator[Captions]:
-        yield Captions.of([["a dot"]] * SIZE)
+    def caption_facts(self) -> Iterator[np.ndarray]:
+        yield np.array([caption_facts(["a dot"])] * SIZE, dtype=FACTS)
 
 
 def neuclip(place: Place, saved: Any, folder: Path) -> Iterator[Read]:

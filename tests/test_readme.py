@@ -10,9 +10,9 @@ import pytest
 
 from neuclip.cli.main import main
 from neuclip.datasets import catalogue
+from tests.builders.data import write_task
 from tests.builders.images import write_shard, write_shards
 from tests.builders.models import NORMS_FILE
-from tests.data.small_tasks import write_task
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

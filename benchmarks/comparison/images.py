@@ -14,10 +14,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from neuclip.data.convert import Entry, write_shards
 from neuclip.data.decoding import decode
 from neuclip.data.open import open_source
 from neuclip.data.source import Source
-from neuclip.data.tar.writing import Entry, write_shards
 from neuclip.progress import track
 
 PIXELS = 32

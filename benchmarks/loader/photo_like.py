@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from neuclip.data.tar.writing import write_shards
+from neuclip.data.convert import write_shards
 
 WORDS = (
     "a",

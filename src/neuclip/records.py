@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from neuclip import files
 
 HELD_OUT = "held_out"  # in a line of skipped.jsonl: the held-out set it is of; those of the training data have none
 
@@ -54,7 +55,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return files.read_regular(path).split(b"\n")[:-1] if path.exists() else []
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
@@ -68,29 +69,12 @@ def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
         except (ValueError, RecursionError, KeyError, TypeError):
             broken += 1
     if path.exists():
-        write_text_safely(path, "".join(json.dumps(record) + "\n" for record in kept))
+        files.write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
     return broken
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text_safely(path, json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
-
-
-def write_text_safely(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace a file in one move: a reader, or a kill, sees the old content or the new, never half. A private file is
-    readable by its owner alone, from its first byte on."""
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        if private:
-            temporary.unlink(missing_ok=True)
-            temporary.touch(mode=0o600, exist_ok=False)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write_json(path, strict(value))
 
 
 def strict(value: Any) -> Any:

@@ -17,7 +17,7 @@ from neuclip.data.tar.remote import Limits
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 ENDLESS = ("endless", "trickle")
-QUICK = Limits(stall_seconds=20, attempts=3, first_wait=0)
+QUICK = Limits(timeout=20, attempts=3, first_wait=0)
 
 
 class Server(ThreadingHTTPServer):

@@ -6,24 +6,17 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import neuclip
-from neuclip.cli.data import run
+from neuclip.cli.main import main
 from neuclip.data import open as opening
-from neuclip.data.captions import Captions
-from neuclip.data.convert import convert
-from neuclip.data.fingerprint import fingerprint
-from neuclip.data.held_out import HeldOutSets
-from neuclip.data.open import Kind, OpenOptions, open_source
-from neuclip.data.sample import BadSample, Sample
-from neuclip.data.source import Source
+from neuclip.data.open import Kind, OpenOptions
+from neuclip.data.source import FACTS, BadSample, Sample, Source, caption_facts
 from neuclip.doctor.diagnosis import examine
-from neuclip.errors import UserError
-from neuclip.settings.reading import read_settings
-from neuclip.settings.sections import EvaluationSettings, Settings
+from tests.builders.data import content, convert, fingerprint, held_out_sets, open_source, refusal, settings
 from tests.builders.images import caption, image_bytes, write_csv
-from tests.data.small_shards import contents
 
 COUNT = 24
 
@@ -41,7 +34,6 @@ class PairsFile(Source):
         return len(self._lines)
 
     def __getitem__(self, id: int) -> Sample:
-        self.check_id(id)
         image, text = self._lines[id]
         try:
             return Sample((self.files[0].parent / image).read_bytes(), (text,))
@@ -51,8 +43,8 @@ class PairsFile(Source):
     def where(self, id: int) -> str:
         return f"{self.files[0]} line {id + 1}"
 
-    def caption_pieces(self) -> Iterator[Captions]:
-        yield Captions.of([text] for _, text in self._lines)
+    def caption_facts(self) -> Iterator[np.ndarray]:
+        yield np.array([caption_facts([text]) for _, text in self._lines], dtype=FACTS)
 
 
 @pytest.fixture(autouse=True)
@@ -75,45 +67,41 @@ def pairs(tmp_path) -> Path:
 
 
 def test_it_is_opened_by_its_ending_alone_or_with_others(tmp_path, pairs):
-    source = open_source(str(pairs))
+    source = open_source(pairs)
     assert (source.name, len(source), source.kind) == ("shapes", COUNT, "pairs")
-    assert source[3] == Sample(image_bytes(3), (caption(3),)) and source.captions()[3] == caption(3)
+    assert content(source)[3] == (image_bytes(3), (caption(3),))
     mixture = open_source(f"{pairs}:2,{write_csv(tmp_path / 'csv', 4)}")
     assert mixture.kind == "pairs+csv" and mixture[COUNT].captions == (caption(0),)
 
 
-def test_its_ending_is_known_wherever_endings_are(tmp_path, pairs):
+def test_its_ending_is_known_wherever_endings_are(tmp_path, pairs, capsys):
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(UserError, match=r"known are .*\.pairs"):
-        open_source(str(tmp_path / "notes.md"))
-    with pytest.raises(UserError, match="only tar shards can be remote"):
-        open_source("https://host/shapes.pairs")
-    with pytest.raises(UserError, match="holds no tar shards, and other data need no index"):
-        run(["index", str(pairs)])
+    assert "known are " in refusal(tmp_path / "notes.md") and ".pairs" in refusal(tmp_path / "notes.md")
+    assert "only tar shards can be remote" in refusal("https://host/shapes.pairs")
+    assert main(["data", "index", str(pairs)]) == 2
+    assert "holds no tar shards" in capsys.readouterr().err
 
 
 def test_it_has_the_fingerprint_of_the_same_pairs_in_other_files(tmp_path, pairs):
-    assert fingerprint(open_source(str(pairs))) == fingerprint(open_source(str(write_csv(tmp_path / "csv", COUNT))))
+    assert fingerprint(open_source(pairs)) == fingerprint(open_source(write_csv(tmp_path / "csv", COUNT)))
 
 
 def test_it_is_converted(tmp_path, pairs):
-    source = open_source(str(pairs))
+    source = open_source(pairs)
     assert convert(source, tmp_path / "shards", shard_size=10).samples == COUNT
-    assert contents(open_source(str(tmp_path / "shards"))) == contents(source)
+    assert content(open_source(tmp_path / "shards")) == content(source)
 
 
 def test_it_is_trained_on_held_out_and_examined(tmp_path, pairs):
     held_out = write_pairs(tmp_path / "test", range(COUNT, COUNT + 8))
-    evaluation = EvaluationSettings(retrieval=(str(held_out),), zero_shot=())
-    assert list(HeldOutSets.open(Settings(evaluation=evaluation)).retrieval) == [str(held_out)]
-    settings = read_settings(
-        None,
-        f"""--data.train {pairs} --evaluation.retrieval {held_out} --run.folder {tmp_path}/runs
-        --run.threads 1 --data.workers 0 --model.image_size 32 --train.batch_size 8 --train.samples 16
-        --evaluation.error_anchors 0 --objective.name clip""".split(),
+    assert list(held_out_sets("--evaluation.retrieval", str(held_out))) == [str(held_out)]
+    chosen = settings(
+        *f"""--data.train {pairs} --evaluation.retrieval {held_out} --run.folder {tmp_path}/runs --model.name tiny
+        --run.threads 1 --data.workers 0 --train.batch_size 8 --train.samples 16
+        --evaluation.error_anchors 0 --objective.name clip""".split()
     )
-    findings, probe = examine(settings)
-    assert findings["data.kind"] == "pairs" and findings["data.files"] == 1 and findings["data.pairs"] == COUNT
-    assert findings["data.file_bytes"] == pairs.stat().st_size and probe.read == COUNT and probe.bad == 0
-    summary = json.loads((neuclip.train(settings) / "summary.json").read_text())
+    findings, probe = examine(chosen)
+    assert findings["data.kind"] == "pairs" and findings["data.pairs"] == COUNT
+    assert probe.read == COUNT and probe.bad == 0
+    summary = json.loads((neuclip.train(chosen) / "summary.json").read_text())
     assert summary["samples_seen"] == 16 and any(str(held_out) in figure for figure in summary["evaluation"])

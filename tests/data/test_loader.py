@@ -14,20 +14,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuclip.data.loader import Batches, sequential
-from neuclip.data.open import open_source
-from neuclip.data.order import Order
-from neuclip.errors import RunFailed, UserError
-from tests.data.small_shards import image_bytes, pair, write_shards, write_tar
-from tests.data.small_transforms import failing, noisy, plain, spawned, tokenize
-
-
-def batches_of(source, *, batch_size=6, transform=plain, seed=0, workers=0, **options) -> Batches:
-    order = Order(len(source), seed)
-    return Batches(
-        source, order, batch_size=batch_size, transform=transform, tokenize=tokenize, seed=seed, workers=workers,
-        **options,
-    )  # fmt: skip
+from tests.builders.data import (
+    batches,
+    captions,
+    content,
+    failing,
+    failure,
+    image_bytes,
+    noisy,
+    open_source,
+    pair,
+    read_images,
+    refusal,
+    spawned,
+    write_shards,
+    write_tar,
+)
 
 
 def ids_of(batches) -> list[int]:
@@ -48,20 +50,20 @@ def source(tmp_path):
 
 
 def test_batches_are_equal_to_the_bit_for_any_number_of_workers(source):
-    expected = list(batches_of(source, transform=noisy).steps(4, 7))
-    for workers in (1, 2):
-        assert same(expected, list(batches_of(source, transform=noisy, workers=workers).steps(4, 7)))
+    expected = list(batches(source, transform=noisy, first=4, steps=7))
+    assert same(expected, batches(source, transform=noisy, first=4, steps=7, workers=2))
 
 
 @pytest.mark.slow
-def test_two_spawned_workers_give_the_same_batches(source):
-    expected = list(batches_of(source, transform=noisy).steps(0, 3))
-    assert same(expected, list(batches_of(source, transform=spawned, workers=2, start_method="spawn").steps(0, 3)))
+def test_a_spawned_worker_gives_the_same_batches(source):
+    expected = list(batches(source, transform=noisy, steps=3))
+    assert same(expected, batches(source, transform=spawned, workers=1, start_method="spawn", steps=3))
 
 
 def test_the_rows_of_all_ranks_are_the_global_batch(source):
-    whole = list(batches_of(source, batch_size=8, transform=noisy).steps(3, 4))
-    shares = [list(batches_of(source, batch_size=8, transform=noisy, rank=r, ranks=4).steps(3, 4)) for r in range(4)]
+    options = {"batch_size": 8, "transform": noisy, "first": 3, "steps": 4}
+    whole = list(batches(source, **options))
+    shares = [list(batches(source, rank=rank, ranks=4, **options)) for rank in range(4)]
     for step, batch in enumerate(whole):
         assert torch.equal(batch.images, torch.cat([share[step].images for share in shares]))
         assert torch.equal(batch.ids, torch.cat([share[step].ids for share in shares]))
@@ -72,17 +74,17 @@ def test_the_rows_of_all_ranks_are_the_global_batch(source):
 def test_a_resumed_run_continues_the_same_batches(first_sample, batch_size, done, left):
     with tempfile.TemporaryDirectory() as folder:
         source = open_source(str(write_shards(Path(folder), [3, 4])))
-        batches = batches_of(source, batch_size=batch_size, transform=noisy)
-        whole = list(batches.steps(first_sample, done + left))
-        resumed = batches_of(source, batch_size=batch_size, transform=noisy)
-        assert same(whole[done:], list(resumed.steps(first_sample + done * batch_size, left)))
+        options = {"batch_size": batch_size, "transform": noisy}
+        whole = list(batches(source, first=first_sample, steps=done + left, **options))
+        resumed = batches(source, first=first_sample + done * batch_size, steps=left, **options)
+        assert same(whole[done:], list(resumed))
 
 
 def test_augmentation_differs_between_epochs_and_seeds(source):
     count = len(source)
 
     def image_of_zero(seed, epoch):
-        batch = next(batches_of(source, batch_size=count, transform=noisy, seed=seed).steps(epoch * count, 1))
+        batch = next(batches(source, batch_size=count, transform=noisy, seed=seed, first=epoch * count))
         return batch.images[batch.ids == 0]
 
     assert not torch.equal(image_of_zero(0, 0), image_of_zero(0, 1))
@@ -95,40 +97,39 @@ def test_loading_leaves_the_main_process_random_state_alone(source, workers):
     torch.manual_seed(7)
     random.seed(7)
     expected = torch.get_rng_state(), random.getstate()
-    list(batches_of(source, transform=noisy, workers=workers).steps(0, 2))
+    list(batches(source, transform=noisy, workers=workers, steps=2))
     assert torch.equal(torch.get_rng_state(), expected[0]) and random.getstate() == expected[1]
 
 
 def test_one_of_several_captions_is_chosen_by_epoch_and_evaluation_takes_all(tmp_path):
     members = [("a.png", image_bytes(0)), ("a.json", b'{"caption": ["is 1", "is 2", "is 3"]}')]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
-    chosen = [batch.tokens.item() for batch in batches_of(source, batch_size=1).steps(0, 40)]
+    chosen = [batch.tokens.item() for batch in batches(source, batch_size=1, steps=40)]
     assert set(chosen) == {1, 2, 3}
-    (batch,) = sequential(source, transform=plain, batch_size=4, workers=0)
+    (batch,) = read_images(source)
     assert batch.captions == (("is 1", "is 2", "is 3"),)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_sees_every_id_once_in_order(source, workers):
-    batches = list(sequential(source, transform=plain, batch_size=4, workers=workers))
-    assert ids_of(batches) == list(range(15))
-    assert [len(batch.ids) for batch in batches] == [4, 4, 4, 3]
-    assert [captions for batch in batches for captions in batch.captions] == [source[id].captions for id in range(15)]
-    digests = [hashlib.blake2b(source[id].image, digest_size=16).digest() for id in range(15)]
-    assert [digest for batch in batches for digest in batch.digests] == digests
+    found = list(read_images(source, workers=workers))
+    assert ids_of(found) == list(range(15)) and [len(batch.ids) for batch in found] == [4, 4, 4, 3]
+    assert [texts for batch in found for texts in batch.captions] == captions(source)
+    digests = [hashlib.blake2b(image, digest_size=16).digest() for image, _ in content(source)]
+    assert [digest for batch in found for digest in batch.digests] == digests
 
 
 def test_evaluation_of_a_share_of_the_ids_is_that_part_of_the_whole(source):
-    batches = list(sequential(source, transform=plain, batch_size=4, workers=0, ids=range(4, 11)))
-    assert [batch.ids.tolist() for batch in batches] == [[4, 5, 6, 7], [8, 9, 10]]
-    assert list(sequential(source, transform=plain, batch_size=4, workers=2, ids=range(8, 8))) == []
+    found = read_images(source, ids=range(4, 11))
+    assert [batch.ids.tolist() for batch in found] == [[4, 5, 6, 7], [8, 9, 10]]
+    assert list(read_images(source, workers=2, ids=range(8, 8))) == []
 
 
 def test_evaluation_leaves_bad_samples_out(tmp_path):
-    contents = [image_bytes(0), b"not an image", image_bytes(2), b""]
-    members = [m for k, image in enumerate(contents) for m in ((f"{k}.png", image), (f"{k}.txt", b"is 1"))]
+    images = [image_bytes(0), b"not an image", image_bytes(2), b""]
+    members = [m for k, image in enumerate(images) for m in ((f"{k}.png", image), (f"{k}.txt", b"is 1"))]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
-    first, second, third, last = sequential(source, transform=plain, batch_size=1, workers=0)
+    first, second, third, last = read_images(source, batch_size=1)
     assert first.ids.tolist() == [0] and third.ids.tolist() == [2]
     assert not len(second.ids) and not len(second.images) and not second.captions and not second.digests
     assert [fault.id for batch in (second, last) for fault in batch.faults] == [1, 3]
@@ -137,10 +138,9 @@ def test_evaluation_leaves_bad_samples_out(tmp_path):
 def test_evaluation_takes_labelled_images_without_captions_and_training_does_not(tmp_path):
     members = [m for k in range(3) for m in ((f"{k}.png", image_bytes(k)), (f"{k}.cls", str(k).encode()))]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
-    (batch,) = sequential(source, transform=plain, batch_size=4, workers=0)
+    (batch,) = read_images(source)
     assert len(batch.images) == 3 and not batch.faults
-    with pytest.raises(RunFailed, match="caption is missing"):
-        next(batches_of(source, batch_size=1).steps(0, 1))
+    assert "caption is missing" in failure(lambda: next(batches(source, batch_size=1)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -151,7 +151,7 @@ def test_a_bad_sample_keeps_its_place_and_the_next_readable_one_replaces_it(tmp_
     ]
     members += [("5.png", image_bytes(5)), ("5.txt", b"\xff")]
     source = open_source(str(write_tar(tmp_path / "0.tar", members)))
-    batch = next(batches_of(source, batch_size=6, workers=workers).steps(0, 1))
+    batch = next(batches(source, workers=workers))
     shown = dict(zip(batch.ids.tolist(), batch.tokens[:, 0].tolist(), strict=True))
     assert shown == {0: 0, 1: 3, 2: 3, 3: 3, 4: 0, 5: 0}
     found = {fault.id: (fault.reason, Path(fault.where).name) for fault in batch.faults}
@@ -165,27 +165,23 @@ def test_a_bad_sample_keeps_its_place_and_the_next_readable_one_replaces_it(tmp_
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_data_without_one_readable_sample_ends_in_one_line(source, workers):
-    with pytest.raises(RunFailed) as caught:
-        next(batches_of(source, transform=failing, workers=workers).steps(0, 1))
-    assert "image cannot be transformed" in str(caught.value) and "\n" not in str(caught.value)
+    message = failure(lambda: next(batches(source, transform=failing, workers=workers)))
+    assert "image cannot be transformed" in message
 
 
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(source):
-    with pytest.raises(UserError, match="batch_size 6 or 9"):
-        batches_of(source, batch_size=8, ranks=3)
+    assert "batch_size 6 or 9" in refusal(lambda: batches(source, batch_size=8, ranks=3))
 
 
 def test_a_single_sample_fills_a_batch_of_many_epochs(tmp_path):
     source = open_source(str(write_tar(tmp_path / "0.tar", pair(0))))
-    assert ids_of(batches_of(source, batch_size=5).steps(2, 2)) == [0] * 10
+    assert ids_of(batches(source, batch_size=5, first=2, steps=2)) == [0] * 10
 
 
 def test_a_killed_worker_is_one_line_where_the_batch_is_read_and_nowhere_else(source):
-    batches = batches_of(source, workers=1).steps(0, 50)
-    next(batches)
+    running = batches(source, workers=1, steps=50)
+    next(running)
     (worker,) = multiprocessing.active_children()
     worker.kill()
     wait([worker.sentinel])  # torch would raise here, or wherever else the main process is
-    with pytest.raises(RunFailed, match="ended from outside") as failure:
-        list(batches)
-    assert "\n" not in str(failure.value)
+    assert "ended from outside" in failure(lambda: list(running))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuclip.data.order import Order, ShardOrder, SourceOrder, augmentation_seeds
+from tests.builders.data import Order, ShardOrder, augmentation_seeds, travelled
 
 
 def is_permutation(ids: np.ndarray, size: int) -> bool:
@@ -47,7 +45,7 @@ def test_over_epochs_the_first_id_lands_everywhere_equally_often(size):
 
 @pytest.mark.parametrize("size", [5, 37])
 def test_over_seeds_the_first_id_lands_everywhere_equally_often(size):
-    assert is_uniform(np.array([np.argmin(Order(size, seed).ids(0, size)) for seed in range(800)]), size)
+    assert is_uniform(np.array([np.argmin(Order(size, seed).ids(0, size)) for seed in range(400)]), size)
 
 
 def test_all_six_orders_of_three_samples_occur_equally_often():
@@ -72,10 +70,34 @@ def test_a_window_of_a_billion_samples_is_had_at_once():
     assert order.epochs(3 * 10**9 - 500, 1000).tolist() == [2] * 500 + [3] * 500
 
 
-def test_the_order_of_evaluation_is_the_sources_and_ends():
-    order = SourceOrder(10)
-    assert order.ids(8, 4).tolist() == [8, 9]
-    assert order.epochs(8, 4).tolist() == [0, 0]
+def test_the_order_of_a_seed_never_changes():
+    """Runs that were begun with an earlier version continue in it."""
+    assert Order(10, seed=0).ids(0, 20).tolist() == [4, 5, 8, 0, 6, 1, 2, 7, 3, 9, 8, 4, 7, 5, 3, 2, 1, 6, 9, 0]
+    assert Order(10**12, seed=2**63).ids(5 * 10**12, 3).tolist() == [419768991567, 813977303008, 413359593542]
+    assert ShardOrder([3, 5, 9], seed=0, together=2).ids(0, 18).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        5,
+        6,
+        4,
+        7,
+        8,
+        0,
+        2,
+        1,
+        7,
+        4,
+        5,
+        8,
+        3,
+        6,
+    ]
+    assert augmentation_seeds(3, np.array([0, 1]), np.array([5, 5])).tolist() == [
+        4300454767375677452,
+        14012198960796351686,
+    ]
 
 
 def test_augmentation_seeds_differ_by_seed_epoch_and_id():
@@ -88,7 +110,7 @@ def test_augmentation_seeds_differ_by_seed_epoch_and_id():
     assert len(np.unique(np.concatenate(seeds))) == 3000
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(sum), st.integers(1, 4), st.integers(0, 5), st.data()
 )
@@ -100,7 +122,7 @@ def test_every_sample_comes_once_per_epoch_from_few_shards_at_a_time(sizes, toge
         assert sorted(ids[epoch * size : (epoch + 1) * size].tolist()) == list(range(size))
     start = data.draw(st.integers(0, 3 * size))
     count = data.draw(st.integers(0, 3 * size - start))
-    fresh = pickle.loads(pickle.dumps(ShardOrder(ends, seed, together)))
+    fresh = travelled(ShardOrder(ends, seed, together))
     assert np.array_equal(fresh.ids(start, count), ids[start : start + count])
     position = 0
     while position < 3 * size:
@@ -108,6 +130,8 @@ def test_every_sample_comes_once_per_epoch_from_few_shards_at_a_time(sizes, toge
         shards = np.searchsorted(ends, ids[position : position + group.size], side="right")
         assert group.size and len(group.shards) <= together and set(shards) <= set(group.shards.tolist())
         position += group.size
+        wanted = [*group.shards.tolist(), *order.group_at(position).shards.tolist()]
+        assert order.shards_ahead(position - 1) == list(dict.fromkeys(wanted))  # fetched now, and next
 
 
 def test_seeds_and_epochs_of_remote_data_differ_in_shards_and_in_samples():

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.data.machine import cache_folder
+from neuclip import files
 from neuclip.data.open import open_source
-from neuclip.datasets import catalogue
 from neuclip.datasets.catalogue import (
     HeldOut,
     data_sets,
@@ -30,13 +29,14 @@ from neuclip.datasets.catalogue import (
 from neuclip.datasets.fetching import TOOLS, fetch, packages_folder
 from neuclip.datasets.sets import DataSet
 from neuclip.errors import UserError
+from neuclip.files import cache_folder
 
 SETS = list(data_sets().values())
 ICONS, FETCHED = "icons-30k", "iconify"
 PACKAGE = data_sets()[FETCHED].packages[0]
 NOT_PREPARED = f"{FETCHED} is not prepared; run: neuclip data prepare {FETCHED} (npm, 104 MB"
 WAITING = "another process on this machine is building it; waiting\n"
-needs_locks = pytest.mark.skipif(catalogue.fcntl is None, reason="no file locks here")
+needs_locks = pytest.mark.skipif(files.fcntl is None, reason="no file locks here")
 
 # Prepares the set of its first argument; stops at the pieces that the other arguments name, until stdin ends.
 CHILD = """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.task_sets import ZeroShotTask
 from neuclip.datasets.catalogue import data_sets, prepare
 from neuclip.datasets.fetching import packages_folder
 from neuclip.datasets.labelled import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import tarfile
 
-from neuclip.data.tar.writing import write_shards
+from neuclip.data.convert import write_shards
 from neuclip.datasets.collection import Collection
 from neuclip.datasets.drawn import Names
 from neuclip.datasets.splitting import Pair

@@ -12,8 +12,8 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import probe_samples
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
+from tests.builders.data import write_tar
 from tests.builders.images import caption, image_bytes, write_csv, write_shard, write_shards
-from tests.data.small_shards import write_tar
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,7 @@ def remedies(findings: Findings) -> str:
 
 def test_the_figures_are_those_of_the_data_and_of_the_run(shards):
     findings = examined(shards, "--train.samples", "480", "--data.workers", "2", ranks=2)
-    assert (findings["data.kind"], findings["data.pairs"], findings["data.files"]) == ("tar", 120, 3)
-    assert findings["data.file_bytes"] == sum(file.stat().st_size for file in shards.glob("*.tar"))
+    assert (findings["data.kind"], findings["data.pairs"]) == ("tar", 120)
     assert (findings["plan.steps"], findings["plan.epochs"], findings["plan.batches_per_epoch"]) == (30, 4, 7.5)
     assert (findings["plan.batch_per_rank"], findings["plan.samples_per_rank"]) == (8, 240)
     assert findings["bad.reasons"] == {"image does not decode": 2}
@@ -65,7 +64,7 @@ def test_the_sample_is_what_a_run_with_this_seed_reads_first(shards):
 
 def test_a_table_of_images_is_examined_too(tmp_path):
     findings = examined(write_csv(tmp_path, 40))
-    assert (findings["data.pairs"], findings["data.files"], findings["bad.pairs"]) == (40, 1, 0)
+    assert (findings["data.pairs"], findings["bad.pairs"]) == (40, 0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_a_table_of_images_is_examined_too(tmp_path):
         (["--run.precision", "fp16", "--run.device", "cpu"], 1, "--run.precision fp32"),
         (["--evaluation.retrieval", "nowhere"], 1, "nowhere: no such file or folder"),
         (["--evaluation.retrieval", "nowhere.csv:2"], 1, "nowhere.csv: no such file or folder"),
-        (["--evaluation.retrieval", "nowhere/*.tar"], 1, "no file matches this pattern"),
+        (["--evaluation.retrieval", "nowhere/*.tar"], 1, "no file matches"),
         (["--evaluation.zero_shot", "nowhere"], 1, "nowhere: no such folder"),
     ],
 )
@@ -133,10 +132,10 @@ def test_ranks_share_the_state_of_the_objective_and_the_activations(shards):
 
 def test_a_mixture_is_examined_by_its_weights(shards, tmp_path):
     table = write_csv(tmp_path, 40)
-    findings = examined(f"{shards}:0.5,{table}:2", "--train.samples", "560")
-    assert (findings["data.kind"], findings["data.pairs"], findings["data.files"]) == ("tar+csv", 160, 4)
-    assert (findings["plan.pairs_per_epoch"], findings["plan.epochs"]) == (140, 4)
-    assert 0 < findings["sample.pairs"] <= 140
+    findings = examined(f"{shards},{table}:2", "--train.samples", "800")
+    assert (findings["data.kind"], findings["data.pairs"]) == ("tar+csv", 160)
+    assert (findings["plan.pairs_per_epoch"], findings["plan.epochs"]) == (200, 4)
+    assert 0 < findings["sample.pairs"] <= 160
 
 
 def test_a_folder_of_images_is_examined(tmp_path):
@@ -144,7 +143,7 @@ def test_a_folder_of_images_is_examined(tmp_path):
         (tmp_path / f"{number}.png").write_bytes(image_bytes(number))
         (tmp_path / f"{number}.txt").write_text(caption(number))
     findings = examined(tmp_path, "--train.batch_size", "8")
-    assert (findings["data.kind"], findings["data.files"], findings["data.file_bytes"]) == ("folder", 30, None)
+    assert (findings["data.kind"], findings["data.pairs"]) == ("folder", 30)
     assert findings["captions.counted"] == 30
 
 
@@ -154,14 +153,11 @@ def test_of_remote_data_only_one_shard_is_downloaded(shards, cache, remote):
     findings = examined("memory://doctor")
     assert (findings["data.kind"], findings["data.pairs"]) == ("remote tar", 120)
     assert (findings["sample.chosen"], findings["sample.pairs"]) == ("from one shard", 40)
-    sizes = [shard.stat().st_size for shard in shards.glob("*.tar")]
-    assert (findings["shards.number"], findings["shards.smallest"], findings["shards.kept"]) == (3, 40, 3)
-    assert findings["shards.kept_bytes"] == findings["shards.fetched_bytes"] == sum(sizes)
-    assert findings["shards.fetched_once"] and findings["shards.indexes_beside"]
+    assert findings["shards.number"] == 3
     assert len([file for file in cache.rglob("*") if file.stat().st_size > 40_000]) == 1
 
 
-@pytest.mark.parametrize("address", ["file://{0}", "{0}/*.tar", "{0}/{{00000..00002}}.tar", "{0}:2,{0}"])
+@pytest.mark.parametrize("address", ["file://{0}", "{0}/*.tar", "{0}/{{00000..00002}}.tar", "{0}:2,{0}/../shapes"])
 def test_held_out_data_may_be_given_in_every_form(shards, tmp_path, address):
     flags = ["--data.train", str(shards), "--train.batch_size", "16"]
     (tmp_path / "run.yaml").write_text(f'evaluation:\n  retrieval: ["{address.format(shards)}"]\n')
@@ -176,17 +172,6 @@ def test_an_empty_first_remote_shard_is_passed_over(shards, tmp_path, remote):
     remote.pipe("/doctor/00001.tar", min(shards.glob("*.tar")).read_bytes())
     findings = examined("memory://doctor", sample=5)
     assert (findings["data.pairs"], findings["sample.pairs"]) == (40, 5)
-
-
-@pytest.mark.parametrize("address", ["memory://doctor", "memory://doctor/{00000..00002}.tar"])
-def test_index_files_beside_remote_shards_are_seen_even_if_indexes_are_cached(shards, remote, address):
-    for shard in shards.glob("*.tar"):
-        remote.pipe(f"/doctor/{shard.name}", shard.read_bytes())
-    beside = [examined(address, sample=1)["shards.indexes_beside"] for _ in range(2)]
-    for index in shards.glob("*.index.npz"):
-        remote.pipe(f"/doctor/{index.name}", index.read_bytes())
-    beside.append(examined(address, sample=1)["shards.indexes_beside"])
-    assert beside == [False, False, True]
 
 
 def test_a_cache_that_is_too_small_is_a_problem_and_its_remedy_works(shards):

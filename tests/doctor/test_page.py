@@ -43,10 +43,9 @@ def test_the_page_has_the_figures_of_every_objective(shards, flags, lines):
 
 def test_remote_shards_and_an_estimate_of_duplicates_are_described(shards, monkeypatch):
     pytest.importorskip("fsspec")
-    monkeypatch.setattr(pairs, "CAPTIONS_COUNTED", 100)
+    monkeypatch.setattr(pairs, "CAPTIONS_COMPARED", 100)
     page = page_text(examined(f"file://{shards}"), width=200)
-    assert "2 shards of 70 pairs, mixed 16 at a time; the cache holds up to 2 of them" in page
-    assert "once, all shards fit into the cache" in page and "(estimated from 3 captions)" in page
+    assert "2 shards to download, mixed 16 at a time" in page and "(estimated from 3 captions)" in page
 
 
 def test_the_number_of_captions_stands_on_the_page_also_of_held_out_data(shards, tmp_path):

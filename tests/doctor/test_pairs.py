@@ -6,14 +6,12 @@ import itertools
 import random
 
 import pytest
-import torch
 
 from neuclip.data.faults import FaultLog
-from neuclip.data.sample import Batch, Fault
+from neuclip.data.source import Fault
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.pairs import estimate_share_with_duplicate, note_bad, note_caption_lengths, share_with_duplicate
 from neuclip.doctor.probe import SampleProbe
-from neuclip.errors import RunFailed
 from neuclip.models.facts import model_facts
 from neuclip.settings.reading import read_settings
 
@@ -28,11 +26,8 @@ def test_the_share_of_bad_pairs_stops_the_run_exactly_where_training_stops(tmp_p
     note_bad(findings, probe, settings, pairs=10_000)
     log = FaultLog(tmp_path / "skipped.jsonl", limit)
     faults = tuple(Fault(number, "image does not decode", "x") for number in range(bad))
-    try:
-        log.note(Batch(torch.zeros(0), torch.zeros(0), torch.arange(read), faults))
-        stopped = bad == read  # no replacement is left
-    except RunFailed:
-        stopped = True
+    log.add(faults)
+    stopped = bool(log.note(read, bad)) or bad == read  # no replacement is left
     assert findings["bad.stops_run"] == stopped
 
 

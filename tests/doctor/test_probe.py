@@ -9,24 +9,22 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli import doctor
+from neuclip.data.tables import listed, text
 from neuclip.data.tar import remote
 from neuclip.doctor.diagnosis import examine
 from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
-from tests.data.small_tables import table
+from tests.builders.data import table
 
 
 def test_a_disk_that_fails_during_the_probe_is_a_finding(tmp_path, monkeypatch):
     path = table(tmp_path, "image,caption\na.jpg,one\n")
 
-    read = Path.read_bytes
+    def fails(path: Path, most: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
 
-    def fails(self: Path) -> bytes:
-        if self.suffix == ".jpg":
-            raise OSError(errno.EIO, "Input/output error")
-        return read(self)
-
-    monkeypatch.setattr(Path, "read_bytes", fails)
+    monkeypatch.setattr(listed, "read_regular", fails)
+    monkeypatch.setattr(text, "read_regular", lambda path: path.read_bytes())
     findings, _ = examine(read_settings(None, ["--data.train", str(path)]))
     assert not findings.ready and "Input/output error" in findings.problems[0].what
 

@@ -18,8 +18,8 @@ from neuclip.doctor.resources import Memory
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.settings.reading import read_settings
+from tests.builders.data import pair, write_tar
 from tests.builders.images import write_shard, write_shards
-from tests.data.small_shards import pair, write_tar
 
 SHORT = ["--train.batch_size", "8", "--train.samples", "16", "--data.workers", "0", "--evaluation.error_anchors", "0"]
 FAILING = [
@@ -168,7 +168,7 @@ def test_a_larger_share_of_bad_pairs_is_not_proposed_where_no_replacement_exists
 
 
 def test_recall_on_the_training_data_is_warned_of(here):
-    for address in ("shapes", f"{here}/shapes/00000.tar", "shapes/*.tar"):
+    for address in ("shapes", "shapes/*.tar", f"copy={here}/shapes"):
         warnings = examine(settings_with(f"--evaluation.retrieval {address}"), sample=5)[0].warnings
         assert any("is both training data" in warning.what for warning in warnings)
     warnings = examine(settings_with("--evaluation.retrieval spoilt"), sample=5)[0].warnings

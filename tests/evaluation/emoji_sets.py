@@ -11,7 +11,7 @@ import torch
 
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
-from tests.data.small_shards import Member, write_tar
+from tests.builders.data import Member, write_tar
 
 # Blocks of Unicode 6.0, whose names and pictures are settled.
 CLASSES = {

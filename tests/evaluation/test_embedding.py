@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neuclip.data.open import open_source
-from neuclip.data.sample import Fault
+from neuclip.data.source import Fault
 from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBad
 from neuclip.evaluation.retrieval import recall

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.task_sets import ZeroShotTask
 from neuclip.errors import UserError
 from neuclip.evaluation.zero_shot import accuracy, classifier, evaluate_task
 from tests.evaluation.colour_shards import colour_image, write_samples

@@ -157,15 +157,6 @@ def test_headlines_say_what_was_reached_against_chance_and_at_what_cost(run: Run
     assert "Peak memory 1.42 GB" in text
 
 
-def test_the_time_that_stored_features_saved_stands_beside_the_time_of_training(run: RunFolder) -> None:
-    assert "stored features" not in visible_text(report(run))
-    write_json(
-        run.summary,
-        json.loads(run.summary.read_text()) | {"storing": {"towers": ["image"], "seconds": 0, "saved": 2400.0}},
-    )
-    assert "for 512 k samples stored features saved about 40 min" in visible_text(report(run))
-
-
 def test_the_verdict_is_at_the_top(run: RunFolder) -> None:
     text = visible_text(report(run))
     verdict = text[text.index(" Result ") : text.index(" Image to text ")]

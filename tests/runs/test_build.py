@@ -70,7 +70,7 @@ def test_a_softmax_objective_has_no_bias_and_leaves_one_that_a_model_brings_alon
     ("given", "stored"),
     [
         ("photos", "{}/photos"),
-        ("photos:0.25,pairs.csv:2", "{}/photos:0.25,{}/pairs.csv:2"),
+        ("photos:3,pairs.csv:2", "{}/photos:3,{}/pairs.csv:2"),
         ("photos/{00000..00001}.tar", "{}/photos/{{00000..00001}}.tar"),
         ("photos/*.tar", "{}/photos/*.tar"),
         ("{photos/00000,photos/00001}.tar", "{}/{{photos/00000,photos/00001}}.tar"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -38,9 +40,13 @@ def test_milestones_stay_beside_the_newest(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_what_to_do(tmp_path):
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_what_to_do(tmp_path, monkeypatch):
     good = save(tmp_path / "run" / "checkpoints", 100)
-    (good.parent / checkpoint_name(200)).with_suffix(".partial").symlink_to("/dev/full")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
         RunFailed,
         match=r"the disk is full \(24 bytes needed, .* free\).*last good checkpoint is .*000100\.pt.*--resume .*run",

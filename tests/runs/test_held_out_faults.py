@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neuclip.data.faults import FaultLog
-from neuclip.data.sample import Fault
+from neuclip.data.source import Fault
 from neuclip.records import append_line, read_lines
 from neuclip.runs.results import list_faults
 

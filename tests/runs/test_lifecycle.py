@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -15,8 +18,9 @@ import torch
 from neuclip import api
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed, RunInterrupted, UserError
+from neuclip.files import UNFINISHED, new_file
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs import lifecycle, results
+from neuclip.runs import checkpoint, lifecycle, results
 from neuclip.runs.build import resolve_held_out
 from neuclip.runs.checkpoint import checkpoint_name, checkpoints_in, load_checkpoint
 from neuclip.runs.folder import check_new
@@ -72,14 +76,14 @@ def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_
     assert child.code == -signal.SIGKILL, child.errors
     folder = RunFolder(tmp_path / "killed")
     assert [load_checkpoint(path)["step"] for path in checkpoints_in(folder.checkpoints)] == steps
-    assert len(list(folder.path.rglob("*.partial"))) == (moment != "between")
+    assert len(list(folder.path.rglob(f".*{UNFINISHED}"))) == (moment != "between")
     assert main(["train", str(folder.settings)]) == 2
     assert f"or continue it: neuclip train --resume {folder.path}\n" in capsys.readouterr().err
     resumed = read_settings(folder.settings, ["--evaluation.every", "0"])
     api.train(resumed, resume=folder.path)
     assert losses(folder.path) == losses(finished.path)
     assert json.loads(folder.summary.read_text())["samples_seen"] == STEPS * BATCH
-    assert not list(folder.path.rglob("*.partial"))
+    assert not list(folder.path.rglob(f".*{UNFINISHED}"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -181,13 +185,19 @@ def test_not_a_number_stops_with_step_and_ids_and_the_last_checkpoint_stands(sma
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_disk_that_fills_up_stops_the_run_and_it_can_go_on(finished, small_settings, tmp_path):
+def test_a_disk_that_fills_up_stops_the_run_and_it_can_go_on(finished, small_settings, tmp_path, monkeypatch):
     settings = small_settings(tmp_path, "--run.name", "full")
     run = lifecycle.start_run(resolve_held_out(settings))
-    blocked = (run.folder.checkpoints / checkpoint_name(6 * BATCH)).with_suffix(".partial")
-    blocked.symlink_to("/dev/full")
-    with pytest.raises(RunFailed, match="the disk is full"):
-        loop.train(run, evaluate=lambda run: None, save=lifecycle.save)
+
+    def full(place: Path) -> AbstractContextManager[IO[bytes]]:
+        if place.name == checkpoint_name(6 * BATCH):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return new_file(place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "new_file", full)
+        with pytest.raises(RunFailed, match="the disk is full"):
+            loop.train(run, evaluate=lambda run: None, save=lifecycle.save)
     assert [path.name for path in checkpoints_in(run.folder.checkpoints)][-1] == checkpoint_name(3 * BATCH)
     api.train(settings, resume=run.folder.path)
     assert losses(run.folder.path) == losses(finished.path)
@@ -234,7 +244,7 @@ def test_a_run_with_damaged_files_goes_on_from_the_last_good_checkpoint(finished
     newest.write_bytes(content)
     for path in (folder.records, folder.evaluation, folder.skipped):
         path.write_bytes(BROKEN + path.read_bytes())
-    for stale in (folder.checkpoints / "samples-000000000007.partial", folder.path / "report.html.partial"):
+    for stale in (folder.checkpoints / f".samples-7.pt.ab{UNFINISHED}", folder.path / f".report.html.ab{UNFINISHED}"):
         stale.write_bytes(b"half")
     assert main(["train", "--resume", str(folder.path)]) == 0
     told = capsys.readouterr().err
@@ -242,7 +252,7 @@ def test_a_run_with_damaged_files_goes_on_from_the_last_good_checkpoint(finished
     assert all(f"{path}: removed 4 lines that could not be read" in told for path in (folder.records, folder.skipped))
     assert losses(folder.path) == losses(finished.path)
     assert read_lines(folder.evaluation) == read_lines(finished.evaluation) and read_lines(folder.skipped) == []
-    assert not list(folder.path.rglob("*.partial"))
+    assert not list(folder.path.rglob(f".*{UNFINISHED}"))
     assert newest.with_suffix(".damaged").exists() and load_checkpoint(newest)["step"] == STEPS
 
 

@@ -22,7 +22,7 @@ def test_a_run_leaves_every_promised_file(finished):
     promised = "settings.yaml environment.json records.jsonl evaluation.jsonl summary.json gallery.json report.html"
     assert set(promised.split()) <= {path.name for path in finished.path.iterdir()}
     assert {path.name for path in finished.model.iterdir()} == {"open_clip_config.json", "open_clip_model.safetensors"}
-    assert not list(finished.path.rglob("*.partial"))
+    assert not list(finished.path.rglob(".*.part"))
 
 
 def test_records_have_the_promised_keys_and_are_strict_json(finished):

@@ -7,8 +7,8 @@ import stat
 import pytest
 
 from neuclip.cli.main import main
+from tests.builders.data import write_shards
 from tests.builders.models import NORMS_FILE
-from tests.data.small_shards import write_shards
 
 pytestmark = pytest.mark.slow
 

@@ -8,17 +8,19 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from neuclip import api
-from neuclip.data.feature_store import FeatureStore
+from neuclip.data import features as store
 from neuclip.data.tables.listed import ListedPairs
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
+from tests.builders.data import write_tar
 from tests.builders.images import caption, image_bytes
 from tests.builders.models import SMALL_FILE
 from tests.builders.processes import run
@@ -76,6 +78,18 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     assert read_lines(RunFolder(one).skipped) == read_lines(RunFolder(other).skipped)
 
 
+def count_computed(monkeypatch) -> list[int]:
+    """Grows by the first sample of each block that is computed."""
+    compute, blocks = stored_features._compute, []
+
+    def counted(run, side, start, samples, batch):
+        blocks.append(start)
+        return compute(run, side, start, samples, batch)
+
+    monkeypatch.setattr(stored_features, "_compute", counted)
+    return blocks
+
+
 def sides(run: Path) -> list[str]:
     return json.loads(RunFolder(run).summary.read_text())["storing"].get("towers", [])
 
@@ -95,11 +109,13 @@ def test_a_run_on_stored_features_equals_one_that_computes_them_to_the_bit(train
     }
 
 
-def test_with_both_towers_locked_a_second_run_reads_no_sample_whatever_is_held_out(train, monkeypatch):
+def test_with_both_towers_locked_a_second_run_reads_bad_samples_alone_whatever_is_held_out(train, monkeypatch):
     train("first", *IMAGE, *TEXT)
+    read = ListedPairs.__getitem__
 
     def refuse(self, id):
-        raise AssertionError(f"sample {id} was read")
+        assert id in (BAD_IMAGE, NO_CAPTION), f"sample {id} was read"
+        return read(self, id)
 
     monkeypatch.setattr(ListedPairs, "__getitem__", refuse)
     second = train("second", *IMAGE, *TEXT, "--data.hold_out", "8", "--evaluation.retrieval", "")
@@ -127,43 +143,77 @@ def test_features_are_stored_by_weights_and_images(train, features, table):
     assert_equal_runs(changed, computed)
 
 
+def test_shards_with_the_same_captions_and_other_images_have_features_of_their_own(train, features, tmp_path):
+    for folder, first in (("one", 0), ("other", 100)):
+        write_tar(
+            tmp_path / folder / "0.tar",
+            [
+                member
+                for number in range(COUNT)
+                for member in ((f"{number}.png", image_bytes(first + number)), (f"{number}.txt", f"{number}".encode()))
+            ],
+        )
+    train("one", *IMAGE, "--data.train", f"{tmp_path}/one")
+    other = train("other", *IMAGE, "--data.train", f"{tmp_path}/other")
+    assert len(list(features.iterdir())) == 2
+    assert_equal_runs(other, train("computed", *IMAGE, *OFF, "--data.train", f"{tmp_path}/other"))
+
+
 def train_killed_in_third_block(flags: list[str]) -> None:
     """Between the rows of its third block and what says that they are there."""
-    write_rows = FeatureStore._write_rows
+    checksum, blocks = store._checksum, []
 
-    def killing(store, name, places, rows):
-        write_rows(store, name, places, rows)
-        if places[0] >= 16:
+    def killing(counts, rows):
+        blocks.append(counts)
+        if len(blocks) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        return checksum(counts, rows)
 
     stored_features.BLOCK = {"image": 8, "text": 8}
-    FeatureStore._write_rows = killing
+    store._checksum = killing
     api.train(read_settings(None, flags))
 
 
 @pytest.mark.slow
-def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train, flags, features, monkeypatch):
+def test_what_a_kill_left_half_written_is_computed_again_and_nothing_else(train, flags, monkeypatch):
     killed = run(train_killed_in_third_block, flags("killed", *TEXT))
     assert killed.code == -signal.SIGKILL, killed.errors
-    (times,) = features.glob("*/times.jsonl")
-    assert len(read_lines(times)) == 2
     monkeypatch.setattr(stored_features, "BLOCK", {"image": 8, "text": 8})
+    computed = count_computed(monkeypatch)
     after = train("after", *TEXT)
-    assert len(read_lines(times)) == COUNT // 8
+    assert computed == [16, 24, 32]
     assert_equal_runs(after, train("computed", *TEXT, *OFF))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_disk_that_is_full_ends_the_run_in_one_line_and_leaves_nothing_wrong(train, features):
+def test_a_link_in_place_of_the_store_is_not_followed_and_ends_the_run_in_one_line(train, features):
     train("first", *IMAGE)
     (stored,) = features.glob("*/features.*")
     (stored.parent / "counts").unlink()
     stored.unlink()
     stored.symlink_to("/dev/full")
-    with pytest.raises(RunFailed, match=r"cannot be stored \(No space left on device\); .*--data.stored_features off"):
+    with pytest.raises(RunFailed, match=r"cannot be stored \(Too many levels of symbolic links\); .*features off"):
         train("full", *IMAGE)
     stored.unlink()
     assert_equal_runs(train("after", *IMAGE), train("computed", *IMAGE, *OFF))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "exchanged", "zeros"])
+def test_rows_that_are_not_as_they_were_written_are_computed_again(train, features, monkeypatch, damage):
+    monkeypatch.setattr(stored_features, "BLOCK", {"image": 8, "text": 8})
+    first = train("first", *IMAGE)
+    (file,) = features.glob("*/features.*")
+    rows = np.fromfile(file, "<f4").reshape(-1, int(file.suffix[1:]))
+    if damage == "flipped":
+        rows[17, 3] *= 2
+    elif damage == "exchanged":
+        rows[[17, 18]] = rows[[18, 17]]
+    else:
+        rows[17] = 0
+    rows.tofile(file)
+    computed = count_computed(monkeypatch)
+    assert_equal_runs(first, train("again", *IMAGE))
+    assert computed == [16]
 
 
 @pytest.mark.parametrize("lost", ["features", "tokens", "half of the features"])

@@ -19,10 +19,9 @@ from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import read_lines
 from neuclip.runs.task_results import results_file
+from tests.builders.data import CLASSNAMES, TEMPLATES, Member, image_bytes, npy, sample, write_tar, write_task
 from tests.builders.models import SMALL_FILE
 from tests.builders.processes import main_on_ranks
-from tests.data.small_shards import Member, image_bytes, write_tar
-from tests.data.small_tasks import CLASSNAMES, TEMPLATES, npy, sample, write_task
 
 CIFAR, CLEVR, FMOW = "wds_cifar10_test", "wds_vtab-clevr_closest_object_distance_test", "wds_wilds-fmow_test"
 FLICKR, WINOGAVIL = "wds_flickr30k_test", "winogavil"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from neuclip.models import open_clip_module
-from neuclip.training.captions import TruncatedCaptions, caption_ids
+from neuclip.training.batches import TruncatedCaptions, caption_ids
 
 LENGTH = 8
 

@@ -87,15 +87,11 @@ out and listed there; nothing is overwritten. If interrupted, run the command ag
 )
 
 INDEX = Command(
-    usage="data index DATA [--verify ...]",
+    usage="data index DATA [...]",
     about="""Reads tar shards once, stores where each sample is, and reports the samples and what is wrong with them.
-Training indexes shards that have no index yet. Exits with 1 when --verify finds a stale index.""",
-    flags=(
-        CAPTION_KEY,
-        Flag("verify", bool, "read all shards again; reports and repairs stale indexes"),
-        JSON,
-    ),
-    examples=("neuclip data index 'shards/{00000..00019}.tar' --verify",),
+Training indexes shards that have no index yet, or have changed since. To force it, delete their .index.npz files.""",
+    flags=(CAPTION_KEY, JSON),
+    examples=("neuclip data index 'shards/{00000..00019}.tar'",),
 )
 
 
@@ -252,34 +248,34 @@ def convert_data(address: str, folder: str, flags: dict[str, Any]) -> int:
 
 
 def index(address: str, flags: dict[str, Any]) -> int:
-    """Prints what the shards hold; returns 1 when --verify finds a stale index."""
+    """Prints what the shards hold."""
     with waiting("loading torch"):
-        from neuclip.data.locations import parts_of
+        from neuclip.data.faults import by_reason
+        from neuclip.data.mixture import Mixture
         from neuclip.data.open import open_source
-        from neuclip.data.tar.indexing import index_facts, index_report, is_tar, verify
+        from neuclip.data.source import fingerprint
+        from neuclip.data.tar.source import TarSource
 
-    verifies, as_json = flags.get("verify", False), flags.get(JSON.name, False)
-    sources = open_source(address, caption_key=flags.get("data.caption_key", "")).parts
-    reports = []
-    for (part, _), source in zip(parts_of(address), sources, strict=True):
-        if not is_tar(source):
-            continue
-        facts = index_facts(part, source)
-        if not as_json:
-            print(*index_report(source, facts), sep="\n", flush=True)
-        reports.append(facts | {"corrected": dict(verify(source)) if verifies else None})
-    if not reports:
+    source = open_source(address, caption_key=flags.get("data.caption_key", ""))
+    sources = [
+        part for part in (source.parts if isinstance(source, Mixture) else [source]) if isinstance(part, TarSource)
+    ]
+    if not sources:
         raise UserError(f"{without_queries(address)}: holds no tar shards, and other data need no index; nothing to do")
-    corrected = [pair for facts in reports for pair in (facts["corrected"] or {}).items()]
-    unfit = len(corrected) + sum(len(facts["changed"]) for facts in reports)  # these were indexed again when opened
-    if as_json:
-        print_json({"sources": reports, "fits": not unfit if verifies else None})
-    elif verifies:
-        for shard, wrong in corrected:
-            print(f"{shard}: {wrong}; indexed again")
-        fits = "all shards fit their index" if not unfit else f"{plural(unfit, 'shard')} did not fit the index"
-        print(f"verified: {fits}")
-    return 1 if verifies and unfit else 0
+    reports = []
+    for part in sources:
+        counts = fingerprint(part)[1]
+        facts = {"name": part.name, "samples": len(part), "shards": len(part.shards), "index": str(part.joined)}
+        faults = dict(by_reason(part.faults).most_common())
+        reports.append(facts | {"without_caption": counts.without, "faults": faults})
+        if flags.get(JSON.name, False):
+            continue
+        print(f"{part.name}: {counts} in {plural(len(part.shards), 'shard')}; index: {part.joined}")
+        for fault in part.faults:
+            print(f"{fault.reason}{f' ({fault.times:,})' if fault.times > 1 else ''}: {fault.where}")
+    if flags.get(JSON.name, False):
+        print_json({"sources": reports})
+    return 0
 
 
 ACTIONS: dict[str, tuple[Command, Callable[..., int]]] = {

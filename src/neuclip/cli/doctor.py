@@ -70,7 +70,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[Settings, dict[str, Any]]
 
 def write_sheet(sheet: Any, place: str) -> str:
     """Where it was written: without `place` in a new folder of this user, which nobody else can have prepared."""
-    from neuclip.data.tar.files import new_file
+    from neuclip.files import new_file
 
     path = Path(place)
     try:

@@ -107,7 +107,7 @@ def describe_bad_images(searchers: Sequence[Searcher]) -> str:
 def find(searchers: Sequence[Searcher], text: str, image: str, top: int) -> list[list[Match]]:
     """By searcher; nothing where neither a text nor an image is given."""
     from neuclip.data.decoding import decode
-    from neuclip.data.sample import BadSample
+    from neuclip.data.source import BadSample
 
     if not image:
         return [searcher.by_text(text, top) if text else [] for searcher in searchers]

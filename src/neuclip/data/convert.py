@@ -1,8 +1,13 @@
-"""`neuclip data convert`: any source written as tar shards, which training reads fastest, each with its index."""
+"""`neuclip data convert`: any source written as tar shards, which training reads fastest, each with its index.
+
+Shards are in the webdataset layout, the same bytes every time.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,19 +16,50 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.decoding import ending_by_content
-from neuclip.data.fingerprint import fingerprint
-from neuclip.data.locations import parts_of
-from neuclip.data.sample import BadSample, Fault
-from neuclip.data.source import Source
-from neuclip.data.tar.files import UNFINISHED, new_file
+from neuclip.data.locations import is_there, parts_of
+from neuclip.data.open import CONVERSION
+from neuclip.data.source import BadSample, Fault, Source, fingerprint
 from neuclip.data.tar.index import load_index
-from neuclip.data.tar.writing import CONVERSION, Member, add_sample, open_new_tar
 from neuclip.errors import RunFailed, UserError
+from neuclip.files import UNFINISHED, new_file, read_regular, reading, write_json, write_text
 from neuclip.progress import track
-from neuclip.records import append_lines, read_lines, write_json, write_text_safely
+from neuclip.records import append_lines, read_lines
 
 SHARD_SIZE = 5000  # half a gigabyte of photos
+SHARD_SAMPLES = 4000  # of data sets by name; another number would give them other bytes under the same version
 SKIPPED = "skipped.jsonl"
+
+Member = tuple[str, bytes]  # extension and content
+Entry = Sequence[Member]  # the members of one sample
+
+
+def write_shards(folder: Path, samples: Iterable[Entry], shard_samples: int = SHARD_SAMPLES) -> int:
+    """Write folder/00000.tar, 00001.tar ...: sample i has the key i in eight digits. Returns the number of shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbered = enumerate(samples)
+    shards = 0
+    while shard := list(islice(numbered, shard_samples)):
+        write_tar(folder / f"{shards:05d}.tar", shard)
+        shards += 1
+    return shards
+
+
+def write_tar(path: Path, samples: Iterable[tuple[int, Entry]]) -> None:
+    with open_new_tar(path) as tar:
+        for number, members in samples:
+            add_sample(tar, number, members)
+
+
+def open_new_tar(path: Path | str) -> tarfile.TarFile:
+    return tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)
+
+
+def add_sample(tar: tarfile.TarFile, number: int, members: Entry) -> None:
+    """TarInfo's defaults are right: time 0, user and group 0 without names, mode 0644."""
+    for extension, content in members:
+        member = tarfile.TarInfo(f"{number:08d}.{extension}")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
 
 
 @dataclass(frozen=True)
@@ -44,17 +80,16 @@ def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Conve
     """
     if shard_size < 1:
         raise UserError(f"--shard-size {shard_size}: a shard holds at least one sample; {SHARD_SIZE} is usual")
-    _claim(folder, {**fingerprint(source), "shard_size": shard_size})
+    _claim(folder, {**fingerprint(source)[0], "shard_size": shard_size})
     shards = -(-len(source) // shard_size)
     width = max(5, len(str(shards - 1)))
     paths = [folder / f"{number:0{width}d}.tar" for number in range(shards)]
     done = next((number for number, path in enumerate(paths) if not path.exists()), shards)
     first = done * shard_size
     _start_list(folder / SKIPPED, source.faults, first)
-    labels = source.labels()
     ids = track(range(first, len(source)), "writing", len(source) - first, "samples")
     for path in paths[done:]:
-        _write_shard(path, source, labels, islice(ids, shard_size))
+        _write_shard(path, source, islice(ids, shard_size))
     return _check(folder, paths, len(source))
 
 
@@ -69,11 +104,9 @@ def refuse_inside(address: str, folder: Path) -> None:
 def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Make the folder that of this conversion, unless it already is."""
     state = folder / CONVERSION
-    if state.is_file():
-        try:
-            stored = json.loads(state.read_bytes())
-        except ValueError:
-            stored = None
+    if is_there(state):
+        with reading(state, "give a new folder"):
+            stored = json.loads(read_regular(state))
         if stored != about:
             raise UserError(
                 f"{folder}: holds shards of other data or another --shard-size ({state}); give a new folder"
@@ -81,47 +114,43 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not an empty folder; give a new one, nothing is overwritten")
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(state, about)
 
 
-def _write_shard(path: Path, source: Source, labels: Sequence[int] | None, ids: Iterable[int]) -> None:
+def _write_shard(path: Path, source: Source, ids: Iterable[int]) -> None:
     """In one move: a shard is whole or not there."""
     faults: list[Fault] = []
-    with new_file(path) as unfinished:
-        with open_new_tar(unfinished) as tar:
+    with new_file(path) as file:
+        with open_new_tar(file.name) as tar:
             for id in ids:
                 try:
-                    add_sample(tar, id, _read_members(source, id, labels))
+                    add_sample(tar, id, _read_members(source, id))
                 except BadSample as bad:
                     faults.append(Fault(id, bad.reason, bad.where))
         append_lines(path.with_name(SKIPPED), [fault._asdict() for fault in faults])
     load_index(path)
 
 
-def _read_members(source: Source, id: int, labels: Sequence[int] | None) -> list[Member]:
-    """Image, caption and class as members of a shard: one caption as `txt`, several as a list in `json`."""
+def _read_members(source: Source, id: int) -> list[Member]:
+    """Image and caption as members of a shard: one caption as `txt`, several as a list in `json`."""
     sample = source[id]
     if not sample.image:
         raise BadSample("image is empty", source.where(id))
     # Images of other kinds are kept: readers look at the content.
     members = [(ending_by_content(sample.image) or "jpg", sample.image)]
     if len(sample.captions) == 1:
-        members.append(("txt", sample.captions[0].encode()))
-    elif sample.captions:
-        members.append(("json", json.dumps({"caption": sample.captions}, ensure_ascii=False).encode()))
-    if labels is not None:
-        members.append(("cls", str(labels[id]).encode()))
-    return members
+        return [*members, ("txt", sample.captions[0].encode())]
+    return [*members, ("json", json.dumps({"caption": sample.captions}, ensure_ascii=False).encode())]
 
 
 def _start_list(skipped: Path, unindexed: Sequence[Fault], id: int) -> None:
     """List what never was a sample of the source, and keep the lines of samples before `id`: lines of a shard that a
     kill left unfinished are written again."""
-    kept = [record for record in read_lines(skipped) if 0 <= record["id"] < id]
+    with reading(skipped, "remove it and convert again"):
+        kept = [record for record in read_lines(skipped) if 0 <= record["id"] < id]
     records = [*(fault._asdict() for fault in unindexed), *kept]
     if records or skipped.exists():
-        write_text_safely(skipped, "".join(json.dumps(record) + "\n" for record in records))
+        write_text(skipped, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def _check(folder: Path, paths: list[Path], expected: int) -> Converted:
@@ -130,7 +159,7 @@ def _check(folder: Path, paths: list[Path], expected: int) -> Converted:
     for record in read_lines(folder / SKIPPED):
         skipped[record["reason"]] += record.get("times", 1)
         readable -= record["id"] >= 0
-    samples = sum(len(load_index(path)[0].rows) for path in track(paths, "checking", len(paths), "shards"))
+    samples = sum(len(load_index(path).rows) for path in track(paths, "checking", len(paths), "shards"))
     if samples != readable:
         raise RunFailed(
             f"{folder}: holds {samples:,} samples where {readable:,} were written; "

@@ -12,7 +12,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from neuclip.data.sample import BadSample
+from neuclip.data.source import BadSample
 
 try:
     import simplejpeg
@@ -28,7 +28,6 @@ NOT_DECODED_REASON = "kind of image is not read"
 IMAGE_SUFFIXES = tuple(f".{ending}" for ending in sorted(DECODED))
 
 SIGNATURES = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF8", "gif"))
-SIGNATURE_BYTES = 12
 MOST_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow warns from here on, we refuse
 # The first bytes say what a file is, not its name. Left out are EPS, which would start Ghostscript on bytes from
 # anywhere, and kinds without a signature (TGA): a damaged file may pass as one and show noise.
@@ -38,7 +37,7 @@ REDUCTION = 2  # the smallest crop of a reduced image is at least so many times 
 
 
 def ending_by_content(image: bytes) -> str:
-    """The ending of the most usual kinds of images by their first SIGNATURE_BYTES bytes; "" for others."""
+    """The ending of the most usual kinds of images by their first bytes; "" for others."""
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "webp"
     return next((ending for signature, ending in SIGNATURES if image.startswith(signature)), "")
@@ -73,6 +72,12 @@ def decode(content: bytes, where: str = "", *, reduce_to: int = 0) -> Image.Imag
     except Exception as error:  # Pillow's readers raise nearly every type on broken bytes
         reason = "image is cut off" if "truncated" in str(error) else "image does not decode"
         raise BadSample(reason, where) from error
+
+
+def decode_rgb(content: bytes) -> Image.Image:
+    """As the field's evaluations do it, before any resizing: a palette cannot be interpolated, and colours under full
+    transparency count."""
+    return decode(content).convert("RGB")
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""What a run is measured on, opened before it starts: pairs for retrieval, zero-shot tasks."""
+"""What a run is measured on, opened before it starts: pairs for retrieval, sets with answers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from neuclip.data import by_name
-from neuclip.data.by_image import GroupedByImage, group_by_image
-from neuclip.data.clip_benchmark_layout import DATASET_TYPE, RETRIEVAL
-from neuclip.data.fingerprint import count_captions
-from neuclip.data.hold_out import SUFFIX
-from neuclip.data.locations import expand_braces, is_there
-from neuclip.data.open import data_name, open_as, open_held_out_part
-from neuclip.data.sample import BadSample
-from neuclip.data.source import Source
-from neuclip.data.tables.columns import print_once
-from neuclip.data.zero_shot import CLASSNAMES, ZeroShotTask
+from neuclip.data.locations import DATASET_TYPE, RETRIEVAL, expand_braces, is_retrieval_set, is_there
+from neuclip.data.mixture import HELD_OUT_SUFFIX, Selection, group_by_image, split
+from neuclip.data.open import data_name, open_as
+from neuclip.data.source import BadSample, Source, fingerprint, print_once
+from neuclip.data.tables.folder import find_captions_file
+from neuclip.data.task_sets import CLASSNAMES, Puzzles, ZeroShotTask, read_puzzles
+from neuclip.datasets import catalogue
 from neuclip.errors import UserError
 from neuclip.formatting import plural
 from neuclip.secrets import between_commas, without_queries
 from neuclip.settings.sections import Settings
+from neuclip.tasks import Task
 
 NAMED = re.compile(r"([^=/\\:?*{},]*)=(.*)", re.DOTALL)  # a name holds nothing that an address needs before its '='
+TASK_TABLES = (".json", ".csv", ".tsv", ".jsonl", ".parquet")
+FIRST_TEXTS = 100  # looked at for several lines
+COLUMN_SETTINGS = ("image_column", "caption_column", "caption_key")
+
+TaskData = ZeroShotTask | Source | Puzzles  # to classify, to retrieve from, to solve
 
 
 def held_out_addresses(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -32,14 +34,14 @@ def held_out_addresses(settings: Settings) -> tuple[tuple[str, ...], tuple[str, 
     none. What data.hold_out keeps is measured too, unless `none` is given."""
     name, evaluation = settings.data.train, settings.evaluation
     retrieval, zero_shot = evaluation.retrieval, evaluation.zero_shot
-    known = name in by_name.names() and by_name.is_name(name)
-    kept = (f"{data_name(name)}{SUFFIX}",) if settings.data.hold_out else ()
+    known = name in catalogue.names() and catalogue.is_name(name)
+    kept = (f"{data_name(name)}{HELD_OUT_SUFFIX}",) if settings.data.hold_out else ()
     if retrieval == ("auto",):
-        retrieval = (*(by_name.held_out(name).retrieval if known else ()), *kept)
-    elif retrieval and not any(address.endswith(SUFFIX) for address in retrieval):
+        retrieval = (*(catalogue.held_out(name).retrieval if known else ()), *kept)
+    elif retrieval and not any(address.endswith(HELD_OUT_SUFFIX) for address in retrieval):
         retrieval = (*retrieval, *kept)
     if zero_shot == ("auto",):
-        zero_shot = by_name.held_out(name).zero_shot if known else ()
+        zero_shot = catalogue.held_out(name).zero_shot if known else ()
     return retrieval, zero_shot
 
 
@@ -93,54 +95,44 @@ class HeldOutSets:
 def _refuse_equal_names(names: dict[str, str]) -> None:
     """`names`: of each address."""
     counts = Counter(names.values())
-    twice = [address for address, name in names.items() if counts[name] > 1]
-    if not twice:
-        return
-    first, second = (without_queries(named(address)[1]) for address in twice[:2])
-    if first == second:
+    if twice := [address for address, name in names.items() if counts[name] > 1]:
+        first, second = (without_queries(named(address)[1]) for address in twice[:2])
         raise UserError(
-            f"{first}: several held-out sets differ only in query or password, which no figure shows; name each: "
+            f"{names[twice[0]]}: is the name of two held-out sets, {first} and {second}; give each a name of its own: "
             f"NAME={first}"
         )
-    raise UserError(
-        f"{names[twice[0]]}: is the name of two held-out sets, {first} and {second}; give each a name of its own"
-    )
 
 
 def open_retrieval(address: str, settings: Settings) -> Source:
     """A retrieval set, with or without a name before it: one sample per image, which has all its captions."""
     _, address = named(address)
     data, own = settings.data, settings.evaluation
-    if address.endswith(SUFFIX) and not is_there(Path(address)):
-        if not data.hold_out or address != (kept := f"{data_name(data.train)}{SUFFIX}"):
+    if address.endswith(HELD_OUT_SUFFIX) and not is_there(Path(address)):
+        if not data.hold_out or address != (kept := f"{data_name(data.train)}{HELD_OUT_SUFFIX}"):
             remedy = f"give {kept}" if data.hold_out else "give --data.hold_out 1000 when you train"
-            raise UserError(f"{address}: is nothing that was kept from training; {remedy}")
-        source = group_by_image(open_held_out_part(settings))
-        if not any(part.captions_sha256 for part in source.parts):  # of more data all captions would be read for it
-            count_captions(source)
-            _print_several_lines(address, source)
+            raise UserError(f"{address}: there is no held-out set of this name; {remedy}")
+        source = group_by_image(split(open_as(data.train, data), data.hold_out, settings.run.seed)[1])
+        _print_several_lines(address, source)
         return source
-    columns = ("image_column", "caption_column", "caption_key")
-    chosen = {name: value for name in columns if (value := getattr(own, name))}
+    chosen = {name: value for name in COLUMN_SETTINGS if (value := getattr(own, name))}
     try:
         source = group_by_image(open_as(address, replace(data, **chosen), retrieval=True))
         _check_captions(address, source)
         _print_several_lines(address, source)
         return source
     except UserError as error:
-        raise UserError(re.sub(rf"--data\.({'|'.join(columns)})", r"--evaluation.\1", str(error))) from error
+        raise UserError(re.sub(rf"--data\.({'|'.join(COLUMN_SETTINGS)})", r"--evaluation.\1", str(error))) from error
 
 
 def _check_captions(address: str, source: Source) -> None:
     """A wrong caption key leaves nothing to measure, which would otherwise be found after training; some images without
     a caption are left out of the figures, and counted there."""
-    if isinstance(source, GroupedByImage) and len(source.left_out):
-        rows, first = len(source.left_out), source.source.where(int(source.left_out[0]))
+    if isinstance(source, Selection) and len(left_out := source.rows_without_caption()):
         print_once(
-            f"{without_queries(address)}: {rows:,} of {len(source.source):,} rows have no caption and are left out, "
-            f"the first is {first}; their images have other captions"
+            f"{without_queries(address)}: {len(left_out):,} of {len(source.source):,} rows have no caption and are "
+            f"left out, the first is {source.source.where(int(left_out[0]))}; their images have other captions"
         )
-    counts = count_captions(source)
+    _, counts = fingerprint(source)
     if not counts.without:
         return
     if counts.captions:
@@ -154,16 +146,55 @@ def _check_captions(address: str, source: Source) -> None:
         reason = "first of all " + source.where(0)
     except BadSample as bad:
         reason = f"{bad.reason}, {bad.where}"
-    remedy = "it is a set for zero-shot" if (Path(address) / CLASSNAMES).is_file() else "give data with captions"
+    remedy = "it is a set for zero-shot" if is_there(Path(address) / CLASSNAMES) else "give data with captions"
     raise UserError(f"{without_queries(address)}: no sample has a caption ({reason}); {remedy}")
 
 
 def _print_several_lines(address: str, source: Source) -> None:
     """Texts of several lines may be several captions; nothing but a mark tells."""
-    pieces = (piece for part in source.parts if part.texts_are_captions for piece in part.caption_pieces())
-    if count := sum(b"\n" in text for piece in pieces for text in piece.first):
+    if source.shard_ends is not None or not {"tar", "folder"} & set(source.kind.split("+")):
+        return
+    count = 0
+    for id in range(min(FIRST_TEXTS, len(source))):
+        try:
+            count += any("\n" in caption for caption in source[id].captions)
+        except BadSample:
+            continue
+    if count:
         print_once(
-            f"{without_queries(address)}: the texts of {count:,} of {plural(len(source), 'image')} have several lines "
-            f"and are read as one caption each; if every line is a caption, {'download the set and ' * source.fetches}"
-            f"write the word {RETRIEVAL} into the file {DATASET_TYPE} beside the images or shards"
+            f"{without_queries(address)}: the texts of {count:,} of the first {plural(id + 1, 'image')} have several "
+            f"lines and are read as one caption each; if every line is a caption, write the word {RETRIEVAL} into the "
+            f"file {DATASET_TYPE} beside the images or shards"
         )
+
+
+def open_task(task: Task, folder: Path) -> TaskData:
+    """The data of one of DataComp's tasks, in the layout of its kind. Raises UserError where a part is missing or
+    broken. Retrieval sets are read with default settings: those of a run are about its own data."""
+    if task.kind == "classification":
+        return ZeroShotTask.open(folder, name=task.name)
+    if task.kind == "puzzles":
+        return read_puzzles(folder)
+    return open_retrieval(str(_shards_or_table(folder)), Settings())
+
+
+def has_shards(folder: Path) -> bool:
+    return (folder / "test").is_dir() and any((folder / "test").glob("*.tar"))
+
+
+def _shards_or_table(folder: Path) -> Path:
+    """The folder itself if it has shards or captions.csv; else its only table, such as Karpathy's beside the images.
+    Shards must be marked: every line of a text would be one caption together with the next."""
+    if has_shards(folder):
+        if not is_retrieval_set(folder):
+            raise UserError(f"{folder / DATASET_TYPE}: does not say {RETRIEVAL}; write this word into it")
+        return folder
+    if not folder.is_dir() or find_captions_file(folder):
+        return folder
+    tables = [file for file in folder.iterdir() if file.suffix.lower() in TASK_TABLES]
+    return tables[0] if len(tables) == 1 else folder
+
+
+def source_of(data: TaskData) -> Source:
+    """Its images."""
+    return data if isinstance(data, Source) else data.source

@@ -1,4 +1,8 @@
-"""From the order to batches: worker processes read, decode, transform and tokenize; the main process only receives."""
+"""From the order to batches: worker processes read, decode, transform and tokenize; the main process only receives.
+
+order.ids -> source[id] -> decode -> transform, and a caption -> tokenize -> Batch: one window of the order is one
+batch. Features of locked towers that are stored take the place of images and captions.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,46 @@ import random
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from neuclip.data.decoding import decode
-from neuclip.data.faults import ReadingFailed, replacements
-from neuclip.data.order import Order, SourceOrder, augmentation_seeds
-from neuclip.data.sample import BadSample, Batch, Fault, ImageBatch, Sample
-from neuclip.data.source import Source
+from neuclip.data.decoding import decode, decode_rgb
+from neuclip.data.features import StoredSide
+from neuclip.data.order import Order, augmentation_seeds
+from neuclip.data.source import BadSample, Fault, Sample, Source
 from neuclip.errors import RunFailed, UserError
 
 Decode = Callable[[bytes], Any]
 Transform = Callable[[Any], Tensor]  # takes what the decoder gives: a Pillow image, or an array
 Tokenize = Callable[[list[str]], Tensor]
 PREFETCH = 2  # batches that each worker has ready
+TRIES = 100  # after so many bad samples in a row the run stops
+
+
+class Batch(NamedTuple):
+    """The pairs of one step, or of one rank's share of it."""
+
+    images: Tensor  # (b, 3, H, W); or the features (b, width) of a locked trunk, where they are stored
+    tokens: Tensor  # (b, L)
+    ids: Tensor  # (b,) int64
+    faults: tuple[Fault, ...]
+    text_features: Tensor | None = None  # (b, width) of a locked trunk, where they are stored
+
+
+class ImageBatch(NamedTuple):
+    """Images to embed, with all their captions; those that could not be read are left out and named in `faults`."""
+
+    images: Tensor  # (b, 3, H, W); (0,) where none could be read, or none was asked for
+    ids: Tensor  # (b,) int64
+    captions: tuple[tuple[str, ...], ...]
+    digests: tuple[bytes, ...]  # 16 bytes each, equal for images of equal bytes
+    faults: tuple[Fault, ...]
 
 
 class Batches:
@@ -41,8 +63,8 @@ class Batches:
     never a fork of this process for data that are downloaded). `decode` gives what `transform` takes.
 
     >>> batches = Batches(source, Order(len(source), seed=0), batch_size=1024, transform=transform, tokenize=tokenize,
-    ...                   seed=0, workers=4)
-    >>> for batch in batches.steps(first_sample=0, count=100): ...
+    ...                   seed=0, workers=4)                                                        # doctest: +SKIP
+    >>> for batch in batches.steps(first_sample=0, count=100): ...                                  # doctest: +SKIP
     """
 
     def __init__(
@@ -64,154 +86,146 @@ class Batches:
             below = batch_size // ranks * ranks
             choices = f"{below} or {below + ranks}" if below else f"{ranks}"
             raise UserError(
-                f"train.batch_size {batch_size} does not divide over {ranks} processes; "
-                f"give --train.batch_size {choices}"
+                f"train.batch_size {batch_size} does not divide over {ranks} ranks; give --train.batch_size {choices}"
             )
-        self.batch_size = batch_size
-        self.local_batch = batch_size // ranks
-        self.rank = rank
-        self.workers = workers
-        self.start_method = start_method
-        self.windows = TrainingWindows(source, self.local_batch, transform, order, tokenize, seed, decode)
+        self.batch_size, self.rank, self.workers, self.start_method = batch_size, rank, workers, start_method
+        self.windows = TrainingWindows(source, order, batch_size // ranks, decode, transform, tokenize, seed)
 
     def steps(self, first_sample: int, count: int) -> Iterator[Batch]:
         """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
-        first = first_sample + self.rank * self.local_batch
+        first = first_sample + self.rank * self.windows.size
         starts = range(first, first + count * self.batch_size, self.batch_size)
-        return load_windows(self.windows, starts, min(self.workers, count), self.start_method)
+        return load(self.windows, starts, self.workers, self.start_method)
 
-
-def sequential(
-    source: Source,
-    *,
-    transform: Transform,
-    batch_size: int,
-    workers: int,
-    ids: range | None = None,
-    start_method: str | None = None,
-) -> Iterator[ImageBatch]:
-    """Every id once, in order, with all its captions; `ids`: only these consecutive ones. The last batch is what is
-    left."""
-    ids = range(len(source)) if ids is None else ids
-    starts = range(ids.start, ids.stop, batch_size)
-    windows = ImageWindows(source, batch_size, transform, end=ids.stop)
-    return load_windows(windows, starts, min(workers, len(starts)), start_method)
+    def read_stored(self, stored: Mapping[str, StoredSide]) -> None:
+        """Take features of the towers "image" or "text" from where they are stored."""
+        self.windows.image_store, self.windows.text_store = stored.get("image"), stored.get("text")
+        if len(stored) == 2:
+            self.workers = 0  # reading rows is faster than passing them between processes
 
 
 @dataclass(eq=False)
-class Windows(Dataset):
-    """Map-style: the start of a window of positions -> its batch. What worker processes receive."""
+class TrainingWindows(Dataset):
+    """The start of a window of positions -> its batch. Augmentation and choice of caption depend on (seed, epoch, id).
+
+    What worker processes receive.
+    """
 
     source: Source
-    size: int
-    transform: Transform
-
-    def pixels(self, id: int, sample: Sample, decode: Decode = decode) -> Tensor:
-        try:
-            image = decode(sample.image)
-        except BadSample as bad:
-            raise BadSample(bad.reason, self.source.where(id)) from bad
-        try:
-            return self.transform(image)
-        except (ValueError, OSError, ZeroDivisionError) as error:  # an image one pixel wide, for example
-            raise BadSample("image cannot be transformed", f"{self.source.where(id)} ({error})") from error
-
-
-@dataclass(eq=False)
-class TrainingWindows(Windows):
-    """Pairs in the order of training; augmentation and one of several captions are drawn by (seed, epoch, id)."""
-
     order: Order
+    size: int
+    decode: Decode
+    transform: Transform
     tokenize: Tokenize
     seed: int
-    decode: Decode = decode
+    image_store: StoredSide | None = None
+    text_store: StoredSide | None = None
 
     def __getitem__(self, start: int) -> Batch | RunFailed:
         ids = self.order.ids(start, self.size)
         seeds = augmentation_seeds(self.seed, self.order.epochs(start, self.size), ids)
         torch_state, python_state = torch.get_rng_state(), random.getstate()
+        faults: list[Fault] = []
         try:
-            self._prefetch(start)
-            return self._batch(ids, seeds)
+            if ahead := self.order.shards_ahead(start) if self._reads_source else []:
+                self.source.prefetch(ahead)
+            pairs = [self._pair_or_next(*one, faults) for one in zip(ids.tolist(), seeds.tolist(), strict=True)]
+            images, captions = zip(*pairs, strict=True)
+            return self._collate(images, captions, torch.from_numpy(ids), tuple(faults))
         except RunFailed as failure:
             return failure  # raised in a worker, it would reach the user as a traceback in a traceback
         finally:
             torch.set_rng_state(torch_state)
             random.setstate(python_state)
 
-    def _prefetch(self, start: int) -> None:
-        self.source.prefetch(self.order, start, self.size)
+    @property
+    def _reads_source(self) -> bool:
+        return self.image_store is None or self.text_store is None
 
-    def _batch(self, ids: np.ndarray, seeds: np.ndarray) -> Batch:
-        images, captions = [], []
-        faults: list[Fault] = []
-        for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
+    def _pair_or_next(self, id: int, seed: int, faults: list[Fault]) -> tuple[Any, Any]:
+        """The sample, or the first usable one after it in source order: a bad sample keeps its id and its place."""
+        size, bad = len(self.source), None
+        for step in range(min(TRIES + 1, size)):
             try:
-                image, caption = self._pair_or_replacement(id, seed, faults)
-            except RunFailed as failure:
-                raise ReadingFailed(str(failure), tuple(faults)) from failure
-            images.append(image)
-            captions.append(caption)
-        stacked, tokens, features = self._collate(images, captions)
-        return Batch(stacked, tokens, torch.from_numpy(ids), tuple(faults), features)
-
-    def _collate(self, images: list[Any], captions: list[Any]) -> tuple[Tensor, Tensor, Tensor | None]:
-        return default_collate(images), self.tokenize(captions), None
-
-    def _pair_or_replacement(self, id: int, seed: int, faults: list[Fault]) -> tuple[Any, Any]:
-        """`faults` grows by one if the sample is bad; if it has no replacement, by all that were tried."""
-        try:
-            return self._pair(id, seed)
-        except BadSample as bad:
-            faults.append(Fault(id, bad.reason, bad.where))
-            first = bad
-        tried = []
-        for other in replacements(id, len(self.source)):
-            try:
-                return self._pair(other, seed)
-            except BadSample as bad:
-                tried.append(Fault(other, bad.reason, bad.where))
-        faults += tried
+                return self._pair((id + step) % size, seed)
+            except BadSample as error:
+                if bad is None:
+                    bad = error
+                    faults.append(Fault(id, bad.reason, bad.where))
+        assert bad is not None
         raise RunFailed(
-            f"sample {id} is bad ({first.reason}, {first.where}) and so are the {len(tried)} after it; "
-            "no replacement found; repair or leave out that part of the data"
+            f"sample {id} is bad ({bad.reason}, {bad.where}) and so are the {min(TRIES, size - 1)} after it; no "
+            "replacement found; repair or leave out that part of the data"
         )
 
     def _pair(self, id: int, seed: int) -> tuple[Any, Any]:
-        """Image and caption; every draw in it depends on (seed, epoch, id) alone."""
+        """Image and caption, or where the rows of their features are stored. Every draw depends on (seed, epoch, id)
+        alone."""
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        sample = self.source[id]
-        caption = self._caption(id, sample)
-        return self.pixels(id, sample, self.decode), caption
+        sample = self.source[id] if self._reads_source else None
+        caption = self.text_store.draw(id) if self.text_store else draw_caption(self.source, id, sample)
+        image = self.image_store.draw(id) if self.image_store else self._pixels(id, sample)
+        if caption is None or image is None:
+            self._raise_why_bad(id)
+        return image, caption
 
-    def _caption(self, id: int, sample: Sample) -> str:
-        if not sample.captions:
-            raise BadSample("caption is missing", self.source.where(id))
-        return random.choice(sample.captions) if len(sample.captions) > 1 else sample.captions[0]
+    def _pixels(self, id: int, sample: Sample | None) -> Tensor:
+        assert sample is not None
+        return pixels(self.source, id, sample, self.decode, self.transform)
+
+    def _raise_why_bad(self, id: int) -> None:
+        """A sample that could not be used when features were stored: reading it says why."""
+        self._pixels(id, self.source[id])
+        raise BadSample("sample could not be used when its features were stored", self.source.where(id))
+
+    def _collate(self, images: Sequence[Any], captions: Sequence[Any], ids: Tensor, faults: tuple[Fault, ...]) -> Batch:
+        stacked = _rows("features", images) if self.image_store else default_collate(list(images))
+        if self.text_store:
+            return Batch(stacked, _rows("tokens", captions).long(), ids, faults, _rows("features", captions))
+        return Batch(stacked, self.tokenize(list(captions)), ids, faults)
 
 
-def decode_rgb(content: bytes) -> Image.Image:
-    """As the field's evaluations do it, before any resizing: a palette cannot be interpolated, and colours under full
-    transparency count."""
-    return decode(content).convert("RGB")
+def _rows(name: str, places: Sequence[Any]) -> Tensor:
+    return torch.from_numpy(np.stack([store.rows(name)[place] for store, place in places]))
+
+
+def draw_caption(source: Source, id: int, sample: Sample | None) -> str:
+    if sample is None or not sample.captions:
+        raise BadSample("caption is missing", source.where(id))
+    return random.choice(sample.captions) if len(sample.captions) > 1 else sample.captions[0]
+
+
+def pixels(source: Source, id: int, sample: Sample, decode: Decode, transform: Transform) -> Tensor:  # (3, H, W)
+    try:
+        image = decode(sample.image)
+    except BadSample as bad:
+        raise BadSample(bad.reason, source.where(id)) from bad
+    try:
+        return transform(image)
+    except (ValueError, OSError, ZeroDivisionError) as error:  # an image one pixel wide, for example
+        raise BadSample("image cannot be transformed", f"{source.where(id)} ({error})") from error
 
 
 @dataclass(eq=False)
-class ImageWindows(Windows):
-    """Images as they lie, with all their captions; nothing is drawn, and a bad sample is left out, not replaced."""
+class ImageWindows(Dataset):
+    """The start of a block of ids -> its images as they lie, with all their captions; bad ones are left out, not
+    replaced. Without a `transform` only captions are given."""
 
+    source: Source
+    size: int
+    transform: Transform | None
     end: int  # the id after the last
 
     def __getitem__(self, start: int) -> ImageBatch | RunFailed:
         images, ids, captions, digests = [], [], [], []
         faults: list[Fault] = []
         try:
-            self.source.prefetch(SourceOrder(len(self.source)), start, self.size)
             for id in range(start, min(start + self.size, self.end)):
                 try:
                     sample = self.source[id]
-                    images.append(self.pixels(id, sample, decode_rgb))
+                    if self.transform is not None:
+                        images.append(pixels(self.source, id, sample, decode_rgb, self.transform))
                 except BadSample as bad:
                     faults.append(Fault(id, bad.reason, bad.where))
                     continue
@@ -224,7 +238,28 @@ class ImageWindows(Windows):
         return ImageBatch(stacked, torch.tensor(ids, dtype=torch.int64), tuple(captions), tuple(digests), tuple(faults))
 
 
-def load_windows(windows: Windows, starts: Sequence[int], workers: int, start_method: str | None) -> Iterator[Any]:
+def read_images(
+    source: Source,
+    *,
+    transform: Transform | None,
+    batch_size: int,
+    workers: int,
+    ids: range | None = None,
+    starts: Sequence[int] | None = None,
+    start_method: str | None = None,
+) -> Iterator[ImageBatch]:
+    """Every id once, in order, with all its captions; `ids`: only these consecutive ones; `starts`: only the batches
+    that begin there. The last batch is what is left."""
+    ids = range(len(source)) if ids is None else ids
+    starts = range(ids.start, ids.stop, batch_size) if starts is None else starts
+    return load(ImageWindows(source, batch_size, transform, ids.stop), starts, workers, start_method)
+
+
+def load(
+    windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int, start_method: str | None = None
+) -> Iterator[Any]:
+    """The batch of each start, in order. A worker that was killed is one line, one that hangs no wait."""
+    workers = min(workers, len(starts))
     others, finished = multiprocessing.active_children(), False
     try:
         # No name for the iterator: a failure's traceback would hold it, and workers that the garbage collector ends
@@ -256,45 +291,40 @@ def _is_lost_worker(error: Exception) -> bool:
     return not isinstance(error, RuntimeError) or "DataLoader worker" in str(error)
 
 
-def _start(windows: Windows, starts: Sequence[int], workers: int, start_method: str | None) -> Iterator[Any]:
+def _start(
+    windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int, start_method: str | None
+) -> Iterator[Any]:
     """torch's iterator, with its workers started."""
-    with warnings.catch_warnings():
-        # More workers than cores: three lines in torch's words; training/run.py says it in one.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        loader = DataLoader(
-            windows,
-            batch_size=None,  # a window already is a batch
-            sampler=starts,
-            num_workers=workers,
-            collate_fn=_identity,
-            generator=torch.Generator(),  # else the loader draws from the main process's generator
-            prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=_start_worker,
-            multiprocessing_context=(start_method or _start_method_for(windows)) if workers else None,
-        )
-        with _own_child_signals():
-            return iter(loader)
-
-
-@contextmanager
-def _own_child_signals() -> Iterator[None]:
-    """torch listens for the death of a worker and raises its error wherever the main process is then. Without that, the
-    loader finds out within five seconds, where its error is expected."""
-    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGCHLD)
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if main else None
     try:
-        yield
+        with warnings.catch_warnings():
+            # More workers than cores: three lines in torch's words; runs/build.py says it in one.
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            loader = DataLoader(
+                windows,
+                batch_size=None,  # a window already is a batch
+                sampler=starts,
+                num_workers=workers,
+                collate_fn=_identity,
+                generator=torch.Generator(),  # else the loader draws from the main process's generator
+                prefetch_factor=PREFETCH if workers else None,
+                worker_init_fn=_start_worker,
+                multiprocessing_context=(start_method or _start_method_for(windows)) if workers else None,
+            )
+            return iter(loader)
     finally:
-        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
+        # torch listens for the death of a worker and raises wherever the main process is then. Without that, the loader
+        # finds out within five seconds, where its error is expected.
+        if main:
+            signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
-def _start_method_for(windows: Windows) -> str | None:
+def _start_method_for(windows: TrainingWindows | ImageWindows) -> str | None:
     """None: Python's default. Downloads run in threads, and a fork copies the locks they hold, but not the threads that
     would release them: workers that download are forked from a server process that has none. It has already imported
     what they need."""
-    if not windows.source.fetches:
+    if windows.source.shard_ends is None:
         return None
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
@@ -309,8 +339,7 @@ def _identity(batch: Any) -> Any:
 
 def _start_worker(number: int) -> None:
     """Ctrl-C reaches every process of the terminal; only the main one decides what it means and ends its workers."""
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(name, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would have inherited the trainer's handler
     torch.set_num_threads(1)

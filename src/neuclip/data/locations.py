@@ -1,102 +1,92 @@
 """How an address becomes parts with weights, and each part becomes files.
 
-Brace patterns are those of bash and of webdataset: `{00000..00019}.tar` means twenty names.
+Brace patterns are those of bash and of webdataset: `{00000..00019}.tar` means twenty names. Evaluation sets are in the
+layout of CLIP_benchmark:
+
+SET/dataset_type.txt    the word retrieval; absent in a classification set
+SET/test/nshards.txt    the number of shards
+SET/test/0.tar ...      images, each with a `txt` member (one caption per line) or a `cls` member (its label)
 """
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import re
-from fractions import Fraction
+from collections import Counter
+from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from braceexpand import braceexpand
 
-from neuclip.data import by_name
-from neuclip.data.sample import shorten
-from neuclip.data.splits import BUILD_NOTES, refuse_several_parts
+from neuclip.data.source import shorten
+from neuclip.datasets import catalogue
 from neuclip.errors import UserError, nearest
-from neuclip.progress import track
+from neuclip.files import read_regular, reading
 from neuclip.secrets import between_commas, without_queries, without_query
 
+COMPARED = 10_000  # file names per folder at most in the search for a similar one
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 PACKED = re.compile(r"\.(?:tar\.gz|tgz)$", re.IGNORECASE)
-INDEX_SUFFIX = ".index.npz"  # of the index beside a shard
 REMOTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 WEIGHTED = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
-WEIGHT = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 ONLY_A_HOST = re.compile(r"\w+://[^/]*")  # in http://host:8080 the number is a port
 # fsspec knows many more, and some of its file systems run what an address tells them to.
 PROTOCOLS = ("s3", "gs", "gcs", "az", "abfs", "abfss", "hf", "http", "https", "file", "memory")
 IPV6_HOST = re.compile(r"(\w+://(?:[^/@]*@)?\[)[\da-fA-F:.]+\]")  # http://[::1]/x.tar
-CHAIN = "::"
 STARS = re.compile(r"[*?\[]")
-MOST_COMMAS = 16  # in the name of one file
 MOST_NAMES = 1_000_000  # of one pattern: LAION-5B has 600,000 shards
 NUMBERS = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
-# Beside shards, by our hand or img2dataset's.
-ABOUT_SHARDS = re.compile(rf".*{re.escape(INDEX_SUFFIX)}|.*_stats\.json|convert\.json|skipped\.jsonl")
+DATASET_TYPE, RETRIEVAL, SHARD_COUNT = "dataset_type.txt", "retrieval", "nshards.txt"
+PARTS = r"train(?:ing)?|val(?:id(?:ation)?)?|test|dev|held[-_]?out"
+PART_FOLDER = re.compile(rf"(?:{PARTS})\d*", re.IGNORECASE)  # COCO's are train2017, val2017
+# cc3m-train-0000.tar, while latest.tar is no test; of Hugging Face's NAME-00000-of-00002 every NAME is a part
+PART_FILE = re.compile(rf"^\w+(?=-\d+-of-\d+)|(?<![a-z])(?:{PARTS})(?![a-z])", re.IGNORECASE)
+LONGEST_PATH = 4096  # letters; Linux has no longer ones
+LARGEST_LIST = 1 << 28  # bytes of a list of shards
 
 
-def parts_of(address: str) -> list[tuple[str, Fraction]]:
+def parts_of(address: str) -> list[tuple[str, int]]:
     """The addresses between commas with their weights, 1 where none is given. A path that exists is never cut.
 
     >>> parts_of("a.csv:2,shards/{0,1}.tar")
-    [('a.csv', Fraction(2, 1)), ('shards/{0,1}.tar', Fraction(1, 1))]
+    [('a.csv', 2), ('shards/{0,1}.tar', 1)]
     """
     if not address.strip():
         raise UserError("no training data; give captioned images: --data.train FOLDER, a table or tar shards")
-    pieces = between_commas(address)
-    parts = []
-    while pieces:
-        counts = range(min(len(pieces), MOST_COMMAS + 1), 1, -1)
-        count = next((count for count in counts if _is_path(",".join(pieces[:count]))), 1)
-        part = ",".join(pieces[:count]).strip()
-        if not part:
-            raise UserError(
-                f"{without_queries(address)}: a comma stands alone; give addresses between commas, such as "
-                "a.csv:2,shards"
-            )
-        parts.append(_name_and_weight(part))
-        pieces = pieces[count:]
+    pieces = [address] if is_there(Path(address)) else [piece.strip() for piece in between_commas(address)]
+    if not all(pieces):
+        raise UserError(
+            f"{without_queries(address)}: a comma stands alone; give addresses between commas, such as a.csv:2,shards"
+        )
+    parts = [_name_and_weight(piece) for piece in pieces]
+    name, times = Counter(name for name, _ in parts).most_common(1)[0]
+    if times > 1:
+        public = without_query(name)
+        raise UserError(f"{public}: is named {times} times; name it once, with a weight: {public}:{times}")
     return parts
 
 
-def _is_path(text: str) -> bool:
-    """Whether it is a path that is there, with or without a weight."""
-    match = WEIGHTED.fullmatch(text.strip())
-    return is_there(Path(text.strip())) or (match is not None and is_there(Path(match[1])))
-
-
-def _name_and_weight(part: str) -> tuple[str, Fraction]:
+def _name_and_weight(part: str) -> tuple[str, int]:
     match = WEIGHTED.fullmatch(part)
-    if match is None or ONLY_A_HOST.fullmatch(match[1]) or is_there(Path(part)):
-        name, weight = part, "1"
-    else:
+    name, weight = part, "1"
+    if match and not is_there(Path(part)) and not ONLY_A_HOST.fullmatch(match[1]):
         name, weight = match.groups()
-    if not WEIGHT.fullmatch(weight) or Fraction(weight) == 0:
-        public = without_query(name)
+    public = without_query(name)
+    if not weight.isdecimal() or not int(weight):
         raise UserError(
-            f"{public}:{weight}: a weight is a number above 0; give {public}:2 or {public}:0.5, or leave it out"
+            f"{public}:{weight}: a weight is a whole number above 0, how often per epoch each sample appears; give "
+            f"{public}:2, or in place of a fraction give the other data more weight"
         )
-    if not is_there(Path(name)):
-        _refuse_habits(name)
-    return name, Fraction(weight)
-
-
-def _refuse_habits(name: str) -> None:
-    """Forms that webdataset and open_clip accept, and that mean something else here."""
-    if name.startswith("pipe:"):
+    if name.startswith("pipe:") and not is_there(Path(name)):
         words = [word.strip("'\"") for word in name.removeprefix("pipe:").split()]
         meant = next((word for word in words if is_remote(word) or word.lower().endswith(SHARD_SUFFIXES)), "x.tar")
-        raise UserError(f"{without_query(name)}: commands are not run; give the address itself: {without_query(meant)}")
-    if is_chain(name):
-        public = CHAIN.join(map(without_query, name.split(CHAIN)))
-        meant = public.replace(CHAIN, ",")
+        raise UserError(f"{public}: commands are not run; give the address itself: {without_query(meant)}")
+    if "::" in IPV6_HOST.sub(r"\1]", name) and not is_there(Path(name)):
+        meant = ",".join(map(without_query, name.split("::")))
         raise UserError(f"{public}: several sources stand between commas; give {meant}, or {meant}:2 with a weight")
+    return name, int(weight)
 
 
 def is_remote(address: str) -> bool:
@@ -104,16 +94,12 @@ def is_remote(address: str) -> bool:
     return REMOTE.match(address) is not None
 
 
-def is_chain(address: str) -> bool:
-    return CHAIN in IPV6_HOST.sub(r"\1]", address)
-
-
 def check_protocol(url: str) -> str:
     """The protocol of a remote address. Raises UserError for one that is not known, and for a chain (a::b)."""
-    protocol = url.partition("://")[0]
-    if protocol not in PROTOCOLS or is_chain(url):
-        public = CHAIN.join(map(without_query, url.split(CHAIN)))
-        what = "chains of addresses are not opened" if is_chain(url) else f"{protocol}:// is not opened"
+    protocol, chain = url.partition("://")[0], "::" in IPV6_HOST.sub(r"\1]", url)
+    if protocol not in PROTOCOLS or chain:
+        what = "chains of addresses are not opened" if chain else f"{protocol}:// is not opened"
+        public = "::".join(map(without_query, url.split("::")))
         raise UserError(f"{public}: {what}; give {'://, '.join(PROTOCOLS[:-1])}:// or a local path")
     return protocol
 
@@ -122,33 +108,60 @@ def is_there(path: Path) -> bool:
     """As `path.exists()`; what is too long for a file's name, such as a list of many addresses, is none."""
     try:
         return path.exists()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return False
+    except PermissionError as error:
         raise UserError(f"{path}: cannot be looked at ({error.strerror}); check its permissions") from error
+    except (OSError, ValueError):
+        return False
 
 
 def files_of(address: str) -> list[Path]:
     """The file or folder, or all files of a pattern, sorted by path; a missing one is an error, not a smaller set."""
-    path = Path(address)
-    if is_there(path):
-        return [path]
+    if is_there(Path(address)):
+        return [Path(address)]
     names = expand_braces(address)
     if names == [address] and not STARS.search(address):
-        raise UserError(_nothing_there_message(address))
-    found: set[Path] = set()
-    missing = []
-    for name in track(names, "looking for", len(names), "files"):
-        matches = _matching(name)
-        found |= matches
-        missing += [] if matches else [name]
-    if missing:
-        raise UserError(_missing_message(address, missing, len(names)))
-    files = sorted(path for path in found if not path.is_dir())
-    if not files or (len(files) < len(found) and not STARS.search(address)):
-        folders = [str(path) for path in sorted(found - set(files))]
+        raise UserError(_nothing_there(address))
+    found = {name: [Path(name)] if is_there(Path(name)) else _matching(name) for name in names}
+    if missing := [name for name, matches in found.items() if not matches]:
+        what = "patterns match no file" if STARS.search(address) else "files do not exist"
+        first = f"{len(missing)} of {len(names)} {what}, first of all {missing[0]}" if names[1:] else "no file matches"
+        raise UserError(
+            f"{shorten(address, 500)}: {shorten(first, 500)}; check the folder and the numbers, and "
+            "that the pattern is in quotes"
+        )
+    files = data_files(path for matches in found.values() for path in matches)
+    if folders := [str(path) for path in files if path.is_dir()]:
         meant = ",".join(folders[:3]) + (",..." if folders[3:] else "")
         raise UserError(f"{address}: a pattern means files, and this one names folders; give {meant}")
+    return files
+
+
+def _matching(pattern: str) -> list[Path]:
+    """Files; folders only where there is nothing else."""
+    if len(pattern) > LONGEST_PATH:
+        return []
+    found = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
+    return [path for path in found if not path.is_dir()] or found
+
+
+def data_files(paths: Iterable[Path]) -> list[Path]:
+    """Sorted; among shards these alone: neither indexes and statistics nor packed twins (gunzip -k leaves both)."""
+    paths = {path for path in paths if not path.name.startswith(".")}
+    shards = {path for path in paths if path.name.lower().endswith(SHARD_SUFFIXES)}
+    twins = {
+        path for path in shards if (plain := path.with_name(PACKED.sub(".tar", path.name))) != path and plain in shards
+    }
+    files = sorted(shards - twins or paths)
+    if gone := next((path for path in files if not is_there(path)), None):  # a missing file is not a smaller data set
+        raise UserError(f"{gone}: is a link to {gone.readlink()}, which is gone; bring that back, or remove the link")
+    return files
+
+
+def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Those in the folder and one below, sorted by path; hidden ones are left out. Refuses training and test in one."""
+    found = (path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.name.lower().endswith(suffixes))
+    files = [path for path in data_files(found) if not path.is_dir()]
+    refuse_several_parts(str(folder), (path.relative_to(folder).as_posix() for path in files))
     return files
 
 
@@ -157,17 +170,11 @@ def expand_braces(pattern: str) -> list[str]:
     unclosed one is a letter."""
     try:
         # braceexpand makes a range as a whole before it gives the first name, hence its length is checked first.
-        ranges = NUMBERS.findall(pattern)
-        lengths = [abs(int(last) - int(first)) // (int(step or 1) or 1) for first, last, step in ranges]
-        names = [] if max(lengths, default=0) > MOST_NAMES else braceexpand(pattern, escape=False)
+        ranges = [abs(int(b) - int(a)) // (int(step or 1) or 1) for a, b, step in NUMBERS.findall(pattern)]
+        names = [] if max(ranges, default=0) > MOST_NAMES else braceexpand(pattern, escape=False)
         expanded = list(islice(names, MOST_NAMES + 1))
-    except ValueError:
+    except (ValueError, RecursionError):
         return [pattern]
-    except RecursionError:
-        raise UserError(
-            f"{shorten(without_query(pattern))}: too many braces inside each other; write the names into a list "
-            "(shards.txt), one per line"
-        ) from None
     if not 0 < len(expanded) <= MOST_NAMES:
         raise UserError(
             f"{without_query(pattern)}: means more than {MOST_NAMES:,} files; correct the numbers in its braces"
@@ -175,121 +182,119 @@ def expand_braces(pattern: str) -> list[str]:
     return expanded
 
 
-def _matching(name: str) -> set[Path]:
-    path = Path(name)
-    if is_there(path):
-        return {path}
-    return _data_files({Path(file) for file in glob.glob(name, recursive=True)})  # noqa: PTH207
-
-
-def _data_files(files: set[Path]) -> set[Path]:
-    """Without the notes beside shards and without packed twins. Refuses what is listed and gone."""
-    shards = {path for path in files if path.name.lower().endswith(SHARD_SUFFIXES)}
-    kept = files - shards | {Path(name) for name in without_packed_twins({str(path) for path in shards})}
-    about = {path for path in files - shards if ABOUT_SHARDS.fullmatch(path.name) or path.with_suffix(".tar") in shards}
-    kept -= about if shards else set()
-    for path in kept:
-        refuse_gone(path)
-    return kept
-
-
-def without_packed_twins(shards: set[str]) -> set[str]:
-    """`gunzip -k` leaves both files; reading both would show every sample twice."""
-    return {shard for shard in shards if (plain := PACKED.sub(".tar", shard)) == shard or plain not in shards}
-
-
-def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Those in the folder and one below, sorted by path; hidden ones are left out. Refuses training and test in one."""
-    paths = (path for pattern in ("*", "*/*") for path in folder.glob(pattern))
-    found = {path for path in paths if path.name.lower().endswith(suffixes) and not path.name.startswith(".")}
-    links = {path for path in folder.iterdir() if not path.suffix and path.is_symlink()} if found else set()
-    _data_files(links)  # those to folders that are gone
-    files = sorted(path for path in _data_files(found) if path.is_file())
-    names = (path.relative_to(folder).as_posix() for path in files)
-    refuse_several_parts(str(folder), names, built=(folder / BUILD_NOTES).exists())
-    return files
-
-
-def shards_of(address: str) -> list[Path]:
-    """The tar shards that an address means, sorted by path."""
-    path = Path(address)
-    files = files_in(path, SHARD_SUFFIXES) if is_there(path) and path.is_dir() else files_of(address)
-    for file in files:
-        if not file.name.lower().endswith(SHARD_SUFFIXES):
-            raise UserError(f"{file}: is not a tar shard; known are {', '.join(SHARD_SUFFIXES)}")
-    if not files:
-        raise UserError(f"{address}: no tar shards in this folder or one below; expected files such as 00000.tar")
-    return files
-
-
-def read_list(path: Path) -> list[tuple[str, str]]:
-    """The addresses in a list, one per line, each with its place for messages; local ones start at the list's folder.
-    Empty lines are left out, and those that begin with #."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a list of shards ({error}); give a text file in UTF-8") from None
-    numbered = [(f"{path} line {number}", line.strip()) for number, line in enumerate(lines, 1)]
-    addresses = [(place, line) for place, line in numbered if line and not line.startswith("#")]
-    if not addresses:
+def read_list(path: Path) -> list[str]:
+    """The addresses in a list of shards, one per line; local ones start at the list's folder. Empty lines are left out,
+    and those that begin with #."""
+    with reading(path, "give a text file in UTF-8, one address per line"):
+        text = read_regular(path, LARGEST_LIST).decode("utf-8-sig")
+    lines = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
+    if not lines:
         raise UserError(f"{path}: lists no shards; give one address per line")
-    for place, line in addresses:
-        if by_name.is_name(line) and not is_there(path.parent / line):
-            raise UserError(
-                f"{place}: {line} is a data set by name, and a list names shards; give it beside the list, as "
-                f"{path},{line}"
-            )
-    return [(place, line if is_remote(line) else str(path.parent / line)) for place, line in addresses]
+    if named := [line for line in lines if catalogue.is_name(line) and not is_there(path.parent / line)]:
+        raise UserError(
+            f"{path}: {named[0]} is a data set by name, and a list names shards; give it beside the list, as "
+            f"{path},{named[0]}"
+        )
+    return [line if is_remote(line) else str(path.parent / line) for line in lines]
 
 
-def refuse_gone(path: Path) -> None:
-    """Raises UserError for what a folder lists and is not there: a missing file is not a smaller data set."""
-    if not is_there(path):
-        raise UserError(_gone_message(path))
+def refuse_several_parts(folder: str, files: Iterable[str]) -> None:
+    """Raises UserError where files (their paths from the folder, with slashes) are of several parts and one of these is
+    not training: read as one, they would train on the test.
+
+    >>> refuse_several_parts("spl", ["train/0.tar", "test/0.tar"])                        # doctest: +SKIP
+    neuclip.errors.UserError: spl: holds the parts test, train; give one of them, such as spl/train
+    """
+    parts = {_part(PurePosixPath(file)): file for file in files}
+    named = sorted(parts.keys() - {""})
+    held_out = [part for part in named if not part.lower().startswith("train")]
+    if not held_out or len(parts) == 1:
+        return
+    chosen = next((part for part in named if part not in held_out), held_out[0])
+    example = _address_of_part(folder.rstrip("/"), parts[chosen], chosen)
+    if len(named) > 1:
+        raise UserError(f"{folder}: holds the parts {', '.join(named)}; give one of them, such as {example}")
+    raise UserError(
+        f"{folder}: holds the part {named[0]} beside other data; move {named[0]} elsewhere to use the rest, or give "
+        f"{example} to use it alone"
+    )
 
 
-def _gone_message(path: Path) -> str:
-    if _is_link(path):
+def is_part(folder: str) -> bool:
+    """Whether a folder has the name of a part."""
+    return PART_FOLDER.fullmatch(folder) is not None
+
+
+def _part(file: PurePosixPath) -> str:
+    if len(file.parts) > 1 and is_part(file.parts[0]):
+        return file.parts[0]
+    match = PART_FILE.search(file.name)
+    return match[0] if match else ""
+
+
+def _address_of_part(folder: str, file: str, part: str) -> str:
+    if file.startswith(f"{part}/"):
+        return f"{folder}/{part}"
+    path = PurePosixPath(file)
+    ending = path.name[path.name.index(part) + len(part) :].partition(".")[2]
+    return f"'{folder}/{path.with_name(f'{path.name[: path.name.index(part) + len(part)]}*.{ending}')}'"
+
+
+def is_retrieval_set(folder: Path) -> bool:
+    """Whether the folder is marked as a retrieval set, or is a part (`test`) of one that is. In such a set every line
+    of a text is a caption."""
+    folder = folder.absolute()
+    return dataset_type(folder) == RETRIEVAL or (is_part(folder.name) and dataset_type(folder.parent) == RETRIEVAL)
+
+
+def dataset_type(folder: Path) -> str:
+    """What dataset_type.txt says; "" without it."""
+    mark = folder / DATASET_TYPE
+    if not is_there(mark):
+        return ""
+    with reading(mark, f"write the word {RETRIEVAL} into it, or remove it"):
+        return read_regular(mark, 1 << 16).decode(errors="replace").strip().lower()
+
+
+def numbered_shards(folder: Path) -> list[Path]:
+    """0.tar, 1.tar ... as many as nshards.txt says. Raises UserError unless exactly these are in the folder: half a set
+    would give other figures."""
+    stated = folder / SHARD_COUNT
+    there = {path.name: path for path in folder.glob("*.tar") if not path.name.startswith(".")}
+    if not is_there(stated):
+        raise UserError(
+            f"{stated}: no such file, and without it nobody knows whether shards are missing; copy the set again, or "
+            f"write the number of shards into it ({len(there)} are there)"
+        )
+    with reading(stated, "write how many tar files there are"):
+        text = read_regular(stated, 1 << 16).decode(errors="replace").strip()
+    if not text.isdecimal() or not 0 < int(text[:9]) == int(text[:20]):
+        raise UserError(f"{stated}: {text[:40]!r} is not a number of shards; write how many tar files there are")
+    names = [f"{number}.tar" for number in range(min(int(text), len(there) + 1))]
+    if missing := next((name for name in names if name not in there), None):
+        raise UserError(f"{folder / missing}: missing, though {stated} says {text} shards; copy it again")
+    if further := sorted(there.keys() - {*names}):
+        raise UserError(
+            f"{folder / further[0]}: is not among the {text} shards that {stated} counts; correct the number, or "
+            "remove the file"
+        )
+    return [folder / name for name in names]
+
+
+def _nothing_there(address: str) -> str:
+    path, address = Path(address), shorten(address, 500)
+    if os.path.islink(path):  # noqa: PTH114 (Path's own raises for names that are too long)
         return f"{path}: is a link to {path.readlink()}, which is gone; bring that back, or remove the link"
-    return f"{path}: is gone; bring it back"
-
-
-def _is_link(path: Path) -> bool:
-    return os.path.islink(path)  # noqa: PTH114  (Path's own raises for names that are too long)
-
-
-def _missing_message(address: str, missing: list[str], count: int) -> str:
-    remedy = _other_folder(address)
-    if count == 1:
-        return f"{address}: no file matches this pattern; {remedy or 'check the folder, and that it is in quotes'}"
-    what = "patterns match no file" if STARS.search(address) else "files do not exist"
-    first = f"{len(missing)} of {count} {what}, first of all {missing[0]}"
-    return f"{address}: {first}; {remedy or 'correct the pattern'}"
-
-
-def _nothing_there_message(address: str) -> str:
-    if _is_link(Path(address)):
-        return _gone_message(Path(address))
     if "{" in address:
         return f"{address}: no such file or folder; a pattern has closed braces, such as {{a,b}}.tar or {{00..19}}.tar"
-    names = by_name.names()
     name, slash, part = address.partition("/")
-    near = nearest(name, names)
+    near = nearest(name, catalogue.names())
     proposals = [f"{near}{slash}{part}"] if near else []
-    proposals += [str(path)] if (path := nearest_path(Path(address))) else []
+    proposals += [str(path)] if (path := nearest_path(Path(address))) else []  # type: ignore[assignment]
     if best := nearest(address, proposals):
         return f"{address}: no such file, folder or data set by name; did you mean {best}?"
-    return f"{address}: no such file or folder; check the path, or use a data set by name: {', '.join(names)}"
-
-
-def _other_folder(pattern: str) -> str:
-    """The same pattern in the folder with the nearest name; "" if its own folder is there, or no name is near."""
-    path = Path(pattern)
-    near = nearest_path(path.parent)
-    return f"did you mean {near / path.name}?" if near not in (None, path.parent) else ""
-
-
-COMPARED = 10_000  # file names per folder at most; a million would take seconds
+    names = ", ".join(catalogue.names())
+    return f"{address}: no such file or folder; check the path, or use a data set by name: {names}"
 
 
 def nearest_path(path: Path) -> Path | None:

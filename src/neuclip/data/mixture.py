@@ -1,207 +1,250 @@
-"""Several sources as one, and the order in which training reads them.
+"""Several sources as one, what data.hold_out keeps from training, and pairs of one image as one sample.
 
-Weight w means w appearances per epoch: of a source of n samples an epoch takes round(w n), and continues in the
-source's own order where the last epoch stopped. At weight 2 every sample appears twice per epoch, at 0.5 once in two
-epochs, and no sample of a source is ever more than one appearance ahead of another.
+Weight w means that every sample of a source appears w times per epoch.
 """
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
-from neuclip.data.captions import Captions
-from neuclip.data.order import GOLDEN, SHARDS_TOGETHER, Order, epoch_keys, mix
-from neuclip.data.sample import Sample
-from neuclip.data.source import Source, SourceFiles
-from neuclip.data.tar.cache import check_cache_size
+from neuclip.data.order import Order, ShardOrder, WeightedOrder, epoch_keys, mix
+from neuclip.data.source import FACTS, BadSample, Sample, Source, check_id
+from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.errors import UserError
 
-STRETCH = 4096  # positions, about: in each, every source has its share
+HELD_OUT_SUFFIX = "#held-out"  # behind the name of the training data: what is kept from training
+HOLD_OUT_SALT = 0x68656C64  # keeps the choice apart from the order of training, which has the same seed
+STRETCH = 10_000  # local samples that stand for a shard where local data are mixed with remote ones
 
 
 class Mixture(Source):
-    """Sources of any kinds end to end: the ids of each follow those of the one before. Weights count in training."""
+    """Sources end to end: the ids of each follow those of the one before. Of each, the samples in `held_out` (sorted
+    ids) are left out; only these ids are stored, for the rest of a billion would take gigabytes."""
 
-    def __init__(self, sources: Sequence[Source], weights: Sequence[Fraction]):
-        self.sources = tuple(sources)
-        self.weights = tuple(weights)
-        self.name = "+".join(source.name for source in sources)
-        self.faults = tuple(fault for source in sources for fault in source.faults)
-        self.fetches = any(source.fetches for source in sources)
-        self.captions_are_files = any(source.captions_are_files for source in sources)
-        self.texts_are_captions = any(source.texts_are_captions for source in sources)
-        self.images_in_rows = any(source.images_in_rows for source in sources)
-        self._ends = np.cumsum([len(source) for source in sources])
+    def __init__(self, parts: Sequence[Source], weights: Sequence[int], held_out: Sequence[np.ndarray] = ()):
+        self.parts, self.weights = tuple(parts), tuple(weights)
+        self.held_out = tuple(held_out) or tuple(np.zeros(0, np.int64) for _ in parts)
+        self._before = [ids - np.arange(len(ids)) for ids in self.held_out]  # how many others come before each
+        self.sizes = np.array([len(part) - len(ids) for part, ids in zip(parts, self.held_out, strict=True)])
+        self.ends = np.cumsum(self.sizes)
+        self.name = "+".join(part.name for part in parts)
+        self.kind = "+".join(dict.fromkeys(part.kind for part in parts))
+        folders = {part.folder for part in parts}
+        self.folder: Path | None = folders.pop() if len(folders) == 1 else None
+        self.faults = tuple(fault for part in parts for fault in part.faults)
+        if any(part.shard_ends is not None for part in parts):
+            self.part_shards = [self._ends_of(number) for number in range(len(parts))]
+            starts = zip(self.ends - self.sizes, self.part_shards, strict=True)
+            self.shard_ends = np.concatenate([start + ends for start, ends in starts])
 
-    @property
-    def kind(self) -> str:  # type: ignore[override]  # an attribute of the other sources
-        return "+".join(dict.fromkeys(source.kind for source in self.sources))
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return self.sources
+    def _ends_of(self, number: int) -> np.ndarray:
+        """Where the shards of a part end, in its ids without those held out. A local part is cut into stretches."""
+        ends = self.parts[number].shard_ends
+        if ends is None:
+            return np.append(np.arange(STRETCH, self.sizes[number], STRETCH), self.sizes[number])
+        return ends - np.searchsorted(self.held_out[number], ends)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self.ends[-1])
+
+    def place(self, id: int) -> tuple[int, int]:
+        check_id(id, len(self))
+        number = int(np.searchsorted(self.ends, id, side="right"))
+        own = id - int(self.ends[number] - self.sizes[number])
+        return number, own + int(np.searchsorted(self._before[number], own, side="right"))
 
     def __getitem__(self, id: int) -> Sample:
-        self.check_id(id)
-        source, own_id = self._source_and_id(id)
-        return source[own_id]
+        number, own = self.place(id)
+        return self.parts[number][own]
 
     def where(self, id: int) -> str:
-        source, own_id = self._source_and_id(id)
-        return source.where(own_id)
+        number, own = self.place(id)
+        return self.parts[number].where(own)
 
-    def caption_pieces(self) -> Iterator[Captions]:
-        for source in self.sources:
-            yield from source.caption_pieces()
+    def caption_facts(self) -> Iterator[np.ndarray]:
+        for part, held_out in zip(self.parts, self.held_out, strict=True):
+            first = 0
+            for piece in part.caption_facts():
+                inside = held_out[slice(*np.searchsorted(held_out, [first, first + len(piece)]))]
+                yield np.delete(piece, inside - first) if len(inside) else piece
+                first += len(piece)
 
-    def order(self, seed: int) -> Order:
-        """Every sample as often per epoch as its weight says; `size` is the number of appearances per epoch."""
-        if all(weight == 1 for weight in self.weights) and not self.fetches:
-            return Order(len(self), seed)
-        check_cache_size(self.sources, SHARDS_TOGETHER)
-        # Sources of equal size must not be shuffled alike.
-        seeds = mix(epoch_keys(seed, np.arange(len(self.sources)))).tolist()
-        orders = [source.order(own_seed) for source, own_seed in zip(self.sources, seeds, strict=True)]
-        return MixtureOrder(orders, self.weights, seed)
+    def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
+        ids = np.arange(len(self)) if ids is None else ids
+        numbers = np.searchsorted(self.ends, ids, side="right")
+        keys, known = mix(ids.astype(np.uint64)), False  # of pairs that have an image of their own
+        for number, part in enumerate(self.parts):
+            here = np.flatnonzero(numbers == number)
+            own = ids[here] - (self.ends[number] - self.sizes[number])
+            own += np.searchsorted(self._before[number], own, side="right")
+            part_keys = part.image_keys(own, read_images=read_images)
+            if part_keys is not None:
+                keys[here], known = part_keys, True
+        return keys if known else None
 
-    def prefetch(self, order: Order, start: int, count: int) -> None:
-        """The download of one source evicts what was unused for longest. Before that, every source marks what it still
-        needs: one that stays with the same shards for long would lose them otherwise."""
-        if not isinstance(order, MixtureOrder):
+    def images_version(self) -> str:
+        return hashlib.sha256("\n".join(part.images_version() for part in self.parts).encode()).hexdigest()
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        first = 0
+        for part, ends in zip(self.parts, self.part_shards, strict=True):
+            part.prefetch([shard - first for shard in shards if first <= shard < first + len(ends)])
+            first += len(ends)
+
+
+class Selection(Source):
+    """Chosen samples of a source; those of the same image, by `keys` (n,) of the chosen ones, are one sample with the
+    captions of all, in the order in which images first appear."""
+
+    def __init__(self, source: Source, ids: np.ndarray, keys: np.ndarray | None = None, name: str = ""):
+        self.source, self.kind, self.folder = source, source.kind, source.folder
+        self.name = name or source.name
+        self.faults = source.faults if len(ids) == len(source) else ()  # of a part, what was not indexed counts once
+        image = np.arange(len(ids))
+        if keys is not None:
+            _, first, image = np.unique(keys, return_index=True, return_inverse=True)
+            image = np.argsort(np.argsort(first))[image]
+        self._rows = ids[np.argsort(image, kind="stable")]
+        self._ends = np.cumsum(np.bincount(image))
+        if source.shard_ends is not None:
+            self.shard_ends = np.searchsorted(ids, source.shard_ends) if keys is None else self._ends[-1:]
+
+    def rows(self, id: int) -> list[int]:
+        """The ids of the source that this sample is made of."""
+        check_id(id, len(self))
+        return self._rows[self._ends[id - 1] if id else 0 : self._ends[id]].tolist()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, id: int) -> Sample:
+        """A row without a usable caption counts only where its image has no other."""
+        samples, first_bad = [], None
+        for row in self.rows(id):
+            try:
+                samples.append(self.source[row])
+            except BadSample as bad:
+                first_bad = first_bad or bad
+        if not samples:
+            assert first_bad is not None
+            raise first_bad
+        return Sample(samples[0].image, tuple(chain.from_iterable(sample.captions for sample in samples)))
+
+    def where(self, id: int) -> str:
+        return self.source.where(self.rows(id)[0])
+
+    def caption_facts(self) -> Iterator[np.ndarray]:
+        """A sample of several rows has a hash of their hashes."""
+        rows = np.concatenate([np.zeros(0, FACTS), *self.source.caption_facts()])[self._rows]
+        if len(self._ends) == len(rows):
+            yield rows
             return
-        positions = order.positions_of_parts(start)
-        for number, position in positions.items():
-            self.sources[number].mark_needed(order.orders[number], position)
-        for number, position in positions.items():
-            self.sources[number].prefetch(order.orders[number], position, count)
+        facts = rows[self._ends - 1]
+        facts["captions"] = np.add.reduceat(rows["captions"], self._ends - np.diff(self._ends, prepend=0))
+        for id in np.flatnonzero(np.diff(self._ends, prepend=0) > 1).tolist():
+            hashes = rows["hash"][self._ends[id - 1] if id else 0 : self._ends[id]].tobytes()
+            facts["hash"][id] = int.from_bytes(hashlib.blake2b(hashes, digest_size=8).digest(), "little")
+        yield facts
 
-    def check_images(self) -> None:
-        for source in self.sources:
-            source.check_images()
+    def rows_without_caption(self) -> np.ndarray:
+        """The ids of the source that have no caption, and an image with others."""
+        captions = np.concatenate([np.zeros(0, FACTS), *self.source.caption_facts()])["captions"][self._rows]
+        of_image = np.add.reduceat(captions > 0, self._ends - np.diff(self._ends, prepend=0), dtype=np.int64)
+        return self._rows[(captions == 0) & (np.repeat(of_image, np.diff(self._ends, prepend=0)) > 0)]
 
-    def describe_files(self) -> SourceFiles:
-        files = [source.describe_files() for source in self.sources]
-        sizes = [one.bytes for one in files if one.bytes is not None]
-        return SourceFiles(sum(one.number for one in files), sum(sizes) if len(sizes) == len(files) else None)
+    def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
+        first = self._rows[self._ends - np.diff(self._ends, prepend=0)]
+        return self.source.image_keys(first if ids is None else first[ids], read_images=read_images)
 
-    def places(self) -> set[str]:
-        return set().union(*(source.places() for source in self.sources))
-
-    def image_keys(self) -> np.ndarray | None:
-        """Those of its sources; None if the images of one must be read to know."""
-        keys = [source.image_keys() for source in self.sources]
-        if self.images_in_rows or all(key is None for key in keys):
-            return None
-        own = mix(np.arange(len(self), dtype=np.uint64))  # for sources whose pairs all have an image of their own
-        parts = zip(keys, np.split(own, self._ends[:-1]), strict=True)
-        return np.concatenate([unique if key is None else key for key, unique in parts])
-
-    def _source_and_id(self, id: int) -> tuple[Source, int]:
-        number = int(np.searchsorted(self._ends, id, side="right"))
-        return self.sources[number], id - (int(self._ends[number - 1]) if number else 0)
+    def images_version(self) -> str:
+        return self.source.images_version()
 
 
-class MixtureOrder(Order):
-    """The endless order of a mixture, over appearances instead of samples. Ids are dense over the sources as given.
+def group_by_image(source: Source) -> Source:
+    """The source itself unless several of its samples have the same image. Scored as it is, such a table would count an
+    image's other captions as wrong answers."""
+    keys = source.image_keys(read_images=True)
+    if keys is None or len(np.unique(keys)) == len(keys):
+        return source
+    return Selection(source, np.arange(len(source)), keys)
 
-    An epoch is cut into stretches. Rounding decides how often each source appears up to the end of a stretch, a shuffle
-    decides which comes when within it. Any window is computed without walking there, and nothing is stored.
 
-    >>> orders = [Order(4, seed=0), Order(6, seed=1)]
-    >>> MixtureOrder(orders, weights=[Fraction(2), Fraction(1, 2)], seed=0).size  # 8 + 3
-    11
-    """
+def order_of(source: Source, seed: int) -> Order:
+    """The endless order in which training reads a source: remote data from few shards at a time."""
+    mixture = source if isinstance(source, Mixture) else None
+    for part in mixture.parts if mixture else (source,):
+        if isinstance(part, RemoteTarSource):
+            part.refuse_small_cache()
+    weights = mixture.weights if mixture else (1,)
+    if max(weights) == 1:
+        return Order(len(source), seed) if source.shard_ends is None else ShardOrder(source.shard_ends, seed)
+    assert mixture is not None
+    if mixture.shard_ends is None:
+        return WeightedOrder(Order(int((mixture.sizes * weights).sum()), seed), mixture.sizes.tolist(), weights)
+    ends: list[np.ndarray] = []
+    shards: list[np.ndarray] = []
+    first_shard = start = 0
+    for size, weight, own_ends in zip(mixture.sizes.tolist(), weights, mixture.part_shards, strict=True):
+        for _ in range(weight):
+            ends.append(start + own_ends)
+            shards.append(first_shard + np.arange(len(own_ends)))
+            start += size
+        first_shard += len(own_ends)
+    order = ShardOrder(np.concatenate(ends), seed)
+    return WeightedOrder(order, mixture.sizes.tolist(), weights, np.concatenate(shards))
 
-    def __init__(self, orders: Sequence[Order], weights: Sequence[Fraction], seed: int):
-        self.orders = tuple(orders)
-        self.appearances = np.array(
-            [math.floor(weight * order.size + Fraction(1, 2)) for order, weight in zip(orders, weights, strict=True)]
+
+def split(source: Source, count: int, seed: int) -> tuple[Source, Source]:
+    """Training data and the held-out samples: `count`, or a few more to keep the pairs of an image together. No image
+    is on both sides, as far as names of files tell. Of several sources each gives its share by size, whatever its
+    weight. The choice is the same whenever the data is opened."""
+    if not 0 < count < len(source):
+        raise UserError(
+            f"data.hold_out is {count:,} and {source.name} has {len(source):,} samples; give a smaller "
+            f"--data.hold_out, {max(1, len(source) // 10):,} for example"
         )
-        if self.appearances.sum() == 0:
-            raise UserError("the weights of data.train leave no sample in an epoch; give larger weights")
-        super().__init__(int(self.appearances.sum()), seed)
-        self.first_ids = np.cumsum([0, *(order.size for order in orders)])
-        stretch = max(STRETCH, 2 * len(orders) ** 2)  # long enough that rounding never asks too much of the largest
-        self.stretches = -(-self.size // stretch)
-        self.largest = int(np.argmax(self.appearances))
-        parts = (f"{weight} x {order.size:,} ({order.about})" for order, weight in zip(orders, weights, strict=True))
-        self.about = f"sources by weight: {', '.join(parts)}"
-        self._last_stretch = (-1, np.zeros(0, np.int64), np.zeros(0, np.int64))
+    parts, weights = (source.parts, source.weights) if isinstance(source, Mixture) else ((source,), (1,))
+    chosen = _choose(parts, count, seed)
+    if empty := [part.name for part, ids in zip(parts, chosen, strict=True) if len(ids) == len(part)]:
+        raise UserError(f"data.hold_out {count:,} leaves nothing of {empty[0]}; give a smaller --data.hold_out")
+    starts = np.cumsum([0, *map(len, parts)])
+    held_out = np.concatenate([start + ids for start, ids in zip(starts[:-1], chosen, strict=True)])
+    return Mixture(parts, weights, chosen), Selection(source, held_out, name=f"{source.name}{HELD_OUT_SUFFIX}")
 
-    def ids(self, start: int, count: int) -> np.ndarray:
-        """(count,) int64: the ids of the samples at positions start..start+count-1."""
-        parts, ranks = self._window(start, count)
-        ids = np.empty(count, dtype=np.int64)
-        for number, order in enumerate(self.orders):
-            own = parts == number
-            if own.any():  # ranks of one source are consecutive
-                ids[own] = self.first_ids[number] + order.ids(int(ranks[own][0]), int(own.sum()))
-        return ids
 
-    def epochs(self, start: int, count: int) -> np.ndarray:
-        """(count,) int64: at each position, how many times its sample appeared before.
+def _choose(parts: Sequence[Source], count: int, seed: int) -> list[np.ndarray]:
+    """The sorted ids that each part gives."""
+    ends = np.cumsum([0, *map(len, parts)])
+    shares = np.diff(ends * count // ends[-1]).tolist()
+    seeds = mix(epoch_keys(seed ^ HOLD_OUT_SALT, np.arange(len(parts)))).tolist()
+    keys = [part.image_keys() for part in parts]
+    chosen = [_choose_from(*one) for one in zip(parts, keys, shares, seeds, strict=True)]
+    held_out = np.concatenate([key[ids] for key, ids in zip(keys, chosen, strict=True) if key is not None] or [[]])
+    # An image that another part names as well goes with it.
+    return [
+        ids if key is None else np.flatnonzero(np.isin(key, held_out)) for key, ids in zip(keys, chosen, strict=True)
+    ]
 
-        Every appearance has its own crop and its own draw of the caption.
-        """
-        parts, ranks = self._window(start, count)
-        return ranks // np.array([order.size for order in self.orders])[parts]
 
-    def positions_of_parts(self, position: int) -> dict[int, int]:
-        """By the number of the source: where it is in its own order when the mixture is at this position. Sources that
-        never appear are left out."""
-        epoch, stretch, place = self._stretch_at(position)
-        parts, _ = self._stretch(epoch, stretch)
-        here = np.bincount(parts[:place], minlength=len(self.orders))
-        before = epoch * self.appearances + self._appearances_before(self._begin(stretch)) + here
-        return {number: int(before[number]) for number in np.flatnonzero(self.appearances).tolist()}
-
-    def _window(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each position its source, and which appearance of that source it is, since the first epoch."""
-        parts, ranks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        position, end = start, start + count
-        while position < end:
-            epoch, stretch, place = self._stretch_at(position)
-            piece = slice(place, place + end - position)
-            stretch_parts, stretch_ranks = self._stretch(epoch, stretch)
-            parts.append(stretch_parts[piece])
-            ranks.append(stretch_ranks[piece])
-            position += len(parts[-1])
-        return np.concatenate(parts), np.concatenate(ranks)
-
-    def _stretch_at(self, position: int) -> tuple[int, int, int]:
-        """Epoch, stretch of the epoch, and place in the stretch."""
-        epoch, place = divmod(position, self.size)
-        stretch = ((place + 1) * self.stretches - 1) // self.size  # the last one that begins here or before
-        return epoch, stretch, place - self._begin(stretch)
-
-    def _begin(self, stretch: int) -> int:
-        return stretch * self.size // self.stretches
-
-    def _stretch(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_window`, of a whole stretch; the last one asked for is kept."""
-        key = epoch * self.stretches + number
-        if self._last_stretch[0] != key:
-            before = self._appearances_before(self._begin(number))
-            shares = self._appearances_before(self._begin(number + 1)) - before
-            seed = int(mix(epoch_keys(self.seed, np.array([key])) + np.uint64(GOLDEN))[0])
-            places = Order(int(shares.sum()), seed).ids(0, int(shares.sum()))
-            parts = np.repeat(np.arange(len(shares)), shares)[places]
-            ranks = np.empty_like(parts)
-            for part, first in enumerate(before + epoch * self.appearances):
-                ranks[parts == part] = first + np.arange(shares[part])
-            self._last_stretch = (key, parts, ranks)
-        return self._last_stretch[1:]
-
-    def _appearances_before(self, place: int) -> np.ndarray:
-        """How often each source appears before this place of an epoch: its share, rounded down; the largest source
-        makes up the difference."""
-        taken = [int(appearances) * place // self.size for appearances in self.appearances]
-        taken[self.largest] += place - sum(taken)
-        return np.array(taken)
+def _choose_from(part: Source, keys: np.ndarray | None, count: int, seed: int) -> np.ndarray:
+    if part.shard_ends is not None:  # from few shards: all that hold one are downloaded for an evaluation
+        ends = np.concatenate([[0], part.shard_ends])
+        chosen = np.zeros(0, np.int64)
+        for shard in Order(len(ends) - 1, seed).ids(0, len(ends) - 1).tolist():
+            chosen = np.concatenate([chosen, np.arange(ends[shard], ends[shard + 1])])
+            if len(chosen) >= count:
+                break
+        return np.sort(chosen[:count])
+    if keys is None:
+        return np.sort(Order(len(part), seed).ids(0, count))
+    _, first, image = np.unique(keys, return_index=True, return_inverse=True)
+    image = np.argsort(np.argsort(first))[image]  # numbered as they come: keys change when the files move
+    sizes = np.bincount(image)
+    images = Order(len(sizes), seed).ids(0, len(sizes))
+    enough = int(np.searchsorted(np.cumsum(sizes[images]), count)) + 1 if count else 0
+    return np.flatnonzero(np.isin(image, images[:enough]))

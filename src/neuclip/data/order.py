@@ -42,7 +42,7 @@ class Order:
     >>> Order(size=5, seed=0).ids(start=0, count=10)  # two epochs
     """
 
-    about = "all samples mixed"  # in a few words: orders of equal size that differ in more than the seed differ in it
+    description = "all samples mixed"  # a checkpoint stores it, and a resume in another kind of order is refused
 
     def __init__(self, size: int, seed: int):
         if size < 1:
@@ -70,6 +70,10 @@ class Order:
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64)
 
+    def shards_ahead(self, position: int) -> list[int]:
+        """The shards that are read from this position on; none where all samples are mixed."""
+        return []
+
     def _permute(self, values: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """A permutation of 0..2**bits-1 for each key: each half in turn is xored with a hash of the other."""
         low_mask, high_mask = np.uint64((1 << self.low_bits) - 1), np.uint64((1 << self.high_bits) - 1)
@@ -78,23 +82,6 @@ class Order:
             low = low ^ (mix(high + keys + np.uint64(number * GOLDEN & MASK)) & low_mask)
             high = high ^ (mix(low + keys + np.uint64((number + 1) * GOLDEN & MASK)) & high_mask)
         return (high << np.uint64(self.low_bits)) | low
-
-
-class SourceOrder(Order):
-    """Every id once, in the order of the source: the order of evaluation."""
-
-    about = "as they lie"
-
-    def __init__(self, size: int):
-        self.size = size
-        self.seed = 0
-
-    def epochs(self, start: int, count: int) -> np.ndarray:
-        return np.zeros(len(self.ids(start, count)), dtype=np.int64)
-
-    def ids(self, start: int, count: int) -> np.ndarray:
-        """At most `count` ids: the last window is what is left."""
-        return np.arange(start, min(start + count, self.size), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -126,7 +113,7 @@ class ShardOrder(Order):
         self.cuts = np.arange(groups + 1) * len(self.ends) // groups
         self.shard_order = Order(len(self.ends), seed)
         digest = hashlib.sha256(self.ends.astype("<i8").tobytes()).hexdigest()[:8]
-        self.about = f"{len(self.ends):,} shards ({digest}), {together} mixed at a time"
+        self.description = f"{len(self.ends):,} shards ({digest}), {together} mixed at a time"
         self._last_epoch = (-1, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def ids(self, start: int, count: int) -> np.ndarray:
@@ -170,3 +157,43 @@ class ShardOrder(Order):
         which = np.searchsorted(ends, places, side="right")
         # The place in the group, minus the group's samples before this shard, plus the ids before it.
         return places - ends[which] + self.ends[group.shards[which]]
+
+
+class WeightedOrder(Order):
+    """The order of sources with weights: a source of weight w stands w times in each epoch.
+
+    `appearances` is an order over all of these. Each appearance of a sample has an epoch of its own, and with it its
+    own crop and choice of caption. `shards` are the numbers of the sources' shards among those of `appearances`.
+
+    >>> WeightedOrder(Order(14, seed=0), sizes=[4, 6], weights=[2, 1]).size  # 8 + 6
+    14
+    """
+
+    def __init__(
+        self, appearances: Order, sizes: Sequence[int], weights: Sequence[int], shards: np.ndarray | None = None
+    ):
+        self.appearances, self.size, self.seed, self.shards = appearances, appearances.size, appearances.seed, shards
+        self.sizes, self.weights = np.array(sizes), np.array(weights)
+        parts = ", ".join(f"{weight} x {size:,}" for size, weight in zip(sizes, weights, strict=True))
+        self.description = f"{appearances.description}, sources {parts}"
+        self._first_ids = np.cumsum(self.sizes) - self.sizes
+        self._ends = np.cumsum(self.sizes * self.weights)
+
+    def ids(self, start: int, count: int) -> np.ndarray:
+        part, place = self._places(start, count)
+        return self._first_ids[part] + place % self.sizes[part]
+
+    def epochs(self, start: int, count: int) -> np.ndarray:
+        """(count,) int64: at each position, how many times its sample appeared before."""
+        part, place = self._places(start, count)
+        return self.appearances.epochs(start, count) * self.weights[part] + place // self.sizes[part]
+
+    def shards_ahead(self, position: int) -> list[int]:
+        ahead = self.appearances.shards_ahead(position)
+        return ahead if self.shards is None else list(dict.fromkeys(self.shards[ahead].tolist()))
+
+    def _places(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each position its source, and its place among the appearances of that source in an epoch."""
+        drawn = self.appearances.ids(start, count)
+        part = np.searchsorted(self._ends, drawn, side="right")
+        return part, drawn - (self._ends - self.sizes * self.weights)[part]

@@ -1,51 +1,362 @@
-"""The data of DataComp's tasks, each in the layout of its kind."""
+"""Sets with answers: zero-shot classification (images with labels, class names, templates) and association puzzles."""
 
 from __future__ import annotations
 
+import ast
+import csv
+import io
+import json
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from neuclip.data.clip_benchmark_layout import DATASET_TYPE, RETRIEVAL, is_retrieval_set
-from neuclip.data.held_out import open_retrieval
-from neuclip.data.puzzles import Puzzles, read_puzzles
-from neuclip.data.source import Source
-from neuclip.data.tables.folder import find_captions_file
-from neuclip.data.zero_shot import ZeroShotTask
-from neuclip.errors import UserError
-from neuclip.settings.sections import Settings
-from neuclip.tasks import Task
+import numpy as np
 
-TaskData = ZeroShotTask | Source | Puzzles  # to classify, to retrieve from, to solve
+from neuclip.data.decoding import DECODED, NOT_DECODED_REASON
+from neuclip.data.faults import list_faults
+from neuclip.data.locations import (
+    DATASET_TYPE,
+    RETRIEVAL,
+    SHARD_COUNT,
+    dataset_type,
+    is_part,
+    is_there,
+    nearest_path,
+    numbered_shards,
+)
+from neuclip.data.source import Source, json_object, print_once
+from neuclip.data.tables.folder import list_images
+from neuclip.data.tables.listed import ListedPairs, Row, Rows
+from neuclip.data.tables.text import first_line
+from neuclip.data.tar.index import NO_LABEL, key_and_ending
+from neuclip.data.tar.source import TarSource
+from neuclip.data.tar.walk import BLOCK, walk
+from neuclip.datasets import catalogue
+from neuclip.errors import UserError, any_of
+from neuclip.files import open_regular, read_regular, reading
+from neuclip.formatting import plural
 
-TABLES = (".json", ".csv", ".tsv", ".jsonl", ".parquet")
+CLASSNAMES = "classnames.txt"
+TEMPLATES = "zeroshot_classification_templates.txt"
+PLACEHOLDER = "{c}"
+DEFAULT_TEMPLATES = ("a photo of a {c}.", "a photo of the {c}.", "a picture of a {c}.", "an image of a {c}.")
+LAYOUTS = f"one folder of images per class, or {CLASSNAMES} and test/0.tar, test/1.tar ... with .cls labels"
+FIRST_MEMBERS = 100  # of a shard, of which one is a vector if there are any
+MOST_VECTOR_BYTES = 1 << 16  # of a few numbers and their header
+VECTORS = "each image needs one vector of whole numbers, all equally long"
+COLUMNS = ("cue", "candidates", "associations")
+TABLES = (".csv", ".tsv", ".jsonl")
+IMAGES = "images"  # the folder of a puzzle's images, beside its table or in it
+MOST_CANDIDATES = 1000  # of one puzzle
+LARGEST_FIELD = 1 << 20
 
 
-def open_task(task: Task, folder: Path) -> TaskData:
-    """Raises UserError where a part is missing or broken. Retrieval sets are read with default settings: those of a run
-    are about its own data."""
-    if task.kind == "classification":
-        return ZeroShotTask.open(folder, name=task.name)
-    if task.kind == "puzzles":
-        return read_puzzles(folder)
-    return open_retrieval(str(_shards_or_table(folder)), Settings())
+@dataclass(frozen=True)
+class ZeroShotTask:
+    """A folder in CLIP_benchmark's layout: classnames.txt (line = label), templates with {c}, test/*.tar with .cls. Or
+    a folder of class folders: photos/cat/1.jpg, photos/dog/2.jpg. Templates may be missing.
+
+    >>> task = ZeroShotTask.open("zeroshot/wds_cifar10")                                            # doctest: +SKIP
+    """
+
+    name: str
+    classnames: list[str]
+    templates: list[str]
+    source: Source
+    labels: list[int]  # of every id of the source
+    metadata: np.ndarray | None = None  # (n, columns) int64 of `npy` members; row = id
+
+    @classmethod
+    def open(cls, address: str | Path, *, name: str = "") -> ZeroShotTask:
+        """A data set by name or a folder. `name` is what figures carry, the address if there is none."""
+        folder = Path(catalogue.resolve(str(address)) or address)
+        if not is_there(folder) or not folder.is_dir():
+            near = nearest_path(folder)
+            hint = f"did you mean {near}?" if near and near.is_dir() else f"give {LAYOUTS}"
+            raise UserError(f"{folder}: no such folder; {hint}")
+        name = name or str(address)
+        test = folder / "test"
+        if is_there(test / SHARD_COUNT) or (test.is_dir() and any(test.glob("*.tar"))):
+            return cls(name, *_open_labelled_shards(folder))
+        return cls(name, *_open_class_folders(folder))
 
 
-def has_shards(folder: Path) -> bool:
-    return (folder / "test").is_dir() and any((folder / "test").glob("*.tar"))
+def _open_labelled_shards(folder: Path) -> tuple[list[str], list[str], Source, list[int], np.ndarray | None]:
+    kind = dataset_type(folder) or "classification"
+    if kind == RETRIEVAL:
+        raise UserError(f"{folder / DATASET_TYPE}: it is a retrieval set; give it as retrieval data, not for zero-shot")
+    if kind != "classification":
+        raise UserError(
+            f"{folder / DATASET_TYPE}: sets of type {kind[:40]!r} are not read; give one with a single label per image"
+        )
+    if not is_there(folder / CLASSNAMES):
+        raise UserError(f"{folder / CLASSNAMES}: no such file; write one class name per line, in the order of labels")
+    classnames, templates = _lines(folder / CLASSNAMES), _templates([folder])
+    source = TarSource(folder.name, numbered_shards(folder / "test"))
+    # In training a cut-off shard loses some samples; in a test set it would change what is measured.
+    if broken := next((fault for fault in source.faults if fault.reason.startswith("shard ")), None):
+        raise UserError(f"{broken.where}: {broken.reason}; a test set must be whole, copy the shard again")
+    if len(source) == 0:
+        raise UserError(f"{source.shards[0]}: holds no image; each sample needs an image and a .cls member")
+    labels = source.labels.tolist()
+    if NO_LABEL in labels:
+        where = source.where(labels.index(NO_LABEL))
+        raise UserError(f"{where}: has no label; each image needs a .cls member with a whole number from 0 on")
+    if outside := [id for id, label in enumerate(labels) if label >= len(classnames)]:
+        raise UserError(
+            f"{source.where(outside[0])}: label {labels[outside[0]]}, but {folder / CLASSNAMES} has "
+            f"{len(classnames)} lines (labels 0 to {len(classnames) - 1}); correct one of them"
+        )
+    return classnames, templates, source, labels, read_metadata(source)
 
 
-def _shards_or_table(folder: Path) -> Path:
-    """The folder itself if it has shards or captions.csv; else its only table, such as Karpathy's beside the images.
-    Shards must be marked: every line of a text would be one caption together with the next."""
-    if has_shards(folder):
-        if not is_retrieval_set(folder):
-            raise UserError(f"{folder / DATASET_TYPE}: does not say {RETRIEVAL}; write this word into it")
+def _open_class_folders(folder: Path) -> tuple[list[str], list[str], Source, list[int]]:
+    """Classes are folders in the order of their names; an empty one is a class without images. Images nested deeper
+    belong to the class."""
+    images = _images_of_classes(folder)
+    classes = [entry.name for entry in _subfolders(images)]
+    files, _, others = list_images(images)
+    number = {name: label for label, name in enumerate(classes)}
+    labelled = [(file, number[file.partition("/")[0]]) for file in files if "/" in file]
+    if not labelled:
+        shard, parent = next(images.glob("*.tar"), None), images.parent
+        hint = f"{shard} belongs into {images / 'test'}" if shard else f"give {LAYOUTS}"
+        hint = f"did you mean {parent}?" if shard and is_there(parent / CLASSNAMES) else hint
+        raise UserError(f"{images}: neither class folders with images nor test/0.tar; {hint}")
+    if len(classes) < 2:
+        raise UserError(f"{images}: has a single class folder, {classes[0]}; give a folder with one folder per class")
+    unused = [("lies in no class folder", str(images / file)) for file in files if "/" not in file]
+    unused += [(NOT_DECODED_REASON, str(images / file)) for file in others]
+    source = _plain_images(images, [file for file, _ in labelled], list_faults(unused))
+    names = next((place / CLASSNAMES for place in (images, folder) if is_there(place / CLASSNAMES)), None)
+    classnames = _lines(names) if names else [name.replace("_", " ") for name in classes]
+    if names and len(classnames) != len(classes):
+        raise UserError(
+            f"{names}: {plural(len(classnames), 'class name')} for {len(classes)} class folders; write one line "
+            f"per folder, in the order of their names ({', '.join(classes[:3])} ...), or remove the file to use the "
+            "folders' names"
+        )
+    if names:
+        print_once(f"{names}: line 1 names the class of {classes[0]}, and so on in the order of the folders' names")
+    return classnames, _templates([images, folder]), source, [label for _, label in labelled]
+
+
+def _plain_images(folder: Path, images: Sequence[str], faults: tuple[Any, ...] = ()) -> ListedPairs:
+    rows = Rows.listed(Row(image, ()) for image in images)
+    return ListedPairs(folder.name, folder, rows, folder=folder, kind="folder", faults=faults, captions=False)
+
+
+def _images_of_classes(folder: Path) -> Path:
+    """The folder itself, or its `test` where that is its only part. `train` beside `bus` is a class."""
+    names = [entry.name for entry in _subfolders(folder)]
+    if not names or not all(map(is_part, names)):
         return folder
-    if not folder.is_dir() or find_captions_file(folder):
-        return folder
-    tables = [file for file in folder.iterdir() if file.suffix.lower() in TABLES]
-    return tables[0] if len(tables) == 1 else folder
+    if names == ["test"]:
+        return folder / "test"
+    example = folder / ("test" if "test" in names else names[0])
+    raise UserError(f"{folder}: holds the parts {', '.join(names)}; give one of them, such as {example}")
 
 
-def source_of(data: TaskData) -> Source:
-    """Its images."""
-    return data if isinstance(data, Source) else data.source
+def _subfolders(folder: Path) -> list[Path]:
+    entries = (entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+    return sorted(entry for entry in entries if entry.is_dir())
+
+
+def _lines(path: Path) -> list[str]:
+    """Stripped lines. Blank ones stay: a class may have an empty name, and dropping it shifts all labels."""
+    with reading(path, "write one entry per line, in UTF-8"):
+        text = read_regular(path, 1 << 28).decode("utf-8-sig").removesuffix("\n")
+    lines = [line.strip() for line in text.split("\n")]
+    if not any(lines):
+        raise UserError(f"{path}: the file is empty; write one entry per line")
+    return lines
+
+
+def _templates(folders: Sequence[Path]) -> list[str]:
+    path = next((place / TEMPLATES for place in folders if is_there(place / TEMPLATES)), None)
+    if path is None:
+        listed = ", ".join(map(repr, DEFAULT_TEMPLATES))
+        print_once(f"{folders[0]}: no {TEMPLATES}; prompts are {listed}")
+        return list(DEFAULT_TEMPLATES)
+    templates = _lines(path)
+    for number, template in enumerate(templates, 1):
+        if PLACEHOLDER not in template:
+            raise UserError(
+                f"{path} line {number}: no {PLACEHOLDER} in {template[:80]!r}; write {PLACEHOLDER} where the class "
+                "name goes"
+            )
+    return templates
+
+
+def read_metadata(source: TarSource) -> np.ndarray | None:
+    """(n, columns) int64: numbers beside each image (region, year, hospital ...), its `npy` member; None if no sample
+    has one. Vector and image belong together by name, in whatever order the members come. No image is read."""
+    contents: list[bytes] = []
+    starts = [0, *source.ends.tolist()]
+    for shard, path in enumerate(source.paths):
+        blocks = source.rows["image_block"][starts[shard] : starts[shard + 1]]
+        contents += _members_beside(path, blocks.tolist())
+    start = next((id for id, content in enumerate(contents) if content), None)
+    if start is None:
+        return None
+    first = _vector(source, start, contents[start])
+    size, header = len(contents[start]), contents[start][: -first.nbytes]
+    if header.endswith(b"\n") and all(len(one) == size and one.startswith(header) for one in contents):
+        numbers = b"".join(content[len(header) :] for content in contents)  # one by one takes 0.1 ms each
+        return np.frombuffer(numbers, first.dtype).reshape(len(contents), len(first)).astype(np.int64)
+    return np.stack([_vector(source, id, content, len(first)) for id, content in enumerate(contents)]).astype(np.int64)
+
+
+def _members_beside(path: Path, blocks: list[int]) -> list[bytes]:
+    """The `npy` member beside each image, given by the block where it begins; empty where there is none."""
+    if not blocks:
+        return []
+    by_key: dict[bytes, bytes] = {}
+    keys: dict[int, bytes] = {}
+    with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        members, _ = walk(data)
+        if not any(name.lower().endswith(b".npy") for name, _, _ in islice(members, FIRST_MEMBERS)):
+            return [b""] * len(blocks)
+        for member, offset, size in members:
+            key, ending = key_and_ending(member)
+            if ending == b"npy":
+                by_key[key] = data[offset : offset + min(size, MOST_VECTOR_BYTES)]
+            else:
+                keys[offset // BLOCK] = key
+    return [by_key.get(keys.get(block, b""), b"") for block in blocks]
+
+
+def _vector(source: TarSource, id: int, content: bytes, columns: int = 0) -> np.ndarray:
+    """One sample's; UserError unless it is as long as the others. Pickled objects are refused: reading them would run
+    what they say."""
+    if not content:
+        raise UserError(f"{source.where(id)}: has no npy member, others have {columns} numbers in one; {VECTORS}")
+    where = f"{source.where(id).rpartition('.')[0]}.npy"
+    try:
+        stream = io.BytesIO(content)
+        version = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(stream)
+        if len(shape) != 1 or dtype.kind not in "iu" or not 0 < shape[0] <= MOST_VECTOR_BYTES:
+            raise UserError(f"{where}: has shape {shape} and type {dtype}; {VECTORS}")
+        vector = np.frombuffer(content, dtype, count=shape[0], offset=stream.tell())
+    except UserError:
+        raise
+    except (ValueError, TypeError, EOFError, OSError, SyntaxError, RecursionError, MemoryError) as error:
+        raise UserError(f"{where}: is not a whole array of numbers ({str(error)[:100]}); {VECTORS}") from error
+    if columns and len(vector) != columns:
+        raise UserError(f"{where}: has {len(vector)} numbers, others have {columns}; {VECTORS}")
+    return vector
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """Which of the candidate images go with a cue?"""
+
+    cue: str
+    candidates: tuple[int, ...]  # ids of the source
+    associations: tuple[int, ...]  # those that go with the cue
+
+
+@dataclass(frozen=True)
+class Puzzles:
+    """Association puzzles (WinoGAViL). Images occur in many of them; the source has each one once."""
+
+    source: Source
+    puzzles: list[Puzzle]
+
+
+def read_puzzles(folder: str | Path) -> Puzzles:
+    """The table and the images (`NAME.jpg`) of a folder; images may lie in `images/` below.
+
+    >>> read_puzzles("winogavil").puzzles[0]                                                        # doctest: +SKIP
+    Puzzle(cue='winter', candidates=(7, 2, 9, 4, 1), associations=(2, 4))
+    """
+    folder = Path(folder)
+    table, files = puzzle_table(folder), _puzzle_images(folder)
+    ids: dict[str, int] = {}  # of images by path: two spellings of a name may mean one
+    puzzles = []
+    for where, row in _table_rows(table):
+        cue = row.get("cue")
+        if not isinstance(cue, str) or not cue.strip():
+            raise UserError(f"{where}: has no cue; correct the row")
+        candidates, associations = (_names(row.get(column), column, where) for column in COLUMNS[1:])
+        if unknown := set(associations) - set(candidates):
+            raise UserError(f"{where}: association {min(unknown)!r} is not among the candidates; correct the row")
+        numbers = {}
+        for name in candidates:
+            if (file := files.get(name) or files.get(ignore_case_and_underscores(name))) is None:
+                raise UserError(f"{where}: no image of {name!r} in {folder}; put {name}.jpg there")
+            numbers[name] = ids.setdefault(file, len(ids))
+        right = {number: None for name, number in numbers.items() if name in set(associations)}
+        puzzles.append(Puzzle(cue.strip(), tuple(numbers[name] for name in candidates), tuple(right)))
+    if not puzzles:
+        raise UserError(f"{table}: holds no puzzles; give rows of {', '.join(COLUMNS)}")
+    return Puzzles(_plain_images(folder, list(ids)), puzzles)
+
+
+def puzzle_table(folder: Path) -> Path:
+    """The one table of the folder with the columns of puzzles."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give one with a table of {', '.join(COLUMNS)} and images")
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in TABLES)
+    tables = [file for file in files if all(column.encode() in first_line(file) for column in COLUMNS)]
+    if not tables:
+        raise UserError(f"{folder}: no {any_of(TABLES)} file with the columns {', '.join(COLUMNS)}; put it there")
+    if len(tables) > 1:
+        raise UserError(f"{folder}: has {tables[0].name} and {tables[1].name}; keep one table of puzzles")
+    return tables[0]
+
+
+def _table_rows(table: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with reading(table, "save it as UTF-8, with quotes around lists"):
+        text = read_regular(table).decode("utf-8-sig")
+    if table.suffix.lower() == ".jsonl":
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"{table} line {number}", json_object(line.encode()) or {}
+        return
+    csv.field_size_limit(LARGEST_FIELD)
+    separator = "\t" if table.suffix.lower() == ".tsv" else ","
+    try:
+        for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), delimiter=separator), 1):
+            yield f"{table} row {number}", row
+    except csv.Error as error:
+        raise UserError(f"{table}: cannot be read ({error}); save it as UTF-8, with quotes around lists") from error
+
+
+def _names(value: Any, column: str, where: str) -> list[str]:
+    """A list, or the text of one as JSON or Python writes it."""
+    names = value
+    if isinstance(value, str):
+        names = None
+        for read in (json.loads, ast.literal_eval):
+            try:
+                names = read(value)
+                break
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f'{where}: its {column} are not a list of names; write them as ["one", "two"]')
+    if len(names) > MOST_CANDIDATES:
+        raise UserError(f"{where}: has {len(names):,} {column}, at most {MOST_CANDIDATES:,} are read; correct the row")
+    return [name.strip() for name in names]
+
+
+def _puzzle_images(folder: Path) -> dict[str, str]:
+    """Paths from the folder by the name of the candidate: as it is written, and in any spelling."""
+    files: dict[str, str] = {}
+    for place in (folder / IMAGES, folder):  # what lies in the folder itself goes first
+        for file in sorted(place.iterdir()) if place.is_dir() else []:
+            if file.suffix.lower().removeprefix(".") in DECODED and not file.name.startswith("."):
+                path = file.relative_to(folder).as_posix()
+                files.setdefault(ignore_case_and_underscores(file.stem), path)
+                files[file.stem] = path
+    return files
+
+
+def ignore_case_and_underscores(name: str) -> str:
+    return name.replace("_", " ").casefold()

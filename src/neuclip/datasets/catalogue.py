@@ -16,18 +16,12 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from neuclip.data.machine import cache_folder
 from neuclip.datasets.fetching import discard
 from neuclip.datasets.sets import DATA_SETS, DataSet
 from neuclip.errors import UserError, proposal
+from neuclip.files import cache_folder, lock
 from neuclip.formatting import format_duration
-
-try:
-    import fcntl
-except ImportError:  # not on every system: then two processes may both build
-    fcntl = None  # type: ignore[assignment]
 
 ZERO_SHOT = "zero-shot"
 
@@ -132,10 +126,10 @@ def prepare(name: str) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _build_lock(target) as locked:
+    with _build_lock(target):
         if not target.exists():
             # A build that resumes must find its folder again; other folders are this process's own.
-            suffix = "unfinished" if locked and data_set.resumes else f"{socket.gethostname()}.{os.getpid()}"
+            suffix = "unfinished" if data_set.resumes else f"{socket.gethostname()}.{os.getpid()}"
             _build_and_rename(data_set, target.with_name(f".{target.name}.{suffix}"), target)
     return target
 
@@ -162,33 +156,20 @@ def _build_and_rename(data_set: DataSet, unfinished: Path, target: Path) -> None
 
 
 @contextlib.contextmanager
-def _build_lock(target: Path) -> Iterator[bool]:
-    """Let one process of this machine build while the others wait; True with the lock.
+def _build_lock(target: Path) -> Iterator[None]:
+    """Let one process of this machine build while the others wait.
 
     The lock only saves work: it is released when its process dies, and the final rename is safe without it.
     """
-    with target.with_name(f".{target.name}.lock").open("w") as file:
-        locked = _lock(file)
-        if locked:
-            # Nobody else builds here now: folders of this machine are those of killed builds.
-            for left_over in target.parent.glob(f".{target.name}.{socket.gethostname()}.*"):
-                shutil.rmtree(left_over, ignore_errors=True)
-        yield locked
-
-
-def _lock(file: IO[str]) -> bool:
-    """Wait for the lock; False where there are no locks (on some network disks)."""
-    if fcntl is None:
-        return False
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    place = target.with_name(f".{target.name}.lock")
+    with lock(place, wait=False) as alone:
+        if alone is None:
             print("another process on this machine is building it; waiting", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
+    with lock(place):
+        # Nobody else builds here now: folders of this machine are those of killed builds.
+        for left_over in target.parent.glob(f".{target.name}.{socket.gethostname()}.*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        yield
 
 
 def _known(name: str) -> DataSet:

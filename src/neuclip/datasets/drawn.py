@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from neuclip.datasets.collection import Collection
 from neuclip.datasets.drawing import Drawable, Drawn
 from neuclip.datasets.near_duplicates import Thumbnails, stack_thumbnails
 from neuclip.datasets.workers import Drawers
+from neuclip.files import new_file
 from neuclip.progress import StatusLine, track
 
 DIGEST_BYTES = 32
@@ -106,8 +106,7 @@ def _store(file: Path, names: Sequence[Names], images: Sequence[Drawn], left_out
     about = json.dumps({"left_out": left_out, "names": names})
     thumbnails = stack_thumbnails([image.thumbnail for image in images])
     digests = np.frombuffer(b"".join(image.digest for image in images), np.uint8)
-    partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
+    with new_file(file) as stream:
         np.savez(
             stream,
             about=np.frombuffer(about.encode(), np.uint8),
@@ -117,9 +116,6 @@ def _store(file: Path, names: Sequence[Names], images: Sequence[Drawn], left_out
             images=np.frombuffer(b"".join(image.png for image in images), np.uint8),
             ends=np.cumsum([len(image.png) for image in images], dtype=np.int64),
         )
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
 
 
 def _is_whole(file: Path) -> bool:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-from neuclip.data.machine import cache_folder
 from neuclip.errors import RunFailed, UserError
+from neuclip.files import cache_folder
 from neuclip.progress import SILENT_SECONDS, StatusLine, progress_text
 
 TOOLS = {"npm": "npm", "pypi": "pip"}

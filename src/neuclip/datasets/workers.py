@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from neuclip.data.machine import available_cores
 from neuclip.datasets.drawing import Drawable, Drawn, draw_one
 from neuclip.errors import RunFailed
+from neuclip.files import available_cores
 
 MOST_PROCESSES = 8
 CHUNK = 64

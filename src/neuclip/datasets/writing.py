@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuclip.data.tar.writing import Entry, write_shards, write_tar
+from neuclip.data.convert import Entry, write_shards, write_tar
 from neuclip.datasets.drawn import AnyCollection, DrawnCollection
 from neuclip.datasets.rasteriser import RASTERISER
 from neuclip.datasets.splitting import Pair

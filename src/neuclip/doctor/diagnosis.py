@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from neuclip.data.by_name import unprepared
 from neuclip.data.locations import is_there, parts_of
+from neuclip.data.mixture import order_of
 from neuclip.data.open import open_training_data
-from neuclip.data.source import Source
+from neuclip.data.source import Source, fingerprint
+from neuclip.datasets.catalogue import unprepared
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.held_out import note_held_out
 from neuclip.doctor.model import cached_facts
@@ -25,7 +26,6 @@ from neuclip.doctor.pairs import (
 from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_storing, note_temperature, note_warmup
 from neuclip.doctor.probe import SampleProbe, probe_samples
 from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
-from neuclip.doctor.shards import note_shards
 from neuclip.errors import RunFailed, UserError
 from neuclip.models.facts import ModelFacts
 from neuclip.models.failures import pretrained_is_here, pretrained_is_known
@@ -50,7 +50,7 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     if source is None:
         return findings, SampleProbe()
     try:
-        epoch = source.order(settings.run.seed).size
+        epoch = order_of(source, settings.run.seed).size
         probe = probe_samples(source, seed=settings.run.seed, count=sample)
     except (UserError, RunFailed) as error:  # a cache that is too small, weights that leave nothing, a failing server
         findings.fail_with(error, "the data cannot be read as in a run")
@@ -77,15 +77,15 @@ def open_data(findings: Findings, settings: Settings) -> Source | None:
 
 
 def examine_data(findings: Findings, settings: Settings, source: Source, probe: SampleProbe, model: ModelFacts) -> None:
+    identity, counts = fingerprint(source)
     note_source(findings, source, settings.data)
-    note_shards(findings, source)
     note_probe(findings, probe, source)
     note_bad(findings, probe, settings, len(source))
     note_images(findings, probe, model)
-    note_caption_counts(findings, source)
+    note_caption_counts(findings, source, counts)
     note_caption_lengths(findings, probe, settings, model)
     note_equal_captions(findings, source, probe, settings)
-    note_held_out(findings, settings, source)
+    note_held_out(findings, settings, source, identity)
 
 
 def examine_run(

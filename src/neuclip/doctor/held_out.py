@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from neuclip.data.held_out import HeldOutSets, held_out_addresses
-from neuclip.data.hold_out import SUFFIX
-from neuclip.data.source import Source
+from neuclip.data.mixture import HELD_OUT_SUFFIX, Selection
+from neuclip.data.source import Source, fingerprint
 from neuclip.doctor.findings import Findings
-from neuclip.doctor.pairs import known_counts
 from neuclip.errors import RunFailed, UserError
 from neuclip.secrets import without_queries
 from neuclip.settings.sections import Settings
 
 
-def note_held_out(findings: Findings, settings: Settings, source: Source) -> None:
-    """`source` is the training data."""
+def note_held_out(findings: Findings, settings: Settings, source: Source, identity: dict[str, int | str]) -> None:
+    """`source` is the training data, `identity` its fingerprint."""
     retrieval, zero_shot = held_out_addresses(settings)
     evaluation = settings.evaluation
     automatic = (evaluation.retrieval == ("auto",) and retrieval) or (evaluation.zero_shot == ("auto",) and zero_shot)
@@ -26,9 +25,11 @@ def note_held_out(findings: Findings, settings: Settings, source: Source) -> Non
     for address in retrieval:
         sets = _open(findings, settings, retrieval=(address,))
         opened = {} if sets is None else sets.retrieval
-        counts |= {name: known._asdict() for name, held in opened.items() if (known := known_counts(held))}
-        others = {} if address.endswith(SUFFIX) else opened
-        if any(source.places() & held.places() for held in others.values()):
+        counts |= {name: fingerprint(held)[1]._asdict() for name, held in opened.items()}
+        others = {} if address.endswith(HELD_OUT_SUFFIX) else opened
+        ungrouped = [held.source if isinstance(held, Selection) else held for held in others.values()]
+        same_captions = [held for held in ungrouped if fingerprint(held)[0] == identity]
+        if any(held.images_version() == source.images_version() for held in same_captions):
             findings.warn(
                 f"{without_queries(address)} is both training data and evaluation.retrieval",
                 "recall on it says nothing about other images",

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from neuclip import __version__
-from neuclip.data.machine import cache_folder
+from neuclip.files import cache_folder
 from neuclip.models import config, facts
 from neuclip.models.facts import ModelFacts, model_facts
 from neuclip.progress import waiting

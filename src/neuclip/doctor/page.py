@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from neuclip.data.captions import CaptionCounts
+from neuclip.data.source import CaptionCounts
 from neuclip.doctor.findings import Findings
 from neuclip.formatting import byte_size, percent, plural
 
@@ -34,24 +34,14 @@ def page_text(findings: Findings, width: int) -> str:
 
 def data_lines(findings: Findings) -> Iterator[Line]:
     data = findings.section("data")
-    size = "" if data.file_bytes is None else f", {byte_size(data.file_bytes)}"
-    yield "data", f"{data.address}: {plural(data.pairs, 'pair')} in {plural(data.files, 'file')} ({data.kind}{size})"
+    yield "data", f"{data.address}: {plural(data.pairs, 'pair')} ({data.kind})"
 
 
 def shard_lines(findings: Findings) -> Iterator[Line]:
     if "shards.number" not in findings:
         return
     shards = findings.section("shards")
-    sizes = f"{shards.largest:,}" if shards.smallest == shards.largest else f"{shards.smallest:,} to {shards.largest:,}"
-    number = f"{plural(shards.number, 'shard')} of {sizes} pairs"
-    if "shards.kept_bytes" not in findings:  # local
-        yield "", f"{number}; all pairs are shuffled, the order does not depend on the shards"
-        return
-    kept = f"{byte_size(shards.kept_bytes)} of data.cache_size {byte_size(shards.cache_bytes)}"
-    yield "", f"{number}, mixed {shards.mixed_at_a_time} at a time; the cache holds up to {shards.kept} of them: {kept}"
-    often = "once, all shards fit into the cache" if shards.fetched_once else "in every epoch"
-    indexes = "have" if shards.indexes_beside else "have no"
-    yield "", f"each machine downloads {byte_size(shards.fetched_bytes)} {often}; the shards {indexes} index files"
+    yield "", f"{plural(shards.number, 'shard')} to download, mixed {shards.mixed_at_a_time} at a time"
 
 
 def sample_lines(findings: Findings, width: int) -> Iterator[Line]:
@@ -82,7 +72,7 @@ def quality_lines(findings: Findings) -> Iterator[Line]:
         yield "", f"{duplicates} (estimated from {plural(captions.counted, 'caption')})"
     else:
         yield "", f"{percent(captions.equal_share)} of all pairs share their caption with another, {duplicates}"
-        if captions.commonest_count > 1:
+        if captions.commonest_count > 1 and captions.commonest:
             yield "", f"most frequent: {captions.commonest!r}, {captions.commonest_count:,} times"
     if "captions.median_tokens" in findings:
         cut = f"{percent(captions.cut_off_share)} are cut off at the model's {captions.context_tokens}"
@@ -94,10 +84,7 @@ def quality_lines(findings: Findings) -> Iterator[Line]:
 
 
 def captions_text(findings: Findings) -> str:
-    """As counted, else as the probed samples have them."""
     captions = findings.section("captions")
-    if captions.number is None:
-        return f"{percent(captions.several_share)} of the probed samples have several"
     pairs = findings["data.pairs"]
     return str(CaptionCounts(pairs, captions.number, captions.fewest, captions.most, captions.missing))
 

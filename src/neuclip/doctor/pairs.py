@@ -9,12 +9,12 @@ from statistics import median
 
 import numpy as np
 
-from neuclip.data.captions import CaptionCounts
-from neuclip.data.faults import count_unindexed, describe_unindexed, too_many, too_many_unindexed
-from neuclip.data.fingerprint import count_captions
-from neuclip.data.source import Source
+from neuclip.data.faults import count_unindexed, describe_unindexed, refuse_bad_source, too_many
+from neuclip.data.order import SHARDS_TOGETHER
+from neuclip.data.source import BadSample, CaptionCounts, Source
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import SampleProbe
+from neuclip.errors import RunFailed
 from neuclip.formatting import percent, plural
 from neuclip.models.config import longer_context
 from neuclip.models.facts import COUNTED, ModelFacts, token_counter
@@ -22,8 +22,7 @@ from neuclip.models.hub import NotHere
 from neuclip.secrets import without_queries
 from neuclip.settings.sections import DataSettings, Settings
 
-CAPTIONS_COUNTED = 2_000_000  # up to here all captions are compared, a second per million; above it a sample
-CAPTION_FILES_COUNTED = 20_000  # if each is its own file
+CAPTIONS_COMPARED = 20_000_000  # up to here all captions are compared; above it a sample
 MANY_CUT_OFF = 0.05
 FIT = 0.99  # of the captions, for which a model is named; a single one may be of any length
 MANY_EQUAL = 0.01  # of a batch
@@ -32,21 +31,24 @@ PATCH = 32
 
 
 def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
-    files, lost = source.describe_files(), count_unindexed(source)
+    lost = count_unindexed(source)
     findings.note(
         "data",
         address=without_queries(data.train),
         name=source.name,
         kind=source.kind,
         pairs=len(source),
-        files=files.number,
-        file_bytes=files.bytes,
         index_faults=lost,
     )
-    if message := too_many_unindexed(source, data.max_bad_share):
-        what, _, remedy = message.rpartition("; ")
+    if source.shard_ends is not None:
+        findings.note("shards", number=len(source.shard_ends), mixed_at_a_time=SHARDS_TOGETHER)
+    try:
+        refuse_bad_source(source, data.max_bad_share)
+    except RunFailed as error:
+        what, _, remedy = str(error).rpartition("; ")
         findings.fail(what, "training would not start", remedy)
-    elif source.faults:
+        return
+    if source.faults:
         findings.warn(
             f"{plural(lost, 'pair')} could not be indexed (at least)",
             describe_unindexed(source),
@@ -57,7 +59,7 @@ def note_source(findings: Findings, source: Source, data: DataSettings) -> None:
 def note_probe(findings: Findings, probe: SampleProbe, source: Source) -> None:
     shown = [{"id": one.id, "width": one.size[0], "height": one.size[1], "caption": one.caption} for one in probe.shown]
     several = sum(len(captions) > 1 for captions in probe.captions)
-    chosen = "from one shard" if source.cheap_ids() is not None else "the first of the run"
+    chosen = "from one shard" if source.shard_ends is not None else "the first of the run"
     findings.note("sample", pairs=probe.read, share=probe.read / len(source), chosen=chosen, shown=shown[:3])
     findings.note("captions", several_share=several / max(1, len(probe.captions)))
 
@@ -148,11 +150,8 @@ def note_caption_lengths(findings: Findings, probe: SampleProbe, settings: Setti
         )
 
 
-def note_caption_counts(findings: Findings, source: Source) -> None:
+def note_caption_counts(findings: Findings, source: Source, counts: CaptionCounts) -> None:
     """How many captions the samples have, and whether several samples have the same image."""
-    if (counts := known_counts(source)) is None:
-        findings.note("captions", number=None, fewest=None, most=None, missing=None, different_images=None)
-        return
     keys = source.image_keys()
     findings.note(
         "captions",
@@ -164,24 +163,17 @@ def note_caption_counts(findings: Findings, source: Source) -> None:
     )
 
 
-def known_counts(source: Source) -> CaptionCounts | None:
-    """None if too many captions would be read for it."""
-    large = len(source) > _most_counted(source) or any(part.captions_sha256 for part in source.parts)
-    return source.caption_counts if large else count_captions(source)
-
-
-def _most_counted(source: Source) -> int:
-    return CAPTION_FILES_COUNTED if source.captions_are_files else CAPTIONS_COUNTED
-
-
 def note_equal_captions(findings: Findings, source: Source, probe: SampleProbe, settings: Settings) -> None:
     """How many pairs share their caption, in the data and in a batch, where they are false negatives of each other."""
     batch = min(settings.train.batch_size, len(source))
-    if len(source) <= _most_counted(source):
-        counts = Counter(caption for caption in source.captions() if caption)
-        equal = sum(count for count in counts.values() if count > 1) / len(source)
-        in_batch = share_with_duplicate(list(counts.values()), len(source), batch)
-        commonest, times = counts.most_common(1)[0] if counts else ("", 0)
+    if len(source) <= CAPTIONS_COMPARED:
+        facts = np.concatenate(list(source.caption_facts()))
+        ids = np.flatnonzero(facts["captions"])
+        _, first, counts = np.unique(facts["hash"][ids], return_index=True, return_counts=True)
+        equal = int(counts[counts > 1].sum()) / len(source)
+        in_batch = share_with_duplicate(counts.tolist(), len(source), batch)
+        most = int(np.argmax(counts)) if len(counts) else -1
+        commonest, times = (_caption(source, int(ids[first[most]])), int(counts[most])) if most >= 0 else ("", 0)
         findings.note("captions", equal_share=equal, commonest=commonest, commonest_count=times, counted=len(source))
     else:
         in_batch = estimate_share_with_duplicate([captions[0] for captions in probe.captions], batch)
@@ -193,6 +185,14 @@ def note_equal_captions(findings: Findings, source: Source, probe: SampleProbe, 
             "they are false negatives of each other",
             "give --objective.mask_duplicates true",
         )
+
+
+def _caption(source: Source, id: int) -> str:
+    """The first of a sample; of remote data none, which would be downloaded for it."""
+    try:
+        return source[id].captions[0] if source.shard_ends is None else ""
+    except BadSample:
+        return ""
 
 
 def share_with_duplicate(counts: Sequence[int], pairs: int, batch: int) -> float:

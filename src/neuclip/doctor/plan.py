@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from neuclip.data.machine import available_cores
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import SampleProbe
+from neuclip.files import available_cores
 from neuclip.formatting import percent, plural
 from neuclip.models.facts import ModelFacts
 from neuclip.plan import Plan, stored_sides, storing_advice

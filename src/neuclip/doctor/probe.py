@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from PIL import Image, ImageOps
 
 from neuclip.data.decoding import decode
-from neuclip.data.faults import replacements
+from neuclip.data.loader import TRIES
+from neuclip.data.mixture import order_of
 from neuclip.data.order import Order
-from neuclip.data.sample import BadSample, Sample
-from neuclip.data.source import Source
+from neuclip.data.source import BadSample, Sample, Source
 from neuclip.progress import track
 
 PROBED = 500  # pairs, unless the user gives a number
@@ -70,7 +70,7 @@ def probe_samples(source: Source, *, seed: int, count: int | None = None) -> Sam
             probe.faults[bad.reason] += 1
             probe.bad_ids.append(id)
             probe.first_fault = probe.first_fault or f"{bad.reason}, {bad.where or source.where(id)}"
-    if probe.bad < probe.read and not source.fetches:  # the neighbours of remote pairs may lie in another shard
+    if probe.bad < probe.read and source.shard_ends is None:  # the neighbours of remote pairs may lie in another shard
         unreplaced = (id for id in probe.bad_ids[:BAD_FOLLOWED] if not _has_replacement(source, id))
         probe.without_replacement = next((source.where(id) for id in unreplaced), "")
     return probe
@@ -79,13 +79,13 @@ def probe_samples(source: Source, *, seed: int, count: int | None = None) -> Sam
 def ids_to_read(source: Source, seed: int, count: int) -> list[int]:
     """The first of the run's order, each once. Of remote data those of the first shard that has any: each further one
     would be downloaded."""
-    cheap = source.cheap_ids()
-    order = source.order(seed) if cheap is None else Order(cheap, seed)
+    ends = source.shard_ends
+    order = order_of(source, seed) if ends is None else Order(int(ends[ends > 0][0]), seed)
     return list(dict.fromkeys(order.ids(0, min(count, order.size)).tolist()))
 
 
 def _has_replacement(source: Source, id: int) -> bool:
-    for other in replacements(id, len(source)):
+    for other in ((id + step) % len(source) for step in range(1, min(TRIES, len(source) - 1) + 1)):
         with contextlib.suppress(BadSample):
             _read(source, other)
             return True

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from neuclip.data.faults import by_reason, count_unindexed
-from neuclip.data.loader import sequential
-from neuclip.data.sample import Fault, ImageBatch
-from neuclip.data.source import Source
+from neuclip.data.loader import ImageBatch, read_images
+from neuclip.data.source import Fault, Source
 from neuclip.distributed.collectives import all_gather_object, gather_rows, is_main, local_range, rank, world_size
 from neuclip.distributed.error_sync import sync_errors
 from neuclip.errors import RunFailed
@@ -145,7 +144,7 @@ class Embedder:
     def _embed_share(self, source: Source, ids: range, what: str) -> tuple[Share, Tensor]:
         """This rank's images, and the features of those among them that were not known."""
         towers, share, features = self.built.towers, Share(), [torch.empty(0, self.built.embed_dim)]
-        batches = sequential(
+        batches = read_images(
             source, transform=self.built.transform, batch_size=self.batch_size, workers=self.workers, ids=ids
         )
         with eval_mode(towers):

@@ -8,8 +8,7 @@ from functools import partial
 
 from neuclip.data.faults import by_reason
 from neuclip.data.held_out import HeldOutSets
-from neuclip.data.sample import Fault
-from neuclip.data.source import Source
+from neuclip.data.source import Fault, Source
 from neuclip.distributed.error_sync import on_main_rank
 from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBad

@@ -8,11 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from neuclip.data.puzzles import Puzzles
-from neuclip.data.sample import Fault
-from neuclip.data.source import Source
-from neuclip.data.task_sets import TaskData
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.held_out import TaskData
+from neuclip.data.source import Fault, Source
+from neuclip.data.task_sets import Puzzles, ZeroShotTask
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.metrics import (

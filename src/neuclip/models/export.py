@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from neuclip.errors import RunFailed
+from neuclip.files import new_file
 from neuclip.models import open_clip_module
 from neuclip.models.config import find_config, text_tower_of_folder
 from neuclip.models.failures import explain_failures
@@ -55,21 +56,16 @@ def write_text_files(name: str, folder: Path) -> None:
 
 
 def _write_weights(tensors: dict[str, Tensor], file: Path) -> None:
-    partial = file.with_name(file.name + ".partial")
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
-        partial.unlink(missing_ok=True)
-        partial.touch()
-        mode = partial.stat().st_mode  # what a new file has here; safetensors makes it 0600
-        save_file(tensors, partial)
-        partial.chmod(mode)
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.replace(file)
+        with new_file(file) as unfinished:
+            save_file(tensors, unfinished.name)
+            written = Path(unfinished.name)  # safetensors makes a file of its own, with the mode 0600
+            written.chmod(os.fstat(unfinished.fileno()).st_mode)
+            with written.open("rb") as content:
+                os.fsync(content.fileno())
     except (SafetensorError, OSError) as error:
         raise RunFailed(
-            f"{partial}: could not be written ({error}); the last checkpoint is kept: make room, then continue with "
+            f"{file}: could not be written ({error}); the last checkpoint is kept: make room, then continue with "
             "--resume"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)

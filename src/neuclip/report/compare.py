@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.errors import RunFailed, UserError
-from neuclip.records import write_text_safely
+from neuclip.files import write_text
 from neuclip.report.compare_curves import ERROR_MEANING, all_curves
 from neuclip.report.compare_inputs import Group, different_settings, group_members, read_member
 from neuclip.report.compare_notices import all_notices, held_out_sizes
@@ -178,7 +178,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     text = renderer_of(path)(comparison)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_safely(path, text)
+        write_text(path, text)
     except OSError as error:
         raise RunFailed(f"cannot write {path}: {error.strerror}; give another --output") from error
 

@@ -116,15 +116,9 @@ def cost_tiles(run: RunContents) -> list[Tile | None]:
     where = f"on {device}" if device else ""
     if device == "cpu" and threads is not None:
         where += f", {plural(threads, 'thread')}"
-    notes = (f"for {format_samples(run.samples_seen)} samples", saved_time(run))
+    notes = (f"for {format_samples(run.samples_seen)} samples",)
     return [
         None if seconds is None else Tile("Time", [Headline(format_duration(seconds), notes)]),
         None if speed is None else Tile("Samples per second", [Headline(format_number(speed), (where, when))]),
         None if memory is None else Tile("Peak memory", [Headline(byte_size(memory))]),
     ]
-
-
-def saved_time(run: RunContents) -> str:
-    storing = run.summary.get("storing")
-    saved = number(storing.get("saved")) if isinstance(storing, dict) else None
-    return f"stored features saved about {format_duration(saved)}" if saved and saved > 0 else ""

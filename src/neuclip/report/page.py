@@ -10,8 +10,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from neuclip.errors import RunFailed
+from neuclip.files import write_text
 from neuclip.formatting import format_count, format_number, format_samples, percent
-from neuclip.records import RunFolder, write_text_safely
+from neuclip.records import RunFolder
 from neuclip.report.contents import RunContents, as_dict, read_contents
 from neuclip.report.evaluations import all_evaluations, before_training
 from neuclip.report.figures import all_figures
@@ -53,7 +54,7 @@ def write_report(folder: RunFolder) -> Path:
     """
     page = render_page(read_contents(folder))
     try:
-        write_text_safely(folder.report, page)
+        write_text(folder.report, page)
     except OSError as error:
         raise RunFailed(f"cannot write {folder.report}: {error.strerror}; make room or give write access") from error
     return folder.report

@@ -8,8 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from decimal import Decimal
-from fractions import Fraction
 from glob import iglob
 from pathlib import Path
 from typing import Any
@@ -18,17 +16,18 @@ import torch
 from safetensors.torch import save_file
 
 from neuclip import objectives
-from neuclip.data.by_name import is_name
-from neuclip.data.decoding import FastDecode, decode
-from neuclip.data.faults import too_many_unindexed
+from neuclip.data.decoding import FastDecode, decode, decode_rgb
+from neuclip.data.faults import refuse_bad_source
 from neuclip.data.held_out import held_out_addresses, named
-from neuclip.data.loader import Batches, Decode, Transform, decode_rgb
+from neuclip.data.loader import Batches, Decode, Transform
 from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
-from neuclip.data.machine import available_cores
+from neuclip.data.mixture import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
+from neuclip.datasets.catalogue import is_name
 from neuclip.distributed.collectives import is_main, rank
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import UserError
+from neuclip.files import available_cores
 from neuclip.models.export import write_text_files
 from neuclip.models.lora import merge
 from neuclip.models.pixels import fast_crop
@@ -96,11 +95,11 @@ def absolute_path(path: str) -> str:
 def absolute_address(address: str) -> str:
     """Each part between commas, with its weight.
 
-    >>> absolute_address("icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:0.5")
-    'icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:0.5'
+    >>> absolute_address("icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:3")
+    'icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:3'
     """
     parts = parts_of(address) if address else []
-    return ",".join(_absolute_part(name) + _weight_text(weight) for name, weight in parts)
+    return ",".join(f"{_absolute_part(name)}{f':{weight}' if weight > 1 else ''}" for name, weight in parts)
 
 
 def _absolute_part(name: str) -> str:
@@ -114,18 +113,12 @@ def _absolute_part(name: str) -> str:
     return name if found is None or Path(first).is_absolute() or PATTERN.search(str(folder)) else str(folder / name)
 
 
-def _weight_text(weight: Fraction) -> str:
-    exact = Decimal(weight.numerator) / Decimal(weight.denominator)  # which was given as a decimal number
-    return "" if weight == 1 else f":{exact:f}"
-
-
 def open_training_source(settings: Settings) -> Source:
     data, batch_size = settings.data, settings.train.batch_size
     if not data.train:
         raise UserError("data.train is not set; give --data.train icons-30k, shards, or a CSV file")
     source = open_training_data(settings)
-    if message := too_many_unindexed(source, data.max_bad_share):
-        raise RunFailed(message)
+    refuse_bad_source(source, data.max_bad_share)
     if len(source) == 1:
         raise UserError(
             f"{without_queries(data.train)} holds one sample, and a contrastive loss compares samples; give two or more"
@@ -227,7 +220,7 @@ def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: P
     decoder, transform = image_preparation(settings, built)
     return Batches(
         source,
-        source.order(settings.run.seed),
+        order_of(source, settings.run.seed),
         batch_size=plan.batch_size,
         decode=decoder,
         transform=transform,

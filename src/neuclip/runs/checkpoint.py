@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import sys
 import zipfile
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from neuclip.errors import RunFailed, UserError
+from neuclip.files import new_file
 from neuclip.formatting import byte_size
 from neuclip.records import RunFolder
 
@@ -74,18 +74,14 @@ def save_checkpoint(
 ) -> Path:
     """Write beside, then move into place; old ones are removed only after the new one is safe: all but the last `keep`
     and those of `milestones`, which are numbers of samples."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / checkpoint_name(samples)
-    partial = target.with_suffix(".partial")
+    target, free = folder / checkpoint_name(samples), 0
     try:
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        with new_file(target) as file:
+            try:
+                torch.save(state, file)
+            finally:
+                free = shutil.disk_usage(folder).free  # with the unfinished file still there
     except (OSError, RuntimeError) as error:  # torch reports a full disk as either
-        free = shutil.disk_usage(folder).free  # with the partial file still there
-        partial.unlink(missing_ok=True)
         good = checkpoints_in(folder)
         kept = f"the last good checkpoint is {good[-1]}" if good else "there is no earlier checkpoint"
         raise RunFailed(

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from neuclip.data.machine import available_cores
 from neuclip.distributed.collectives import world_size
+from neuclip.files import available_cores
 
 PACKAGES = ("neuclip", "torch", "torchvision", "open_clip_torch", "timm", "numpy", "pillow")
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from neuclip.data.fingerprint import fingerprint
-from neuclip.data.source import Source
+from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import is_main, single_process
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation import normalizer_error as error
@@ -44,7 +43,7 @@ class Trained:
         folder = RunFolder(path)
         settings = read_settings(folder.settings, [])
         source = open_training_source(settings)
-        return cls(folder, settings, source, fingerprint(source))
+        return cls(folder, settings, source, fingerprint(source)[0])
 
 
 def normalizer_errors(

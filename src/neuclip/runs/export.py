@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from neuclip.data.decoding import decode
-from neuclip.data.sample import BadSample
+from neuclip.data.source import BadSample
 from neuclip.errors import RunFailed, UserError
 from neuclip.models.formats import write_format
 from neuclip.models.hub import first_line

@@ -13,21 +13,17 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from neuclip import files
 from neuclip.errors import RunFailed, UserError
-from neuclip.records import RunFolder, write_json, write_text_safely
+from neuclip.files import UNFINISHED, write_text
+from neuclip.records import RunFolder, write_json
 from neuclip.secrets import holds_secret
 from neuclip.settings.sections import RunSettings, Settings
 from neuclip.settings.writing import settings_as_yaml
 
-try:
-    import fcntl
-except ImportError:  # not on every system: then nothing stops a second process
-    fcntl = None  # type: ignore[assignment]
-
-IN_USE = (errno.EACCES, errno.EAGAIN)  # what the system says of a lock that another process holds
-TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # and of a name
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what the system says of a name
 
 
 def folder_names(settings: Settings) -> Iterator[Path]:
@@ -67,7 +63,7 @@ def _exists(path: Path) -> UserError:
 def write_settings(folder: RunFolder, settings: Settings) -> None:
     """They are complete, or nobody could resume: only the owner may read the password or signature of an address."""
     text = settings_as_yaml(settings)
-    write_text_safely(folder.settings, text, private=holds_secret(text))
+    write_text(folder.settings, text, private=holds_secret(text))
 
 
 def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder:
@@ -97,28 +93,20 @@ def lock(folder: RunFolder) -> Iterator[None]:
     """Inside, no other process can train this run. The system ends the lock with the process, however that ends."""
     if not folder.path.is_dir():
         raise UserError(f"no run at {folder.path}; give the folder of a run, such as runs/NAME")
-    with folder.lock.open("a+", encoding="utf-8") as file:
-        try:
-            # Of the process, not of the open file: data workers, which outlive a killed parent, do not inherit it.
-            fcntl and fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in IN_USE:
-                raise RunFailed(
-                    f"{folder.path} is being trained by {_holder(file)}; wait until it ends, or stop it"
-                ) from None
-            # Else a file system without locks.
+    with files.lock(folder.lock, wait=False, with_forks=False) as file:  # data workers outlive a killed parent
+        if file is None:
+            raise RunFailed(f"{folder.path} is being trained by {_holder(folder.lock)}; wait until it ends, or stop it")
         file.truncate(0)
         json.dump(describe_process(), file)
         file.flush()
         yield
 
 
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
+def _holder(lock: Path) -> str:
     try:
-        holder = json.load(file)
+        holder = json.loads(files.read_regular(lock))
         return f"process {holder['process']} on {holder['host']}"
-    except (ValueError, KeyError, TypeError):  # it is just writing its name
+    except (OSError, *files.DAMAGE):  # it is just writing its name
         return "another process"
 
 
@@ -148,5 +136,5 @@ def restarted_run(settings: Settings) -> Path | None:
 def remove_partial(folder: RunFolder) -> None:
     """Files that a kill left half written."""
     for place in (folder.path, folder.checkpoints, folder.model):
-        for path in place.glob("*.partial"):
+        for path in place.glob(f".*{UNFINISHED}"):
             path.unlink()

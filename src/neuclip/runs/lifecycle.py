@@ -15,16 +15,16 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from neuclip.data.faults import too_many_without_caption
-from neuclip.data.fingerprint import fingerprint
-from neuclip.data.source import Source
+from neuclip.data.faults import refuse_bad_source
+from neuclip.data.mixture import order_of
+from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import all_gather_object, is_main, rank, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main, sync_errors
 from neuclip.errors import RunFailed, UserError
 from neuclip.formatting import byte_size, plural
 from neuclip.models.towers import BuiltModel
 from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, limit_epochs, storing_advice
-from neuclip.records import RunFolder, keep_lines
+from neuclip.records import HELD_OUT, RunFolder, keep_lines
 from neuclip.runs.build import (
     absolute_paths,
     build_batches,
@@ -46,7 +46,7 @@ from neuclip.runs.pretrained import OWN_CONFIG
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import changed_fields, read_settings
 from neuclip.settings.sections import Settings
-from neuclip.training.captions import TruncatedCaptions
+from neuclip.training.batches import TruncatedCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
 
@@ -95,10 +95,9 @@ def start_run(settings: Settings) -> Run:
     """Collective. A new run in a new folder."""
     path = from_main_rank(lambda: str(check_new(settings)))
     source = open_data(settings)
-    settings = limit_epochs(settings, source.order(settings.run.seed).size)
+    settings = limit_epochs(settings, order_of(source, settings.run.seed).size)
     run = build_run(settings, RunFolder(path), source)
-    captions = {"captions": str(source.caption_counts)} if source.caption_counts else {}
-    described = environment(run.device, run.precision, run.fingerprint | captions)
+    described = environment(run.device, run.precision, run.fingerprint | {"captions": str(run.caption_counts)})
 
     def make() -> str:
         check_disk(run)
@@ -142,7 +141,10 @@ def update_folder(run: Run) -> None:
     kept: dict[Path, Callable[[dict[str, Any]], bool]] = {
         folder.records: lambda record: record["samples"] <= run.samples,
         folder.evaluation: lambda record: record["samples"] <= run.samples,
-        folder.skipped: lambda fault: len(fault["reason"] + fault["where"]) > 0 and fault["id"] >= -1,
+        # What could not be indexed is listed anew: files may be repaired, or lie elsewhere.
+        folder.skipped: lambda fault: (
+            len(fault["reason"] + fault["where"]) > 0 and (fault["id"] >= 0 or HELD_OUT in fault)
+        ),
     }
     for path, keep in kept.items():
         if broken := keep_lines(path, keep):
@@ -207,9 +209,8 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dic
     torch.manual_seed(settings.run.seed)
     built = build_towers(settings, device, state)
     refuse_single_images(settings, plan, built)
-    known = fingerprint(source)  # which counts the captions, too
-    if message := too_many_without_caption(source, settings.data.max_bad_share):
-        raise RunFailed(message)
+    known, counts = fingerprint(source)
+    refuse_bad_source(source, settings.data.max_bad_share, counts)
     batches = build_batches(settings, source, built, plan)
     objective = build_objective(settings, built, len(source), batches.windows.order.size).to(device)
     if rank():  # weights start alike on all ranks, dropout does not
@@ -222,6 +223,7 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dic
         precision=precision,
         source=source,
         fingerprint=known,
+        caption_counts=counts,
         batches=batches,
         built=built,
         objective=objective,
@@ -287,10 +289,9 @@ def print_start(run: Run) -> None:
     parameters, trained = sum(p.numel() for p in run.built.towers.parameters()), trained_parameters(run.built)
     share = "" if trained == parameters else f", {trained / 1e6:.2g} M of them trained"
     start = f", from {settings.model.pretrained}" if settings.model.pretrained else ""
-    counts = run.source.caption_counts or plural(len(run.source), "sample")
     print(
         f"{run.folder.path}\n"
-        f"  {settings.objective_name} on {without_queries(settings.data.train)}: {counts}\n"
+        f"  {settings.objective_name} on {without_queries(settings.data.train)}: {run.caption_counts}\n"
         f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters{share}, {where}){start}\n"
         f"  {plan.steps - run.step:,} steps of {plan.batch_size}, {f'from {run.samples:,} ' if run.step else ''}to "
         f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",

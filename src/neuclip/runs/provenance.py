@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from neuclip.data.fingerprint import fingerprint
-from neuclip.data.locations import INDEX_SUFFIX
-from neuclip.data.puzzles import Puzzles
-from neuclip.data.tar.source import TarSource
-from neuclip.data.task_sets import TaskData, source_of
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.held_out import TaskData, source_of
+from neuclip.data.source import fingerprint
+from neuclip.data.tar.index import INDEX_SUFFIX
+from neuclip.data.task_sets import Puzzles, ZeroShotTask
 from neuclip.models.towers import BuiltModel
 
 
@@ -35,17 +33,14 @@ def model_sha256(built: BuiltModel) -> str:
 
 
 def data_sha256(folder: Path, opened: TaskData) -> str:
-    """Of the names and sizes of all files and of the images in shards (whose own size is rounded up), and of class
-    names, templates, labels, groups, captions or puzzles. Pixels are not read: an image that was replaced by one of as
-    many bytes is not noticed."""
+    """Of the names and sizes of all files, of the images (in shards of their checksums, else of size and time), and of
+    class names, templates, labels, groups, captions or puzzles."""
     files = [
         [path.relative_to(folder).as_posix(), path.stat().st_size]
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.endswith(INDEX_SUFFIX) and not path.name.startswith(".")
     ]
-    source = source_of(opened)
-    sizes = source.joined.rows["image_size"].tolist() if isinstance(source, TarSource) else []
-    return json_sha256([files, sizes, _content(opened)])
+    return json_sha256([files, source_of(opened).images_version(), _content(opened)])
 
 
 def _content(opened: TaskData) -> Any:
@@ -54,7 +49,7 @@ def _content(opened: TaskData) -> Any:
         return [opened.classnames, opened.templates, opened.labels, metadata]
     if isinstance(opened, Puzzles):
         return [[puzzle.cue, puzzle.candidates, puzzle.associations] for puzzle in opened.puzzles]
-    return fingerprint(opened)
+    return fingerprint(opened)[0]
 
 
 def json_sha256(value: Any) -> str:

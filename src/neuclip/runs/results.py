@@ -18,9 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets, named
-from neuclip.data.sample import Fault
-from neuclip.data.source import Source
-from neuclip.data.stored_windows import origins
+from neuclip.data.mixture import Selection
+from neuclip.data.open import open_as
+from neuclip.data.source import Fault, fingerprint
 from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main
 from neuclip.errors import UserError
@@ -47,9 +47,13 @@ def open_held_out(settings: Settings) -> HeldOutSets:
     """Collective. Before the run starts: a set that cannot be opened is found now."""
     sets = main_rank_first(lambda: HeldOutSets.open(settings))
     trained_on = [name for name, path in map(named, settings.evaluation.retrieval) if path == settings.data.train]
-    if is_main() and any(not sets.retrieval[name].split for name in trained_on):
-        warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
-        print(warning, file=sys.stderr)
+    if is_main() and trained_on:  # of one file the training may be another split
+        training, held_out = open_as(settings.data.train, settings.data), [sets.retrieval[name] for name in trained_on]
+        ungrouped = [held.source if isinstance(held, Selection) else held for held in held_out]
+        same_captions = [held for held in ungrouped if fingerprint(held) == fingerprint(training)]
+        if any(held.images_version() == training.images_version() for held in same_captions):
+            warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
+            print(warning, file=sys.stderr)
     sources = (*sets.retrieval.values(), *(task.source for task in sets.zero_shot.values()))
     sizes = all_gather_object([len(source) for source in sources])  # each rank embeds a part of every set
     if any(other != sizes[0] for other in sizes):
@@ -62,9 +66,7 @@ def print_held_out(sets: HeldOutSets) -> None:
     """What a run will be measured on, while there is time to stop it: a set read wrongly is seen by its captions."""
     if not is_main():
         return
-    sizes = {
-        name: str(source.caption_counts or plural(len(source), "sample")) for name, source in sets.retrieval.items()
-    }
+    sizes = {name: str(fingerprint(source)[1]) for name, source in sets.retrieval.items()}
     for name, task in sets.zero_shot.items():
         sizes[name] = f"{plural(len(task.source), 'image')} of {plural(len(task.classnames), 'class', 'classes')}"
     for name, size in sizes.items():
@@ -103,14 +105,8 @@ def write_results(
     longer = longer_context(run.settings.model.name, tokens)
     print(summary_text(summary, batch_size=run.plan.batch_size, longer_context=longer))
     print(f"Report: {page}")
-    if folder := image_folder(run.source):
+    if folder := run.source.folder:
         print(f"Search: neuclip search {run.folder.path} {shlex.quote(str(folder))} 'your words'")
-
-
-def image_folder(source: Source) -> Path | None:
-    """Where the images of the data lie as files; None if they lie in shards, or in several places."""
-    places = {origin.image_folder() for origin, _ in origins(source)}
-    return places.pop() if len(places) == 1 else None
 
 
 def measure_errors(run: Run) -> dict[str, Any]:
@@ -200,12 +196,8 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
 
 
 def storing_times(run: Run) -> dict[str, Any]:
-    """Of stored features: seconds that storing took in this run, and that it saved; empty without them."""
-    storing = run.storing
-    if storing is None:
-        return {}
-    saved = storing.saved(run.samples, run.plan.ranks)
-    return {"towers": storing.sides, "seconds": storing.seconds, "saved": saved}
+    """Of stored features: seconds that storing took in this run; empty without them."""
+    return {} if run.storing is None else {"towers": run.storing.sides, "seconds": run.storing.seconds}
 
 
 def figures_at_start(run: Run) -> dict[str, float]:

@@ -61,10 +61,8 @@ def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
 def _storing(storing: Mapping[str, Any]) -> list[str]:
     if not storing:
         return []
-    what = " and ".join(storing["towers"])
     took = f"; storing them took {format_duration(storing['seconds'])}" if storing["seconds"] >= 1 else ""
-    saved = f"saved about {format_duration(storing['saved'])}" if storing["saved"] > 0 else "will save time next time"
-    return [f"Stored {what} features {saved}{took}."]
+    return [f"Read stored {' and '.join(storing['towers'])} features{took}."]
 
 
 def _retrieval(evaluation: Evaluation) -> list[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.errors import UserError
-from neuclip.records import RunFolder, read_lines, strict, write_text_safely
+from neuclip.files import write_text
+from neuclip.records import RunFolder, read_lines, strict
 from neuclip.runs.provenance import json_sha256
 from neuclip.tasks import Task
 
@@ -103,4 +104,4 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _write(path: Path, lines: Iterable[Line]) -> None:
     """The whole file: what is appended to a line that a kill cut off would be lost with it."""
-    write_text_safely(path, "".join(json.dumps(strict(one), allow_nan=False) + "\n" for one in lines))
+    write_text(path, "".join(json.dumps(strict(one), allow_nan=False) + "\n" for one in lines))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.faults import count_unindexed
-from neuclip.data.task_sets import TaskData, open_task, source_of
-from neuclip.data.zero_shot import DEFAULT_TEMPLATES, ZeroShotTask
+from neuclip.data.held_out import TaskData, open_task, source_of
+from neuclip.data.task_sets import DEFAULT_TEMPLATES, ZeroShotTask
 from neuclip.distributed.collectives import all_gather_object, is_main
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank
 from neuclip.errors import RunFailed, UserError

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from neuclip.data.decoding import NOT_DECODED_REASON, decode
-from neuclip.data.sample import BadSample, Fault
-from neuclip.data.tables.folder import list_files
-from neuclip.data.tables.listed import LARGEST_IMAGE, read_file
+from neuclip.data.source import BadSample, Fault
+from neuclip.data.tables.folder import list_images
+from neuclip.data.tables.listed import read_image_file
 from neuclip.errors import UserError
 
 
@@ -34,7 +34,7 @@ class SearchedFolder:
 
     @classmethod
     def open(cls, path: Path) -> SearchedFolder:
-        images, _, others = list_files(path)
+        images, _, others = list_images(path)
         if not images:
             raise UserError(f"{path}: no images in it or below; give a folder of JPEG, PNG, WebP or similar files")
         files = []
@@ -51,7 +51,7 @@ class SearchedFolder:
     def read(self, id: int) -> Any:
         """The decoded image. Raises BadSample."""
         path = self.path / self.files[id].path
-        return decode(read_file(self.path, path, str(path), "image file", LARGEST_IMAGE), str(path))
+        return decode(read_image_file(path, str(path)), str(path))
 
     def pixels(self, id: int, transform: Callable[[Any], Tensor]) -> Tensor:  # -> (3, H, W)
         """What a model takes. Raises BadSample."""

@@ -8,12 +8,10 @@ named is whole. A later line about the same path replaces an earlier one.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuclip.data.machine import available_cores, cache_folder
-from neuclip.data.sample import BadSample, Fault
+from neuclip.data.source import BadSample, Fault
 from neuclip.errors import RunFailed
+from neuclip.files import available_cores, cache_folder, lock, write_text
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
-from neuclip.records import append_lines, read_lines, write_text_safely
+from neuclip.records import append_lines, read_lines
 from neuclip.search.folder import ImageFile, SearchedFolder
-
-try:
-    import fcntl
-except ImportError:  # not on every system: then nothing stops a second process
-    fcntl = None  # type: ignore[assignment]
 
 BATCH = 64  # images per forward pass; what an interruption costs at most
 FILES = "files.jsonl"
@@ -62,7 +55,7 @@ def open_index(built: BuiltModel, folder: SearchedFolder, name: str) -> Index:
     """Embeds what is new or changed in the folder, shows progress as `name`, and maps the features into memory."""
     place = cache_folder() / "search" / index_key(built, folder.path)
     place.mkdir(parents=True, exist_ok=True)
-    with locked(place):
+    with lock(place / "lock"):  # two processes take turns: the second finds what the first has made
         stored = StoredIndex(place, built.embed_dim)
         missing = [id for id, file in enumerate(folder.files) if file not in stored.entries]
         embed(built, folder, missing, stored, f"embedding {folder.path} with {name}")
@@ -104,7 +97,7 @@ class StoredIndex:
         self.rows = max((entry["row"] for entry in self.entries.values()), default=-1) + 1
         os.truncate(self.file, self.rows * 4 * width)  # rows that no line names are of an interrupted batch
         # A line that an interruption cut off must not run into the next.
-        write_text_safely(place / FILES, "".join(json.dumps(line) + "\n" for line in lines))
+        write_text(place / FILES, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _lines(self) -> list[dict[str, Any]]:
         """None at all if a file is missing or damaged: the index is made again."""
@@ -127,7 +120,7 @@ class StoredIndex:
             content.tofile(file)
             os.fsync(file.fileno())
         header = {"features": self.file.name, "width": self.width}
-        write_text_safely(self.place / FILES, "".join(json.dumps(line) + "\n" for line in [header, *lines]))
+        write_text(self.place / FILES, "".join(json.dumps(line) + "\n" for line in [header, *lines]))
         for other in self.place.glob("features-*.f32"):
             if other != self.file:
                 other.unlink()
@@ -163,16 +156,6 @@ class StoredIndex:
         if not self.rows:  # nothing can be mapped
             return np.empty((0, self.width), np.float32)
         return np.memmap(self.file, np.float32, "r", shape=(self.rows, self.width))
-
-
-@contextlib.contextmanager
-def locked(place: Path) -> Iterator[None]:
-    """Two processes that embed the same folder take turns: the second finds what the first has made."""
-    with (place / "lock").open("a") as file:
-        if fcntl:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
 
 
 @torch.no_grad()

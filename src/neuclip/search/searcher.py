@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuclip.data.sample import BadSample
+from neuclip.data.source import BadSample
 from neuclip.errors import UserError
 from neuclip.models.towers import BuiltModel
 from neuclip.search.folder import SearchedFolder

@@ -29,7 +29,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from neuclip.data.decoding import decode
-from neuclip.data.sample import BadSample
+from neuclip.data.source import BadSample
 from neuclip.errors import UserError
 from neuclip.search.searcher import Match, Searcher
 

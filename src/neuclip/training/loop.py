@@ -7,14 +7,13 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from neuclip.data.sample import Batch
+from neuclip.data.loader import Batch
 from neuclip.distributed.collectives import any_rank, is_main
 from neuclip.distributed.error_sync import raise_on_main
 from neuclip.distributed.stopping import StopRequest, stop_requests
 from neuclip.errors import RunFailed
 from neuclip.training.accumulation import Accumulation
-from neuclip.training.batches import read_batches, save_if_reading_fails
-from neuclip.training.captions import caption_ids
+from neuclip.training.batches import BatchReader, caption_ids
 from neuclip.training.observer import Observer
 from neuclip.training.optimizer import NotFinite
 from neuclip.training.run import Run
@@ -39,7 +38,7 @@ def train(run: Run, *, evaluate: Callable[[Run], object], save: Callable[[Run], 
         if run.settings.evaluation.at_start and run.step == 0:
             evaluate(run)
             towers.train()
-        for batch in observer.time_batches(save_if_reading_fails(read_batches(run, stop), save_once)):
+        for batch in observer.time_batches(BatchReader(run, stop, save_once)):
             images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
             texts = tokens if batch.text_features is None else batch.text_features.to(run.device, non_blocking=True)
             with observer.phase("towers"):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuclip.data.sample import Batch
+from neuclip.data.loader import Batch
 from neuclip.distributed.collectives import is_main, sum_over_ranks
 from neuclip.records import append_line
 from neuclip.training.progress import TrainingProgress

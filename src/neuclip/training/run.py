@@ -9,30 +9,24 @@ from typing import Any
 
 import torch
 
-from neuclip.data.loader import Batches
-from neuclip.data.sample import Batch
-from neuclip.data.source import Source
+from neuclip.data.loader import Batch, Batches
+from neuclip.data.source import CaptionCounts, Source
 from neuclip.models.towers import BuiltModel
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
 from neuclip.records import RunFolder
 from neuclip.settings.sections import Settings
-from neuclip.training.captions import TruncatedCaptions
+from neuclip.training.batches import TruncatedCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.randomness import gather_random_states, restore_random_state
 
 
 @dataclass(frozen=True)
 class StoringTime:
-    """What it took to store the features of locked towers, and to compute them."""
+    """What it took to store the features of locked towers."""
 
     sides: list[str]
-    seconds: float  # of this run: 0 where all were stored before
-    seconds_per_sample: float  # of reading a sample and encoding it, when it was stored
-
-    def saved(self, samples: int, ranks: int) -> float:
-        """About how many seconds longer a run would take that computes them for each of its samples."""
-        return samples * self.seconds_per_sample / ranks - self.seconds
+    seconds: float  # of this run: next to nothing where all were stored before
 
 
 @dataclass
@@ -46,6 +40,7 @@ class Run:
     precision: torch.dtype
     source: Source
     fingerprint: dict[str, Any]  # of the source
+    caption_counts: CaptionCounts
     batches: Batches
     built: BuiltModel
     objective: Objective
@@ -76,7 +71,7 @@ class Run:
     @property
     def order(self) -> str:
         """The kind of order, apart from the seed: it differs between local and remote data."""
-        return self.batches.windows.order.about
+        return self.batches.windows.order.description
 
     def remaining_batches(self) -> Iterator[Batch]:
         """This rank's rows of the rest of the run, from the step it has reached."""

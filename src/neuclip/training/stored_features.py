@@ -4,7 +4,6 @@ images and captions."""
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -16,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neuclip.data.feature_store import Block, FeatureStore
-from neuclip.data.fingerprint import fingerprint
-from neuclip.data.loader import TrainingWindows, load_windows
-from neuclip.data.source import Source
-from neuclip.data.stored_windows import StoredSide, StoredWindows, TrunkInputWindows, origins
+from neuclip.data.features import BAD, Block, FeatureStore, StoredSide
+from neuclip.data.loader import ImageBatch, read_images
+from neuclip.data.mixture import Mixture
+from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import is_main
 from neuclip.distributed.error_sync import sync_errors
 from neuclip.distributed.stopping import stop_requests
@@ -35,66 +33,67 @@ BLOCK = {"image": 64, "text": 512}
 
 
 def store_features(run: Run) -> None:
-    """Collective. Compute what is not stored yet, and let the run read it. Nothing happens where no tower is locked, or
-    where a run sees no sample twice."""
+    """Collective. Compute what is not stored yet, or damaged, and let the run read it. Nothing happens where no tower
+    is locked, or where a run sees no sample twice."""
     sides = [side for side in stored_sides(run.settings, run.epoch_samples) if side in run.built.towers.locked]
     if not sides:
         return
-    start, stored, per_sample = time.monotonic(), {}, 0.0
+    start = time.monotonic()
+    parts = run.source.parts if isinstance(run.source, Mixture) else (run.source,)
     with stop_requests() as stop:
         stop.message = (
             f"stopped while features were stored; what is stored stays; continue with: "
             f"neuclip train --resume {run.folder.path}"
         )
-        for side in sides:
-            parts = [(_store_part(run, side, source), ids) for source, ids in origins(run.source)]
-            stored[side] = StoredSide([store for store, _ in parts], [ids for _, ids in parts])
-            per_sample += max(store.seconds_per_sample for store, _ in parts)
-    windows = run.batches.windows
-    run.batches.windows = StoredWindows(**vars(windows), images=stored.get("image"), texts=stored.get("text"))
-    if not run.batches.windows.reads_source:
-        run.batches.workers = 0  # reading rows is faster than passing them between processes
+        stored = {side: StoredSide(run.source, [_store_part(run, side, part) for part in parts]) for side in sides}
+    run.batches.read_stored(stored)
     run.started += time.monotonic() - start
-    run.storing = StoringTime(sides=sides, seconds=time.monotonic() - start, seconds_per_sample=per_sample)
+    run.storing = StoringTime(sides=sides, seconds=time.monotonic() - start)
 
 
 def _store_part(run: Run, side: str, source: Source) -> FeatureStore:
-    """Collective. The rows of one source, all of them."""
-    key = storing_key(run, side, source)
-    store = FeatureStore.under_key(key, len(source))
+    """Collective. The rows of one source, all of them. The ranks of one machine share its cache folder: each looks
+    after its share of the blocks."""
+    store = FeatureStore(storing_key(run, side, source), len(source), BLOCK[side])
+    share = slice(int(os.environ.get("LOCAL_RANK", "0")), None, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     with sync_errors(), remedy_for_disk(store):
         if is_main():
-            store.describe(key)
-        missing = np.flatnonzero(store.counts == 0) // BLOCK[side] * BLOCK[side]
-    # The ranks of one machine share its cache folder, and none has begun to write yet.
-    own = np.unique(missing)[int(os.environ.get("LOCAL_RANK", "0")) :: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))]
+            store.describe()
+        missing = store.missing(range(store.blocks)[share])  # no rank writes before all have looked
     with sync_errors(), remedy_for_disk(store):
-        _write_blocks(run, side, source, store, own.tolist())
+        _write_blocks(run, side, source, store, missing)
     return store
 
 
-def _write_blocks(run: Run, side: str, source: Source, store: FeatureStore, starts: list[int]) -> None:
-    windows: TrainingWindows = run.batches.windows
-    inputs = TrunkInputWindows(source, BLOCK[side], windows.transform, windows.tokenize, windows.decode, side)
-    workers = min(run.settings.data.workers, len(starts))
-    blocks = load_windows(inputs, starts, workers, None)
+def _write_blocks(run: Run, side: str, source: Source, store: FeatureStore, blocks: list[int]) -> None:
+    transform = run.batches.windows.transform if side == "image" else None
+    workers, starts = run.settings.data.workers, [number * store.block for number in blocks]
+    batches = read_images(source, transform=transform, batch_size=store.block, workers=workers, starts=starts)
     if is_main():
-        samples = min(len(starts) * BLOCK[side], len(source))
+        samples = min(len(starts) * store.block, len(source))
         kind = "images" if side == "image" else "captions"
-        blocks = track(blocks, f"storing features of {kind}", samples, "samples", step=BLOCK[side])
-    before = time.monotonic()
-    for number, block in enumerate(blocks):
-        tokens = block.inputs.numpy() if side == "text" and len(block.inputs) else None
-        rows = _trunk_features(run, side, block.inputs).numpy()
+        batches = track(batches, f"storing features of {kind}", samples, "samples", step=store.block)
+    for number, (start, batch) in enumerate(zip(starts, batches, strict=True)):
+        block = _compute(run, side, start, min(store.block, len(source) - start), batch)
         if number == 0:
-            _check_disk(store, rows.nbytes * len(starts))
-        store.write(Block(block.first, block.counts, rows, tokens, block.faults))
-        store.note_time(len(block.counts), time.monotonic() - before)
-        before = time.monotonic()
+            _check_disk(store, block.rows["features"].nbytes * len(starts))
+        store.write(block)
+
+
+def _compute(run: Run, side: str, start: int, samples: int, batch: ImageBatch) -> Block:
+    """The rows of a block, as `Accumulation` runs the towers. Rows of lower precision are exact in float32."""
+    counts = np.full(samples, BAD, "<i4")
+    captions = [text for own in batch.captions for text in own]
+    usable = [row for row, own in enumerate(batch.captions) if side == "image" or own]
+    counts[batch.ids.numpy()[usable] - start] = [1 if side == "image" else len(batch.captions[row]) for row in usable]
+    inputs = batch.images if side == "image" else run.built.tokenize(captions) if captions else torch.empty(0)
+    rows = {"features": _trunk_features(run, side, inputs).numpy()}
+    if side == "text":
+        rows["tokens"] = inputs.numpy()
+    return Block(start, counts, rows)
 
 
 def _trunk_features(run: Run, side: str, inputs: Tensor) -> Tensor:  # -> (r, width) float32
-    """As `Accumulation` runs the towers. Rows of lower precision are exact in float32."""
     if not len(inputs):
         return torch.empty(0, 1)
     towers = run.built.towers.train()  # a locked tower stays in eval mode
@@ -105,15 +104,14 @@ def _trunk_features(run: Run, side: str, inputs: Tensor) -> Tensor:  # -> (r, wi
 def storing_key(run: Run, side: str, source: Source) -> dict[str, object]:
     """All that the rows depend on."""
     built = run.built
-    versions = hashlib.sha256("\n".join(source.file_versions()).encode(errors="surrogateescape")).hexdigest()
     transform = re.sub(r" at 0x[0-9a-f]+", "", repr(built.float_transform))
     return {
         "side": side,
         "weights": built.towers.trunk_sha256(side),
         "model": built.config,
         "transform": transform if side == "image" else "",
-        "data": run.fingerprint if source is run.source else fingerprint(source),
-        "files": versions,
+        "data": run.fingerprint if source is run.source else fingerprint(source)[0],
+        "images": source.images_version(),
         "precision": str(run.precision),
         "device": run.device.type,
         "torch": torch.__version__,  # whose kernels may round otherwise

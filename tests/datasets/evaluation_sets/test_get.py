@@ -6,15 +6,19 @@ import tarfile
 import pytest
 
 from neuclip.cli.main import main
-from neuclip.data.puzzles import read_puzzles
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.task_sets import ZeroShotTask, read_puzzles
 from neuclip.datasets.evaluation_sets import layouts
 from neuclip.datasets.evaluation_sets.get import get_from_disk
 from neuclip.errors import UserError
 from neuclip.tasks import choose_tasks, find_task
-from tests.data.small_shards import image_bytes
-from tests.data.small_tasks import write_class_folders, write_task
-from tests.data.test_puzzles import ROWS, write_images, write_table
+from tests.builders.data import (
+    PUZZLES,
+    image_bytes,
+    write_class_folders,
+    write_puzzle_images,
+    write_puzzle_table,
+    write_task,
+)
 
 TEXTURES = find_task("dtd")
 
@@ -116,9 +120,9 @@ def test_karpathys_test_split_becomes_a_retrieval_webdataset(tmp_path):
 
 def test_winogavils_table_and_images_become_the_same_puzzles(tmp_path):
     place = tmp_path / "download"
-    write_images(place)
+    write_puzzle_images(place)
     (place / "unused.jpg").write_bytes(image_bytes(9, "jpg"))
-    write_table(place / "winogavil_dataset.csv", ROWS, repr)
+    write_puzzle_table(place / "winogavil_dataset.csv", PUZZLES, repr)
     got = get_one("winogavil", place, tmp_path / "sets")
     before, after = read_puzzles(place), read_puzzles(got.folder)
     assert after.puzzles == before.puzzles and got.counts == {"images": 6, "puzzles": 2}

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from neuclip.cli.main import main
-from neuclip.data.zero_shot import ZeroShotTask
+from neuclip.data.task_sets import ZeroShotTask
 from neuclip.datasets.evaluation_sets import get
 from neuclip.errors import RunFailed, UserError
 from neuclip.tasks import choose_tasks
+from tests.builders.data import write_task
 from tests.builders.server import REVISION
-from tests.data.small_tasks import write_task
 
 TEXTURES = "wds_vtab-dtd_test"
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from neuclip.data.convert import write_tar
 from neuclip.data.open import open_source
-from neuclip.data.tar import writing as shard_writing
 from neuclip.datasets import rasteriser, writing
 from neuclip.datasets.fetching import Package
 from neuclip.datasets.iconify import build as building
@@ -168,7 +168,7 @@ def test_a_build_stopped_while_writing_continues_with_the_parts_that_are_missing
             path.write_bytes(b"half")
             raise KeyboardInterrupt
         written.append(path)
-        shard_writing.write_tar(path, samples)
+        write_tar(path, samples)
 
     def write_shards(part, entries):
         part.mkdir()

@@ -5,35 +5,44 @@ What `save_to_disk` of `datasets` leaves is a folder of Arrow files beside a sta
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from neuclip.data.captions import PIECE, Captions, texts_in, usable_captions
-from neuclip.data.sample import BadSample, Sample
-from neuclip.data.source import Source
-from neuclip.data.splits import several_parts_error
-from neuclip.data.tables.columns import (
+from neuclip.data.source import (
+    FACTS,
+    BadSample,
+    Sample,
+    Source,
+    caption_facts,
+    check_id,
+    print_once,
+    texts_in,
+    usable_captions,
+)
+from neuclip.data.tables.listed import (
     IMAGE_COLUMNS,
     ColumnChoice,
     Columns,
+    ListedPairs,
+    Row,
+    Rows,
     choose_columns,
     is_url,
-    print_once,
-    read_json_file,
+    read_listed_image,
 )
-from neuclip.data.tables.listed import FIRST_IMAGES, ListedPairs, Row, Rows, is_base64, read_image
 from neuclip.errors import RunFailed, UserError
+from neuclip.files import open_regular, read_regular, reading
 from neuclip.progress import track
 
 CACHE_BYTES = 256 << 20  # of blocks that are copied into memory, per process
-BYTES = ("binary", "large_binary", "binary_view")  # types by name, for pyarrow 15 cannot ask for the views
-TEXTS = ("string", "large_string", "string_view")
+PIECE = 100_000  # rows whose captions become Python strings at a time
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved data set
 SAVE_AGAIN = "save the set again with save_to_disk"
 
@@ -57,64 +66,91 @@ class ArrowPairs(Source):
     """
 
     cache_bytes: float = CACHE_BYTES
-    images_in_rows = True
 
     def __init__(self, name: str, kind: str, files: list[Path], blocks: list[Block], columns: Columns):
-        self.name = name
-        self.kind = kind
-        self.files = files
-        self.blocks = blocks
-        self.columns = columns
-        self._ends = np.cumsum(np.array([block.rows for block in blocks], dtype=np.int64))
-        self._forget_blocks()
+        self.name, self.kind, self.files, self.blocks, self.columns = name, kind, files, blocks, columns
+        self._ends = np.cumsum(np.array([0, *(block.rows for block in blocks)], dtype=np.int64))
+        self._tables: OrderedDict[int, Any] = OrderedDict()
+        self._process = os.getpid()
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._ends[-1])
 
     def __getitem__(self, id: int) -> Sample:
-        self.check_id(id)
+        check_id(id, len(self))
         number, row = self._place(id)
         table = self._table(number)
         captions = [text for name in self.columns.captions for text in texts_in(table[name][row].as_py())]
         usable = usable_captions(captions, self.where(id))
         return Sample(self._image(table[self.columns.image][row].as_py(), id), usable)
 
+    def _image(self, value: Any, id: int) -> bytes:
+        if isinstance(value, dict):
+            value = value.get("path") if value.get("bytes") is None else value["bytes"]
+        if isinstance(value, bytes):
+            return value
+        name = value.strip() if isinstance(value, str) else ""
+        return read_listed_image(self.files[0].parent, name, self.where(id))
+
     def where(self, id: int) -> str:
         number, row = self._place(id)
         return f"{self.blocks[number]} row {row + 1}"
 
-    def caption_pieces(self) -> Iterator[Captions]:
+    def caption_facts(self) -> Iterator[np.ndarray]:
         for block in track(self.blocks, "reading captions", len(self.blocks), "blocks"):
-            table = self.read_block(block, self.columns.captions)
+            table = self._read_block(block, self.columns.captions)
             for first in range(0, table.num_rows, PIECE):
                 piece = table.slice(first, PIECE)
                 values = zip(*(piece[name].to_pylist() for name in self.columns.captions), strict=True)
-                yield Captions.of([text for value in row for text in texts_in(value)] for row in values)
+                rows = [caption_facts([text for value in row for text in texts_in(value)]) for row in values]
+                yield np.array(rows, dtype=FACTS)
 
-    def read_block(self, block: Block, columns: Sequence[str]) -> Any:
+    def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
+        """From the images' bytes, which are all read for it; what cannot be read stands for itself."""
+        if not read_images:
+            return None
+        numbers = range(len(self)) if ids is None else ids.tolist()
+        keys = np.empty(len(numbers), dtype=np.uint64)
+        for row, id in enumerate(track(numbers, f"comparing the images of {self.name}", len(numbers))):
+            try:
+                content = self[id].image
+            except BadSample:
+                content = b"sample %d" % id
+            keys[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        return keys
+
+    def images_version(self) -> str:
+        """Of the name, size and time of each file; of images beside them the files do not tell."""
+        status = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in self.files]
+        return hashlib.sha256(repr(status).encode(errors="surrogateescape")).hexdigest()
+
+    def _read_block(self, block: Block, columns: Sequence[str]) -> Any:
         """The pyarrow table of a block's columns."""
         if block.group is None:
-            return read_arrow_file(block.file).select(list(columns))
+            return _arrow_table(block.file).select(list(columns))
         # Threads of pyarrow's own do not survive a fork, and workers are processes already.
-        return open_parquet_file(block.file).read_row_group(block.group, columns=list(columns), use_threads=False)
+        return _parquet_file(block.file).read_row_group(block.group, columns=list(columns), use_threads=False)
 
     def _place(self, id: int) -> tuple[int, int]:
-        number = int(np.searchsorted(self._ends, id, side="right"))
-        return number, id - (int(self._ends[number - 1]) if number else 0)
+        number = int(np.searchsorted(self._ends, id, side="right")) - 1
+        return number, id - int(self._ends[number])
 
     def _table(self, number: int) -> Any:
-        if self._process != os.getpid():
-            self._forget_blocks()  # a forked worker must not read through its parent's open files
+        if self._process != os.getpid():  # a forked worker must not read through its parent's open files
+            self._tables, self._process = OrderedDict(), os.getpid()
         if number in self._tables:
             self._tables.move_to_end(number)
             return self._tables[number]
         block = self.blocks[number]
         try:
-            table = self.read_block(block, [self.columns.image, *self.columns.captions])
-        except (OSError, ValueError, UserError) as error:  # pyarrow's own errors are of the first two kinds
-            if isinstance(error.__cause__ or error, FileNotFoundError):  # it was there when the run began
-                raise RunFailed(f"{block}: has gone; put it back and continue with --resume") from None
-            raise BadSample("block cannot be read", f"{block} ({_reason(error)})") from None
+            table = self._read_block(block, [self.columns.image, *self.columns.captions])
+        except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds, and so is UserError
+            if not block.file.exists():
+                raise RunFailed(
+                    f"{block.file}: has disappeared since the run began; put it back and continue with --resume"
+                ) from None
+            told = " ".join(str(error).split("\n")[0].split())
+            raise BadSample("block cannot be read", f"{block} ({told})") from None
         self._tables[number] = table
         while block.group is not None and len(self._tables) > 1 and self._copied_bytes() > self.cache_bytes:
             self._tables.popitem(last=False)
@@ -123,36 +159,20 @@ class ArrowPairs(Source):
     def _copied_bytes(self) -> int:
         return sum(table.nbytes for table in self._tables.values())
 
-    def _image(self, value: Any, id: int) -> bytes:
-        name = value
-        if isinstance(value, dict):
-            name = value.get("path") if value.get("bytes") is None else value["bytes"]
-        if isinstance(name, bytes):
-            return name
-        path = os.fsencode(name.strip()) if isinstance(name, str) else b""
-        return read_image(self.files[0].parent, path, self.where(id))
-
-    def _forget_blocks(self) -> None:
-        self._process = os.getpid()
-        self._tables: OrderedDict[int, Any] = OrderedDict()
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tables": OrderedDict()}
 
 
 def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ArrowPairs | ListedPairs:
     """Ids run through the files in the order given, in each by row."""
-    schema = open_parquet_file(files[0]).schema_arrow
-    columns = choose_columns(files[0], schema.names, choice)
-    if not holds_bytes(files[0], schema, columns):
-        if not any(is_base64(os.fsencode(text)) for text in _first_texts(files[0], columns.image)):
-            # Paths and captions are small, and in memory any of them is at hand at once.
-            return ListedPairs(name, files[0], Rows(_rows(files, columns)))
-        print_once(f"{files[0]}: column {columns.image!r} holds images as base64 text")
+    first = _parquet_file(files[0])
+    columns = choose_columns(files[0], first.schema_arrow.names, choice)
+    if not _holds_bytes(files[0], columns.image, _first_values(first, columns.image), first.schema_arrow.names):
+        # Paths and captions are small, and in memory any of them is at hand at once.
+        return ListedPairs(name, files[0], Rows.listed(_rows(files, columns)))
     blocks, sizes = [], []
     for path in track(files, "opening", len(files), "files"):
-        file = open_parquet_file(path)
-        check_columns(path, file.schema_arrow.names, columns)
+        file = _checked_parquet(path, columns)
         for group in range(file.num_row_groups):
             metadata = file.metadata.row_group(group)
             blocks.append(Block(path, group, metadata.num_rows))
@@ -165,127 +185,105 @@ def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ArrowPai
     return ArrowPairs(name, "parquet", files, blocks, columns)
 
 
-def is_saved_dataset(folder: Path) -> bool:
-    return (folder / SPLITS).is_file() or ((folder / STATE).is_file() and (folder / "dataset_info.json").is_file())
-
-
-def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> ArrowPairs:
-    """Ids are row numbers. A folder of splits is refused: test data must not slip into training."""
-    if (folder / SPLITS).is_file():
-        splits = [str(split) for split in read_json_file(folder / SPLITS, SAVE_AGAIN).get("splits", [])]
-        if not splits:
-            raise UserError(f"{folder / SPLITS}: names no splits; {SAVE_AGAIN}")
-        chosen = folder / ("train" if "train" in splits else splits[0])
-        raise several_parts_error(str(folder), splits, str(chosen))
-    state = read_json_file(folder / STATE, SAVE_AGAIN)
-    files = [folder / str(file["filename"]) for file in state.get("_data_files", [])]
-    outside = [file for file in files if file.parent != folder]
-    if outside:
-        raise UserError(f"{folder / STATE}: names a file outside of its folder ({outside[0]}); {SAVE_AGAIN}")
-    if not files:
-        raise UserError(f"{folder / STATE}: names no data files; {SAVE_AGAIN}")
-    schema = read_arrow_file(files[0]).schema
-    columns = choose_columns(folder, schema.names, choice)
-    holds_bytes(folder, schema, columns)
-    opened = track(files, "opening", len(files), "files")
-    blocks = [Block(file, None, read_arrow_file(file).num_rows) for file in opened]
-    return ArrowPairs(name, "saved data set", files, blocks, columns)
-
-
 def holds_images(table: Path, choice: ColumnChoice) -> bool:
     """Whether a Parquet file can be trained on: bytes or paths of images in a column that is chosen or has a usual
     name. False for the list of addresses that img2dataset leaves beside what it fetched."""
-    schema = open_parquet_file(table).schema_arrow
-    usual = [name for name in schema.names if name.lower() in IMAGE_COLUMNS]
-    column = choice.image or (usual[0] if usual else "")
-    if column not in schema.names:
-        return False
-    if str(_value_type(schema.field(column).type)) not in TEXTS:
-        return True
-    texts = _first_texts(table, column)
-    return not texts or not all(map(is_url, texts))
+    file = _parquet_file(table)
+    names = file.schema_arrow.names
+    column = choice.image or next((name for name in names if name.lower() in IMAGE_COLUMNS), "")
+    values = _first_values(file, column) if column in names else [""]
+    return not values or not all(isinstance(value, str) and (not value or is_url(value)) for value in values)
 
 
-def holds_bytes(path: Path, schema: Any, columns: Columns) -> bool:
-    """Whether the image column holds bytes, alone or with a path beside; False for paths. Else it is refused."""
-    kind = _value_type(schema.field(columns.image).type)
-    if _pyarrow(path).types.is_struct(kind):  # Hugging Face's images: {"bytes", "path"}
-        fields = {kind.field(number).name for number in range(kind.num_fields)}
-        if fields & {"bytes", "path"}:
-            return "bytes" in fields
-    elif str(kind) in BYTES:
-        return True
-    elif str(kind) in TEXTS:
-        return False
+def _first_values(file: Any, column: str) -> list[Any]:
+    batch = next(file.iter_batches(20, columns=[column], use_threads=False), None)
+    return [value for value in (batch.column(0).to_pylist() if batch else ()) if value is not None]
+
+
+def _holds_bytes(path: Path, column: str, first: list[Any], names: Sequence[str]) -> bool:
+    """Whether a column holds images as bytes, alone or with a path beside; False for paths. Else it is refused."""
+    value = first[0] if first else ""
+    if isinstance(value, dict) and value.keys() & {"bytes", "path"}:  # Hugging Face's images
+        return "bytes" in value
+    if isinstance(value, bytes | str):
+        return isinstance(value, bytes)
     raise UserError(
-        f"{path}: column {columns.image!r} holds {kind}, not the bytes or paths of images; "
-        f"its columns are {', '.join(schema.names)}; name another with --data.image_column"
+        f"{path}: column {column!r} holds {type(value).__name__}, not the bytes or paths of images; its columns are "
+        f"{', '.join(names)}; name another with --data.image_column"
     )
 
 
-def _value_type(kind: Any) -> Any:
-    """Of a column that names its values by number (pandas's categories) the type of the values."""
-    return kind.value_type if str(kind).startswith("dictionary<") else kind
-
-
-def check_columns(path: Path, names: Sequence[str], columns: Columns) -> None:
-    for column in (columns.image, *columns.captions):
-        if column not in names:
-            raise UserError(
-                f"{path}: has no column {column!r}, unlike the files before it; its columns are {', '.join(names)}; "
-                "give files of one kind"
-            )
+def _checked_parquet(path: Path, columns: Columns) -> Any:
+    file = _parquet_file(path)
+    names = file.schema_arrow.names
+    if missing := [column for column in (columns.image, *columns.captions) if column not in names]:
+        raise UserError(
+            f"{path}: has no column {missing[0]!r}, unlike the files before it; its columns are {', '.join(names)}; "
+            "give files of one kind"
+        )
+    return file
 
 
 def _rows(files: list[Path], columns: Columns) -> Iterator[Row]:
     """Paths and captions; relative paths start at the first file's folder, or at the working folder."""
     for path in track(files, "reading", len(files), "files"):
-        file = open_parquet_file(path)
-        check_columns(path, file.schema_arrow.names, columns)
-        for batch in file.iter_batches(columns=[columns.image, *columns.captions], use_threads=False):
-            for row in batch.to_pylist():
-                image = row[columns.image]
-                image = image.get("path") if isinstance(image, dict) else image
-                captions = [text.encode() for name in columns.captions for text in texts_in(row[name])]
-                yield Row(os.fsencode((image or "").strip()), tuple(captions))
+        file = _checked_parquet(path, columns)
+        with reading(path, "fetch or write it again"):
+            for batch in file.iter_batches(columns=[columns.image, *columns.captions], use_threads=False):
+                for row in batch.to_pylist():
+                    image = row[columns.image]
+                    image = image.get("path") if isinstance(image, dict) else image
+                    captions = tuple(text for name in columns.captions for text in texts_in(row[name]))
+                    yield Row((image or "").strip(), captions)
 
 
-def _first_texts(path: Path, column: str) -> list[str]:
-    batch = next(open_parquet_file(path).iter_batches(FIRST_IMAGES, columns=[column], use_threads=False), None)
-    return [text for text in (batch.column(0).to_pylist() if batch else ()) if isinstance(text, str) and text]
+def is_saved_dataset(folder: Path) -> bool:
+    return (folder / SPLITS).exists() or ((folder / STATE).exists() and (folder / "dataset_info.json").is_file())
 
 
-def open_parquet_file(path: Path) -> Any:
-    _pyarrow(path)
+def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> ArrowPairs:
+    """Ids are row numbers. A folder of splits is refused: test data must not slip into training."""
+    if (folder / SPLITS).exists():
+        with reading(folder / SPLITS, SAVE_AGAIN):
+            splits = [str(split) for split in json.loads(read_regular(folder / SPLITS))["splits"]]
+            chosen = folder / ("train" if "train" in splits else splits[0])
+        raise UserError(f"{folder}: holds the parts {', '.join(splits)}; give one of them, such as {chosen}")
+    with reading(folder / STATE, SAVE_AGAIN):
+        state = json.loads(read_regular(folder / STATE))
+        files = [folder / str(file["filename"]) for file in state.get("_data_files", [])]
+        if outside := [file for file in files if file.parent != folder]:
+            raise UserError(f"{folder / STATE}: names a file outside of its folder ({outside[0]}); {SAVE_AGAIN}")
+        if not files:
+            raise UserError(f"{folder / STATE}: names no data files; {SAVE_AGAIN}")
+    tables = [_arrow_table(file) for file in track(files, "opening", len(files), "files")]
+    columns = choose_columns(folder, tables[0].schema.names, choice)
+    first = [value for value in tables[0][columns.image].slice(0, 20).to_pylist() if value is not None]
+    _holds_bytes(folder, columns.image, first, tables[0].schema.names)
+    blocks = [Block(file, None, table.num_rows) for file, table in zip(files, tables, strict=True)]
+    return ArrowPairs(name, "saved data set", files, blocks, columns)
+
+
+def _parquet_file(path: Path) -> Any:
+    _require_pyarrow(path)
     import pyarrow.parquet
 
-    return _read(path, lambda: pyarrow.parquet.ParquetFile(path, memory_map=True), "Parquet", "fetch or write it again")
+    with reading(path, "fetch or write it again"):
+        open_regular(path).close()  # not a pipe, which pyarrow would wait for
+        return pyarrow.parquet.ParquetFile(path, memory_map=True)
 
 
-def read_arrow_file(path: Path) -> Any:
-    pyarrow = _pyarrow(path)
+def _arrow_table(path: Path) -> Any:
+    _require_pyarrow(path)
+    import pyarrow
 
-    def read() -> Any:
+    with reading(path, SAVE_AGAIN):
+        open_regular(path).close()
         with pyarrow.memory_map(str(path)) as mapped:
             return pyarrow.ipc.open_stream(mapped).read_all()
 
-    return _read(path, read, "Arrow", "save the set again")
 
-
-def _pyarrow(path: Path) -> ModuleType:
+def _require_pyarrow(path: Path) -> None:
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401
     except ImportError:
         raise UserError(f"{path}: needs pyarrow; pip install 'neuclip[parquet]'") from None
-    return pyarrow
-
-
-def _read(path: Path, read: Callable[[], Any], form: str, remedy: str) -> Any:
-    try:
-        return read()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: is not a readable {form} file ({_reason(error)}); {remedy}") from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

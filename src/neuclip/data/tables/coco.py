@@ -1,31 +1,46 @@
-"""COCO's captions: one JSON file that lists images and, apart from them, captions with their image's number."""
+"""Captions in one JSON file: COCO's own, with captions apart from images, and Karpathy's splits of COCO and Flickr.
+
+Karpathy's file also comes as CSV, one row per image, with a list of captions as JSON in the column `raw`.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import ast
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from neuclip.data.captions import texts_in
-from neuclip.data.sample import Fault, UnindexedFaults, shorten
-from neuclip.data.tables.columns import print_once
-from neuclip.data.tables.listed import ListedImages, Row, Rows
+from neuclip.data.faults import list_faults
+from neuclip.data.source import print_once, shorten, texts_in
+from neuclip.data.tables.listed import ColumnChoice, ListedPairs, Row, Rows, find_image_folder, image_path, is_missing
+from neuclip.data.tables.text import LARGEST_FIELD, first_line
 from neuclip.errors import UserError
+from neuclip.files import read_regular, reading
+from neuclip.formatting import plural
+
+REMEDY = "fetch it again"
+TRAINING, TEST = ("train", "restval"), ("test",)  # restval: the rest of COCO's val2014, which everybody trains on
+CSV_COLUMNS = {"raw", "filename"}
 
 
-def open_coco(name: str, path: Path, content: dict[str, Any]) -> ListedImages:
+def open_json(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
+    """A file of either kind."""
+    with reading(path, REMEDY):
+        content = json.loads(read_regular(path))
+        content = content if isinstance(content, dict) else {}
+        images = content.get("images")
+        first = images[:10] if isinstance(images, list) else []
+        if any(isinstance(image, dict) and "sentences" in image for image in first):
+            return _open_karpathy(name, path, _json_entries(content["images"]), retrieval=retrieval)
+        return _open_coco(name, path, content)
+
+
+def _open_coco(name: str, path: Path, content: dict[str, Any]) -> ListedPairs:
     """`annotations/captions_train2017.json`, with the images in `train2017` beside it or beside its folder."""
-    images, annotations = _lists(path, content)
-    captions, faults = _captions_by_image(path, images, annotations)
-    rows = Rows(_rows(images, captions))
-    first = [os.fsdecode(rows.images[number]) for number in range(min(len(rows), 100))]
-    folder = _image_folder(path, first)
-    print_once(f"{path}: {len(rows):,} images from {folder}, {len(annotations):,} captions")
-    return ListedImages(name, path, rows, folder, faults)
-
-
-def _lists(path: Path, content: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     lists = [content.get(key) for key in ("images", "annotations")]
     if not all(isinstance(part, list) for part in lists):
         raise UserError(
@@ -36,28 +51,18 @@ def _lists(path: Path, content: dict[str, Any]) -> tuple[list[dict[str, Any]], l
     if not images or not any("caption" in entry for entry in annotations):
         what = "captions in its annotations" if images else "images"
         raise UserError(f"{path}: has no {what}; give a file such as captions_train2017.json")
-    return images, annotations
-
-
-def _captions_by_image(
-    path: Path, images: list[dict[str, Any]], annotations: list[dict[str, Any]]
-) -> tuple[dict[Any, list[bytes]], tuple[Fault, ...]]:
-    captions: dict[Any, list[bytes]] = {_number(image.get("id")): [] for image in images}
-    faults = UnindexedFaults()
+    captions: dict[Any, list[str]] = {_number(image.get("id")): [] for image in images}
+    unmatched = []
     for number, annotation in enumerate(annotations, start=1):
         own = captions.get(_number(annotation.get("image_id")))
         if own is None:
-            faults.note("no image", f"{path} annotation {number}: image_id {annotation.get('image_id')}")
+            unmatched.append(("no image", f"{path} annotation {number}: image_id {annotation.get('image_id')}"))
         else:
-            own.extend(text.encode() for text in texts_in(annotation.get("caption")))
-    return captions, faults.faults()
-
-
-def _rows(images: list[dict[str, Any]], captions: dict[Any, list[bytes]]) -> Iterator[Row]:
-    for image in images:
-        name = image.get("file_name")
-        path = name.strip().encode(errors="surrogatepass") if isinstance(name, str) else b""
-        yield Row(path, tuple(captions[_number(image.get("id"))]))
+            own.extend(texts_in(annotation.get("caption")))
+    rows = Rows.listed(Row(_text(image, "file_name"), tuple(captions[_number(image.get("id"))])) for image in images)
+    folder = _coco_folder(path, [rows[number].image for number in range(min(len(rows), 100))])
+    print_once(f"{path}: {len(rows):,} images from {folder}, {len(annotations):,} captions")
+    return ListedPairs(name, path, rows, folder=folder, faults=list_faults(unmatched), by_image=True)
 
 
 def _number(value: Any) -> Any:
@@ -65,15 +70,114 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, int | str) else None
 
 
-def _image_folder(path: Path, first: list[str]) -> Path:
+def _text(values: Mapping[str, Any], key: str) -> str:
+    return value.strip() if isinstance(value := values.get(key), str) else ""
+
+
+def _coco_folder(path: Path, first: list[str]) -> Path:
     """Where one of the first images is: beside the file or one above, or there in a folder of the file's part."""
     part = path.stem.rpartition("_")[2]  # captions_train2017 -> train2017
     near = [path.parent, path.absolute().parent.parent]
     folders = [*near, *(place / sub for place in near for sub in (part, f"images/{part}", "images")), Path()]
     for folder in folders:
-        if any(name and (folder / name).is_file() for name in first):
+        if any(name and not is_missing(folder / name) for name in first):
             return folder
     raise UserError(
         f"{path}: its first image {shorten(first[0])!r} is neither beside it nor in a folder {part} beside it or "
         f"one above; put the images into {near[-1] / part}"
     )
+
+
+class Entry(NamedTuple):
+    """One image of Karpathy's file."""
+
+    filename: str
+    folder: str  # COCO's `filepath`: val2014; "" where there is none
+    split: str  # "" where the file has no splits
+    captions: tuple[str, ...]
+
+    def image(self, with_folder: bool) -> str:
+        return f"{self.folder}/{self.filename}" if with_folder and self.folder and self.filename else self.filename
+
+
+def is_karpathy_csv(path: Path, choice: ColumnChoice) -> bool:
+    """Whether its header has the columns of such a file, and none that the user chose for the captions."""
+    header = first_line(path).decode(errors="replace").strip()
+    names = {name.strip().strip('"').lower() for name in header.split(",")}
+    return names >= CSV_COLUMNS and bool(names & {"split", "sentids"}) and choice.caption.lower() not in names
+
+
+def open_karpathy_csv(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
+    with reading(path, REMEDY):
+        return _open_karpathy(name, path, _csv_entries(path), retrieval=retrieval)
+
+
+def _open_karpathy(name: str, path: Path, entries: Iterable[Entry], *, retrieval: bool) -> ListedPairs:
+    """For retrieval the test split, else the splits that everybody trains on. Ids follow the file's order."""
+    listed = list(entries)
+    splits = Counter(entry.split for entry in listed)
+    wanted = TEST if retrieval else TRAINING
+    if set(splits) != {""}:
+        listed = [entry for entry in listed if entry.split in wanted]
+    if not listed:
+        there = ", ".join(f"{split or 'none'} ({count:,})" for split, count in splits.items()) or "none"
+        raise UserError(
+            f"{path}: has no image of the split {' or '.join(wanted)}; its splits are {there}; give a file that has it"
+        )
+    folder, with_folder = _find_images(path, listed)
+    rows = Rows.listed(Row(entry.image(with_folder), entry.captions) for entry in listed)
+    chosen = ", ".join(f"{split} ({splits[split]:,})" for split in wanted if split in splits)
+    captions = sum(len(entry.captions) for entry in listed)
+    print_once(
+        f"{path}: {plural(len(listed), 'image')} from {folder}, {plural(captions, 'caption')}"
+        + (f"; of its splits only {chosen} for {'retrieval' if retrieval else 'training'}" if chosen else "")
+    )
+    return ListedPairs(name, path, rows, folder=folder, by_image=True)
+
+
+def _json_entries(images: list[Any]) -> Iterator[Entry]:
+    for image in images:
+        if isinstance(image, dict):
+            sentences = image.get("sentences")
+            raw = [one.get("raw") for one in sentences if isinstance(one, dict)] if isinstance(sentences, list) else []
+            yield Entry(_text(image, "filename"), _text(image, "filepath"), _text(image, "split"), texts_in(raw))
+
+
+def _csv_entries(path: Path) -> Iterator[Entry]:
+    csv.field_size_limit(LARGEST_FIELD)
+    reader = csv.reader(io.StringIO(read_regular(path).decode("utf-8-sig", errors="replace"), newline=""))
+    try:
+        names = [name.strip().lower() for name in next(reader)]
+        for number, fields in enumerate(reader, start=1):
+            if fields:
+                row = dict(zip(names, fields, strict=False))
+                captions = _list_of(row.get("raw", ""), f"{path} row {number}")
+                yield Entry(_text(row, "filename"), _text(row, "filepath"), _text(row, "split"), captions)
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num} is not a readable row ({error}); {REMEDY}") from error
+
+
+def _list_of(text: str, where: str) -> tuple[str, ...]:
+    """The captions that a field lists, as JSON or as Python writes lists."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, list):
+            return texts_in(value)
+    raise UserError(f"{where}: raw is no list of captions ({shorten(text, 60)!r}); {REMEDY}")
+
+
+def _find_images(path: Path, entries: list[Entry]) -> tuple[Path, bool]:
+    """The folder that the first images are in, beside the file or in a folder there; and whether in folders of their
+    own below it, as COCO's train2014 and val2014."""
+    for with_folder in (True, False):
+        first = [name for name in (entry.image(with_folder) for entry in entries[:20]) if name]
+        folder = find_image_folder(path, first)
+        if any(not is_missing(image_path(folder, name)) for name in first):
+            return folder, with_folder
+    packed = sorted(path.parent.glob("*.zip"))
+    remedy = f"unzip {packed[0]} there" if packed else "put them there"
+    first_image = shorten(entries[0].image(True))
+    raise UserError(f"{path}: its first image {first_image!r} is neither beside it nor in a folder there; {remedy}")

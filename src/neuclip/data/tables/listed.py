@@ -1,31 +1,48 @@
-"""Pairs that a table lists: images in files of their own or as base64 text, captions in memory."""
+"""Pairs that a table lists: images in files of their own, rows in memory as the bytes they are."""
 
 from __future__ import annotations
 
-import base64
-import binascii
+import difflib
 import errno
 import hashlib
+import io
 import itertools
+import json
 import os
-import stat
+import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from neuclip.data.captions import PIECE, Captions, Texts, usable_captions
-from neuclip.data.sample import BadSample, Fault, Sample, shorten
-from neuclip.data.source import Source, file_version
-from neuclip.data.tables.columns import images_are_urls, is_url, print_once
+from neuclip.data.order import mix
+from neuclip.data.source import (
+    FACTS,
+    BadSample,
+    Fault,
+    Sample,
+    Source,
+    caption_facts,
+    check_id,
+    print_once,
+    shorten,
+    usable_captions,
+)
 from neuclip.errors import RunFailed, UserError
+from neuclip.files import read_regular
 
+IMAGE_COLUMNS = (
+    "image", "image_path", "filepath", "file_path", "filename", "file_name", "path", "file", "img", "picture",
+    "image_bytes", "jpg", "jpeg", "png", "webp",
+)  # fmt: skip
+URL_COLUMNS = frozenset({"url", "image_url", "img_url", "picture_url", "urls"})
+CAPTION_COLUMNS = ("caption", "title", "text", "description", "sentence", "alt_text", "captions", "sentences", "txt")
 FIRST_IMAGES = 20  # looked for when a table is opened
 LARGEST_IMAGE = 256 << 20  # bytes as encoded
-BASE64_SIGNATURES = (b"/9j/", b"iVBOR", b"R0lGOD", b"UklGR")  # of JPEG, PNG, GIF and WebP
-SHORTEST_BASE64 = 32  # letters; the smallest GIF there is has 35 bytes
+BASE64 = re.compile(r"data:image/|(?:/9j/|iVBOR|R0lGOD|UklGR)[A-Za-z0-9+/=\s]{28}")  # how JPEG, PNG, GIF and WebP begin
 # What the machine lacks, whatever lies in the file: such samples must not be dropped as bad.
 MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO})
 
@@ -33,121 +50,154 @@ MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTA
 class Row(NamedTuple):
     """One pair as a table gives it. What is not UTF-8 stays as it is, so that only its own row is bad."""
 
-    image: bytes  # path, or base64
-    captions: tuple[bytes, ...]
+    image: str  # path; bytes that are not UTF-8 as surrogates
+    captions: tuple[str | bytes, ...]
     reason: str = ""  # why the row cannot be used at all
 
 
+@dataclass
 class Rows:
-    """Many rows in a few arrays; millions of Python objects would not fit into memory."""
+    """Rows as bytes end to end, which `parse` reads one by one: millions of objects would not fit into memory."""
 
-    def __init__(self, rows: Iterable[Row]):
-        images, captions = bytearray(), bytearray()
-        image_ends, caption_ends, row_ends = array("q"), array("q"), array("q")
-        self.reasons: dict[int, str] = {}
-        for number, row in enumerate(rows):
-            images += row.image
-            image_ends.append(len(images))
-            for caption in row.captions:
-                captions += caption
-                caption_ends.append(len(captions))
-            row_ends.append(len(caption_ends))
-            if row.reason:
-                self.reasons[number] = row.reason
-        self.images = Texts.joined(images, image_ends)
-        self._captions = Texts.joined(captions, caption_ends)
-        self._ends = np.frombuffer(row_ends, dtype=np.int64)  # of each row's captions
+    content: bytes
+    ends: np.ndarray  # (n + 1,) int64
+    facts: np.ndarray  # (n,) of FACTS
+    images: np.ndarray  # (n,) uint64, equal for equal paths
+    parse: Callable[[bytes], Row]
+    common: tuple[str, ...] = ()  # the innermost folder of all images with relative paths, and of those with others
+
+    @classmethod
+    def of(cls, content: bytes, start: int, rows: Iterable[tuple[int, Row]], parse: Callable[[bytes], Row]) -> Rows:
+        """From the end of each row in `content`, and the row."""
+        ends, counts, hashes, images = array("q", [start]), array("H"), array("Q"), array("Q")
+        common: dict[bool, str] = {}
+        for end, row in rows:
+            ends.append(end)
+            count, hash = (0, 0) if row.reason else caption_facts(row.captions)
+            counts.append(count)
+            hashes.append(hash)
+            name = os.path.normpath(row.image.replace("\\", "/")) if row.image else f"row {len(ends)} without image"
+            if row.image and not row.reason:
+                parent, absolute = name.rpartition("/")[0], name.startswith("/")
+                known = common.setdefault(absolute, parent)
+                if parent != known and not parent.startswith(f"{known}/"):
+                    common[absolute] = os.path.commonpath([known, parent]) if known and parent else ""
+            raw = name.encode(errors="surrogatepass")
+            images.append(int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little"))
+        facts = np.zeros(len(counts), FACTS)
+        facts["captions"], facts["hash"] = counts, hashes
+        return cls(content, np.array(ends), facts, np.array(images, dtype=np.uint64), parse, tuple(common.values()))
+
+    @classmethod
+    def listed(cls, rows: Iterable[Row]) -> Rows:
+        """Of files that are not read row by row: each row as one line of JSON."""
+        stream = io.BytesIO()
+
+        def written() -> Iterator[tuple[int, Row]]:
+            for row in rows:
+                captions = [text if isinstance(text, str) else text.decode(errors="surrogateescape") for text in row[1]]
+                stream.write(json.dumps([row.image, captions, row.reason]).encode())
+                yield stream.tell(), row
+
+        made = cls.of(b"", 0, written(), parse_listed)
+        made.content = stream.getvalue()
+        return made
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.facts)
 
-    def captions(self, number: int) -> list[bytes]:
-        start = int(self._ends[number - 1]) if number else 0
-        return self._captions.between(start, int(self._ends[number]))
+    def __getitem__(self, number: int) -> Row:
+        return self.parse(self.content[self.ends[number] : self.ends[number + 1]])
 
-    def caption_pieces(self) -> Iterator[Captions]:
-        """Those of all rows."""
-        start = 0
-        for first in range(0, len(self), PIECE):
-            ends = self._ends[first : first + PIECE].tolist()
-            texts = self._captions.between(start, ends[-1])
-            yield Captions.of(texts[a - start : b - start] for a, b in itertools.pairwise([start, *ends]))
-            start = ends[-1]
+    def first_images(self) -> list[str]:
+        rows = (self[number] for number in range(len(self)))
+        return [
+            row.image for row in itertools.islice((row for row in rows if row.image and not row.reason), FIRST_IMAGES)
+        ]
 
-    def __iter__(self) -> Iterator[Row]:
-        for number in range(len(self)):
-            yield Row(self.images[number], tuple(self.captions(number)), self.reasons.get(number, ""))
 
-    def first_images(self) -> list[bytes]:
-        numbers = (number for number in range(len(self)) if self.images[number] and number not in self.reasons)
-        return [self.images[number] for number in itertools.islice(numbers, FIRST_IMAGES)]
+def parse_listed(raw: bytes) -> Row:
+    image, captions, reason = json.loads(raw)
+    return Row(image, tuple(text.encode(errors="surrogateescape") for text in captions), reason)
 
 
 class ListedPairs(Source):
-    """Pairs of a table; ids are row numbers from 0. Relative image paths start at `folder`."""
+    """Pairs of a table, or of a folder (`kind` "folder"); ids are row numbers from 0. Relative paths of images start at
+    `folder`. With `by_image` a sample's place is the name of its image; without `captions` images need none."""
 
-    def __init__(self, name: str, path: Path, rows: Rows, folder: Path | None = None, faults: tuple[Fault, ...] = ()):
-        self.name = name
-        self.kind = path.suffix.lower().removeprefix(".")
-        self.path = path
-        self.files = (path,)
-        self.rows = rows
-        self.faults = faults
-        self.folder = find_image_folder(path, rows.first_images()) if folder is None else folder
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        rows: Rows,
+        *,
+        folder: Path | None = None,
+        kind: str = "",
+        faults: tuple[Fault, ...] = (),
+        by_image: bool = False,
+        captions: bool = True,
+    ):
+        self.name, self.path, self.rows, self.faults = name, path, rows, faults
+        self.kind = kind or path.suffix.lower().removeprefix(".")
+        self.by_image, self.captions = by_image, captions
+        first = rows.first_images()
+        self.base = find_image_folder(path, first) if folder is None else folder
+        folders = [self.base / common for common in rows.common] or [self.base]
+        self.folder = folders[0] if len(folders) == 1 else Path(os.path.commonpath([f.absolute() for f in folders]))
+        self._names_are_absolute = bool(first) and Path(first[0]).is_absolute()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, id: int) -> Sample:
-        self.check_id(id)
-        if id in self.rows.reasons:
-            raise BadSample(self.rows.reasons[id], self.where(id))
-        captions = usable_captions(self.rows.captions(id), self.where(id))
-        return Sample(read_image(self.folder, self.rows.images[id], self.where(id)), captions)
+        check_id(id, len(self))
+        row = self.rows[id]
+        if row.reason:
+            raise BadSample(row.reason, self.where(id))
+        captions = usable_captions(row.captions, self.where(id)) if self.captions else ()
+        return Sample(read_listed_image(self.base, row.image, self.where(id)), captions)
 
     def where(self, id: int) -> str:
-        """File and row, the first row after the header being row 1."""
-        return f"{self.path} row {id + 1}"
+        """File and row, the first row after the header being row 1; or the file of the image."""
+        if self.kind == "folder":
+            return str(self.base / self.rows[id].image)
+        return f"{self.path}: {shorten(self.rows[id].image)}" if self.by_image else f"{self.path} row {id + 1}"
 
-    def caption_pieces(self) -> Iterator[Captions]:
-        return self.rows.caption_pieces()
+    def caption_facts(self) -> Iterator[np.ndarray]:
+        yield self.rows.facts
 
-    def image_keys(self) -> np.ndarray:
-        """By the path of the image, or by its base64 text; a row without an image stands for itself."""
-        keys = array("Q")
-        folder = os.fsencode(self.folder.resolve())
+    def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray:
+        """By the path of the image; a row without an image stands for itself."""
+        keys = self.rows.images if ids is None else self.rows.images[ids]
+        if self._names_are_absolute:
+            return keys
+        digest = hashlib.blake2b(os.fsencode(self.base.resolve()), digest_size=8).digest()
+        return mix(keys ^ np.uint64(int.from_bytes(digest, "little")))
+
+    def images_version(self) -> str:
+        """Of the path, size and time of each file, which stay as they are when a folder is moved."""
+        digest = hashlib.sha256()
         for number in range(len(self)):
-            name = self.rows.images[number]
-            if name and not is_base64(name):
-                name = os.path.normpath(os.path.join(folder, name.replace(b"\\", b"/")))  # noqa: PTH118 (bytes)
-            digest = hashlib.blake2b(name or b"row %d" % number, digest_size=8).digest()
-            keys.append(int.from_bytes(digest, "little"))
-        return np.frombuffer(keys, dtype=np.uint64)
-
-    def file_versions(self) -> Iterator[str]:
-        yield file_version(self.path)
-        for name in (self.rows.images[number] for number in range(len(self))):
-            if not is_base64(name):
-                yield file_version(image_path(self.folder, name))
-
-    def image_folder(self) -> Path | None:
-        """The innermost folder that has all images; None if the table itself holds some."""
-        names = [self.rows.images[number] for number in range(len(self)) if number not in self.rows.reasons]
-        if any(map(is_base64, names)):
-            return None
-        folders = {os.path.dirname(name.replace(b"\\", b"/")) for name in names if name}  # noqa: PTH120 (bytes)
-        paths = [image_path(self.folder, name or b".").absolute() for name in folders]
-        return Path(os.path.commonpath(paths)) if paths else None
+            name = self.rows[number].image
+            try:
+                status = image_path(self.base, name).stat()
+                line = f"{name} {status.st_size} {status.st_mtime_ns}\n"
+            except (OSError, ValueError):
+                line = f"{name} is not there\n"
+            digest.update(line.encode(errors="surrogatepass"))
+        return digest.hexdigest()
 
     def check_images(self) -> None:
-        """Refuses a table if no row can be used or none of the first images exists."""
+        """Refuses a table if no row can be used or none of the first images exists: a wrong table, not bad samples."""
         first = self.rows.first_images()
         if not first:
-            reason = self.rows.reasons.get(0, "no image")
-            raise UserError(f"{self.path}: none of its {len(self):,} rows can be used; of the first: {reason}")
-        if any(is_base64(name) or not is_missing(image_path(self.folder, name)) for name in first):
+            reason = self.rows[0].reason or "no image"
+            raise UserError(
+                f"{self.path}: none of its {len(self):,} rows can be used; of the first: {reason}; check the columns"
+            )
+        if not all(is_missing(image_path(self.base, name)) for name in first):
             return
-        name = shorten(first[0].decode(errors="backslashreplace"))
+        name = shorten(first[0])
         beside, working = self.path.absolute().parent, Path.cwd()
         places = f"not in {beside}" if beside == working else f"neither in {beside} nor in {working}"
         tried = "" if Path(name).is_absolute() or name.startswith("~/") else f", {places}"
@@ -157,60 +207,58 @@ class ListedPairs(Source):
         )
 
 
-class ListedImages(ListedPairs):
-    """Ids follow a file's list of images, each with all its captions; a sample's place is its image's name."""
-
-    def where(self, id: int) -> str:
-        return f"{self.path}: {shorten(os.fsdecode(self.rows.images[id]))}"
-
-
-def find_image_folder(path: Path, first_images: list[bytes]) -> Path:
+def find_image_folder(path: Path, first_images: Sequence[str]) -> Path:
     """The table's own folder; where only one of them leads to the first image that is there, the working folder, or a
     folder beside the table (Kaggle's captions.txt lies beside Images)."""
-    if first_images and all(is_url(name.decode(errors="replace")) for name in first_images):
+    if first_images and all(map(is_url, first_images)):
         raise UserError(images_are_urls(path))
-    if any(map(is_base64, first_images)):
-        print_once(f"{path}: its images are base64 text within it, and stay in memory as long as it is open")
-        return path.parent
+    if any(map(BASE64.match, first_images)):
+        raise UserError(
+            f"{path}: its images are base64 text, which is not read; write each into a file of its own, or all into a "
+            "Parquet file as bytes"
+        )
     folders = [path.parent, Path(), *(folder for folder in sorted(path.parent.glob("[!.]*/")) if folder.is_dir())]
     candidates = ((folder, name) for name in first_images for folder in folders)
     return next((folder for folder, name in candidates if not is_missing(image_path(folder, name))), path.parent)
 
 
-def read_image(folder: Path, name: bytes, where: str) -> bytes:
-    """The bytes of an image that a row names, or holds as base64. Raises BadSample."""
+def read_listed_image(folder: Path, name: str, where: str) -> bytes:
+    """The bytes of an image that a row names. One missing file is a bad sample; a missing folder is a disk that is
+    gone."""
     if not name:
         raise BadSample("no image", where)
-    if is_base64(name):
-        return decode_base64(name, where)
     image = image_path(folder, name)
-    return read_file(folder, image, f"{where}: {shorten(str(image))}", "image file", LARGEST_IMAGE)
-
-
-def is_base64(field: bytes) -> bool:
-    """Whether a field is an image, with or without `data:image/png;base64,` in front, rather than the path of one.
-    `/9j/` might begin a path, whose name would end in a dot and its kind; base64 has no dots."""
-    if field.startswith(b"data:image/"):
-        return b";base64," in field[:100]
-    return field.startswith(BASE64_SIGNATURES) and len(field) >= SHORTEST_BASE64 and b"." not in field
-
-
-def decode_base64(field: bytes, where: str) -> bytes:
-    _, _, text = field.rpartition(b",")  # base64 has no commas
     try:
-        return base64.b64decode(b"".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise BadSample("image is not whole base64", where) from None
+        return read_image_file(image, f"{where}: {shorten(str(image))}" if str(image) != where else where)
+    except BadSample:
+        if folder.exists():
+            raise
+    raise RunFailed(f"{folder}: has disappeared since the run began; put it back and continue with --resume")
 
 
-def image_path(folder: Path, name: bytes) -> Path:
+def read_image_file(path: Path, where: str) -> bytes:
+    """Raises BadSample where the file is at fault, RunFailed where the machine is."""
+    try:
+        return read_regular(path, LARGEST_IMAGE)
+    except OSError as error:
+        if error.errno in MACHINE_ERRORS:
+            raise RunFailed(
+                f"{path}: cannot be read ({error.strerror}), which is not its content's fault; check the disk, and the "
+                "limits of open files (ulimit -n) and memory, then continue with --resume"
+            ) from error
+        reason = "image file is too large" if error.errno == errno.EFBIG else "image file cannot be read"
+        raise BadSample(reason, f"{where} ({error.strerror})") from None
+    except ValueError as error:  # a NUL byte in the path
+        raise BadSample("image file cannot be read", f"{where} ({error})") from None
+
+
+def image_path(folder: Path, name: str) -> Path:
     """Where a row's image is; `~/` is the home folder and `\\` a slash unless a file is really called so."""
-    text = name.decode(errors="surrogateescape")
-    image = folder / text
-    if name.startswith(b"~/") and is_missing(image):
-        return Path(os.path.expanduser(text))  # noqa: PTH111 (keeps a missing home)
-    if b"\\" in name and is_missing(image):  # as Windows writes paths
-        return folder / text.replace("\\", "/")
+    image = folder / name
+    if name.startswith("~/") and is_missing(image):
+        return Path(os.path.expanduser(name))  # noqa: PTH111 (keeps a missing home)
+    if "\\" in name and is_missing(image):  # as Windows writes paths
+        return folder / name.replace("\\", "/")
     return image
 
 
@@ -225,31 +273,73 @@ def is_missing(image: Path) -> bool:
     return False
 
 
-def read_file(folder: Path, path: Path, where: str, what: str, largest: int) -> bytes:
-    """All of a file below the folder. One missing file is a bad sample; a missing folder is a disk that is gone."""
-    try:
-        return _read_regular(path, where, what, largest)
-    except BadSample:
-        if folder.exists():
-            raise
-    raise RunFailed(f"{folder}: has gone while it was read; bring it back and continue with --resume")
+class ColumnChoice(NamedTuple):
+    """The columns that the user names; "" where none."""
+
+    image: str = ""
+    caption: str = ""  # several between commas are several captions per image
+    section: str = "data"  # of the settings in which the user names them
 
 
-def _read_regular(path: Path, where: str, what: str, largest: int) -> bytes:
-    """Raises BadSample where the file is at fault, RunFailed where the machine is."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever, /dev/zero never end
-            raise BadSample(f"{what} cannot be read", f"{where} (not a file)")
-        if status.st_size > largest:
-            raise BadSample(f"{what} is too large", f"{where} ({status.st_size:,} bytes, at most {largest:,})")
-        return path.read_bytes()
-    except OSError as error:
-        if error.errno in MACHINE_ERRORS:
-            raise RunFailed(
-                f"{path}: {what} cannot be read ({error.strerror}), which is not its content's fault; check the disk, "
-                "and the limits of open files (ulimit -n) and memory, then continue with --resume"
-            ) from error
-        raise BadSample(f"{what} cannot be read", f"{where} ({error.strerror})") from None
-    except ValueError as error:  # a NUL byte in the path
-        raise BadSample(f"{what} cannot be read", f"{where} ({error})") from None
+class Columns(NamedTuple):
+    image: str
+    captions: tuple[str, ...]
+
+
+def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: str = "") -> Columns:
+    """The columns that the user names, else those with usual names, which are then printed.
+
+    `how` is what else was found out about the file, such as "split at commas, ".
+    """
+    image = _find_columns(path, names, choice.image, IMAGE_COLUMNS, "image")
+    captions = _find_columns(path, names, choice.caption, CAPTION_COLUMNS, "caption")
+    if choice.image and len(image) > 1:
+        raise UserError(f"{path}: --data.image_column names {len(image)} columns; give one, captions may be several")
+    if not (choice.image and choice.caption):
+        print_once(
+            f"{path}: {how}images from column {image[0]!r}, captions from {', '.join(map(repr, captions))}; name "
+            f"others with --{choice.section}.image_column and --{choice.section}.caption_column"
+        )
+    return Columns(image[0], tuple(captions))
+
+
+def _find_columns(path: Path, names: Sequence[str], choice: str, usual: tuple[str, ...], what: str) -> list[str]:
+    # pandas writes its index as a column without a name: an empty choice does not mean that one.
+    parts = [name for name in (part.strip() for part in choice.split(",")) if name]
+    chosen = [choice] if choice and choice in names else parts
+    for name in chosen:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"give one of these with --data.{what}_column"
+            raise UserError(f"{path}: has no column {name!r}; its columns are {_join(names)}; {hint}")
+    return chosen or _find_usual(path, names, usual, what)
+
+
+def _find_usual(path: Path, names: Sequence[str], usual: tuple[str, ...], what: str) -> list[str]:
+    """The first column with a usual name, or all of a numbered family: caption_1, caption_2."""
+    lower = [name.lower() for name in names]
+    for candidate in usual:
+        if candidate in lower:
+            return [names[lower.index(candidate)]]
+    for candidate in usual:
+        family = [name for name in names if re.fullmatch(rf"{candidate}[_ ]?\d+", name.lower())]
+        if family:
+            return sorted(family, key=lambda name: int(re.search(r"\d+$", name)[0]))  # type: ignore[index]
+    if what == "image" and URL_COLUMNS & set(lower):
+        message = images_are_urls(path, f" (its columns are {_join(names)})")
+        raise UserError(f"{message}, or name a column of paths with --data.image_column")
+    raise UserError(
+        f"{path}: no column looks like the {what}; its columns are {_join(names)}; name it with --data.{what}_column"
+    )
+
+
+def _join(names: Sequence[str]) -> str:
+    return shorten(", ".join(shorten(name, 60) for name in names), 400) or "none"
+
+
+def is_url(text: str) -> bool:
+    return text.lower().startswith(("http://", "https://"))
+
+
+def images_are_urls(path: Path, evidence: str = "") -> str:
+    return f"{path}: its images are URLs{evidence}; fetch them first with img2dataset (docs/data.md)"

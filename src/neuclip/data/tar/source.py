@@ -3,255 +3,285 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import hashlib
+import json
 import os
-import sys
+import shutil
+import tempfile
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import count
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from neuclip.data.captions import Captions, other_keys, usable_captions
-from neuclip.data.sample import BadSample, Fault, Sample, UnindexedFaults
-from neuclip.data.source import ShardFacts, Source, SourceFiles
-from neuclip.data.tar.gzip import PACKED_CUT_OFF, is_packed, mark_copy_used, plain_tars
+from neuclip.data.faults import list_faults
+from neuclip.data.source import FACTS, BadSample, Sample, Source, check_id, other_keys, usable_captions
 from neuclip.data.tar.index import (
     BLOCK,
+    FORMAT,
     JSON_CAPTION,
     MOST_CAPTION_BYTES,
     NO_CAPTION,
     NO_LABEL,
+    ROW,
     ShardIndex,
-    build_index,
     captions_of,
-    index_places,
-    load_index,
-    status_of,
-    store_index,
+    load_indexes,
 )
-from neuclip.data.tar.joined_index import join_indexes
-from neuclip.data.tar.walk import CUT_OFF, NO_END_MARK
-from neuclip.errors import RunFailed
-from neuclip.progress import track
+from neuclip.errors import RunFailed, UserError
+from neuclip.files import (
+    NO_ROOM,
+    UNFINISHED,
+    UNFINISHED_SECONDS,
+    cache_folder,
+    mark_used,
+    new_file,
+    open_regular,
+    read_regular,
+    reading,
+    remove_unused,
+    write_json,
+)
 
-ENDS_EARLY = (CUT_OFF, NO_END_MARK, PACKED_CUT_OFF)
+PIECE = 1_000_000  # samples whose captions are compared at a time
+PIECE_BYTES = 1 << 20
+PACKED = (".gz", ".tgz")
 MOST_LISTED = 1000  # places of one reason: nobody reads a hundred thousand of them
 OPEN_FILES = 128  # per process; systems often allow 1024 and a large set has ten thousand shards
 
-# The shards that this process has open, the last used ones, by number of the source and of its shard: one limit holds
-# for all sources together. A forked worker may share its parent's: pread has no position of its own.
-_open_files: OrderedDict[tuple[int, int], int] = OrderedDict()
-_source_numbers = count()
-
-
-def close_files(source: int | None = None) -> None:
-    """Those of a source that is no longer used, or all."""
-    for key in [key for key in _open_files if source is None or key[0] == source]:
-        os.close(_open_files.pop(key))
-
-
-def open_count(source: int) -> int:
-    return sum(key[0] == source for key in _open_files)
+Stamp = tuple[int, int]  # size and time of a shard: they change when the shard changes
 
 
 class TarSource(Source):
     """Pairs of one or many shards; ids run through the shards in the order given, in each by position.
 
     Captions are those of `txt` members, else of the key "caption" of `json` members; with a `caption_key`, those of
-    that key of `json` members alone; with LINES in its place, all lines of `txt` members. It holds 21 bytes per sample:
-    from a million samples on not in memory, but in a mapped file that all processes of a machine share.
+    that key of `json` members alone; with EVERY_LINE in its place, all lines of `txt` members. It needs 31 bytes per
+    sample, in a mapped file that all processes of a machine share.
     """
 
     kind = "tar"
-    most_open = 0  # files; 0: as many as all sources together may
-    paths: Sequence[Path] = ()  # plain tars on this disk; none of remote shards
-    statuses: Sequence[tuple[int, int]] = ()  # size and time of each shard when it was indexed, where others can write
 
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
-        self.paths = plain_tars(shards)
-        self.statuses = [status_of(path) for path in self.paths]
-        identities = [str(path.resolve()) for path in self.paths]  # which mean the same from every folder
-        self._join(name, [str(shard) for shard in shards], caption_key, identities, self.statuses)
+        self.paths = [plain_tar(shard).absolute() for shard in shards]
+        self.stamps: list[Stamp] = [stamp_of(path) for path in self.paths]
+        places = [str(path.resolve()) for path in self.paths]  # which mean the same from every folder
+        self._join(name, list(map(str, shards)), caption_key, [places, self.stamps])
 
-    def _join(
-        self, name: str, shards: list[str], caption_key: str, identities: list[str], stamps: Sequence[object]
-    ) -> None:
-        """Join the indexes of all shards. The stamp of a shard changes when the shard changes."""
-        self.name = name
-        self.shards = shards  # as messages name them
-        self.caption_key = caption_key
-        self.changes: dict[str, str] = {}  # what has changed since a shard was indexed
-        self._start_in_process()
-        self.joined = join_indexes(identities, caption_key, stamps, self._indexes)
-        self.captions_sha256 = self.joined.captions_sha256
-        self.caption_counts = self.joined.caption_counts
-        self.texts_are_captions = not caption_key
-        self.faults = self._unindexed()
-        if self.changes:
-            first, change = next(iter(self.changes.items()))
-            more = len(self.changes) - 1
-            others = f" and {more} more shard{' has' if more == 1 else 's have'} changed" if more else ""
-            print(f"{first}: {change}{others}; indexed again", file=sys.stderr)
+    def _join(self, name: str, shards: list[str], caption_key: str, identity: list[Any]) -> None:
+        """Map the rows of all shards end to end, from a file of the cache; `identity` changes when a shard does."""
+        self.name, self.shards, self.caption_key = name, shards, caption_key  # shards as messages name them
+        raw = json.dumps([FORMAT, caption_key, identity]).encode(errors="surrogateescape")
+        self.joined = cache_folder() / "indexes" / "joined" / f"{hashlib.sha256(raw).hexdigest()[:32]}.rows"
+        try:
+            about = self._read_joined()
+        except Exception:  # not there, or damaged: it is made again
+            about = self._write_joined(self._indexes())
+        self.ends = np.array(about["ends"], dtype=np.int64)
+        self.images = str(about["images"])
+        self._map(int(self.ends[-1]))
+        notes = ((reason, f"{shards[number]}{place}", times) for number, reason, place, times in about["notes"])
+        self.faults = list_faults(notes, MOST_LISTED)
 
     def _indexes(self) -> Iterator[ShardIndex]:
-        for shard in track(range(len(self.shards)), "indexing", len(self.shards), "shards"):
-            yield self.index(shard)
+        return load_indexes(self.paths, self.caption_key)
 
-    def _unindexed(self) -> tuple[Fault, ...]:
-        """What never became a sample. A missing end mark is a fault only where other shards have one: some writers
-        leave none."""
-        lost, notes = UnindexedFaults(listed=MOST_LISTED), self.joined.notes
-        without_mark = {shard for shard, reason, _, _ in notes if reason in ENDS_EARLY}
-        for shard, reason, place, times in notes:
-            if reason != NO_END_MARK or len(without_mark) < len(self.shards):
-                lost.note(reason, f"{self.shards[shard]}{place}", max(1, times))
-        return lost.faults()
+    def _read_joined(self) -> dict[str, Any]:
+        """Raises if it is not there or not as it was written."""
+        about: dict[str, Any] = json.loads(read_regular(self.joined.with_suffix(".json")))
+        checksum = 0
+        with open_regular(self.joined) as file:
+            while piece := file.read(PIECE_BYTES):
+                checksum = zlib.crc32(piece, checksum)
+            if checksum != about["checksum"] or file.tell() != about["ends"][-1] * ROW.itemsize:
+                raise ValueError("not as it was written")
+        mark_used(self.joined)
+        mark_used(self.joined.with_suffix(".json"))
+        return about
 
-    def _start_in_process(self) -> None:
-        self._number = next(_source_numbers)  # no other source of this process has it
-        weakref.finalize(self, close_files, self._number)
+    def _write_joined(self, indexes: Iterable[ShardIndex]) -> dict[str, Any]:
+        """Shard by shard, never all rows in memory: a billion take 31 GB."""
+        about: dict[str, Any] = {"ends": [], "notes": []}
+        images, checksum, end = hashlib.sha256(), 0, 0
+        try:
+            with new_file(self.joined) as file:
+                for number, index in enumerate(indexes):
+                    content = index.rows.tobytes()
+                    file.write(content)
+                    checksum = zlib.crc32(content, checksum)
+                    end += len(index.rows)
+                    about["ends"].append(end)
+                    about["notes"] += [(number, *note) for note in index.notes]
+                    images.update(index.images.encode())
+            about |= {"images": images.hexdigest(), "checksum": checksum}
+            write_json(self.joined.with_suffix(".json"), about)
+        except OSError as error:
+            if error.errno in NO_ROOM or self.joined.parent.parent == Path(tempfile.gettempdir()):
+                raise UserError(
+                    f"{self.joined.parent}: cannot be written ({error.strerror}); point NEUCLIP_CACHE to a folder with "
+                    "room"
+                ) from error
+            # A cache that cannot be written: a folder of this source alone, which goes with it.
+            self.joined = Path(tempfile.mkdtemp(prefix="neuclip-")) / self.joined.name
+            weakref.finalize(self, shutil.rmtree, self.joined.parent, ignore_errors=True)
+            return self._write_joined(self._indexes())
+        remove_unused(self.joined.parent.glob("[!.]*"))
+        remove_unused(self.joined.parent.glob(f".*{UNFINISHED}"), UNFINISHED_SECONDS)
+        return about
 
-    def index(self, shard: int) -> ShardIndex:
-        """Read from its file, or built and stored."""
-        index, change = load_index(self.paths[shard], self.caption_key)
-        if change:
-            self.changes[self.shards[shard]] = change
-        return index
-
-    def reread(self, shard: int) -> ShardIndex:
-        """The index of a shard as it is now, whatever is stored."""
-        return build_index(self.paths[shard], self.caption_key)
-
-    def store(self, shard: int, index: ShardIndex) -> None:
-        """For sources that are opened from now on. It is stored under the status from before the shard was read: if the
-        shard was written since, the index is out of date."""
-        store_index(self.index_places(shard), index, self.statuses[shard])
-
-    def index_places(self, shard: int) -> list[Path]:
-        """Where its index may be stored, the best place first."""
-        return index_places(self.paths[shard], self.caption_key)
-
-    def _open(self, shard: int) -> int:
-        mark_copy_used(self.paths[shard])
-        return os.open(self.paths[shard], os.O_RDONLY)
+    def _map(self, count: int) -> None:
+        try:
+            rows = np.memmap(self.joined, ROW, "r", shape=(count,)) if count else np.zeros(0, ROW)
+        except (OSError, ValueError) as error:
+            raise RunFailed(f"{self.joined}: the index went while it was in use; start again with --resume") from error
+        self.rows = np.asarray(rows)  # a plain array is indexed faster
 
     def __len__(self) -> int:
-        return len(self.joined.rows)
+        return len(self.rows)
 
     def __getitem__(self, id: int) -> Sample:
-        self.check_id(id)
-        image_block, image_size, caption_block, caption_size, kind, label = self.joined.rows[id].item()
-        shard = self.joined.shard_of(id)
+        check_id(id, len(self))
+        image_block, image_size, caption_block, caption_size, kind, label, _, _ = self.rows[id].item()
+        shard = int(np.searchsorted(self.ends, id, side="right"))
         image = self._read(shard, image_block, image_size)
-        self._check_unchanged(shard)
-        if kind == NO_CAPTION and label == NO_LABEL:
-            raise BadSample("caption is missing", self._where(shard, image_block))
         if kind == NO_CAPTION:
+            if label == NO_LABEL:
+                raise BadSample("caption is missing", self._where(shard, image_block))
             return Sample(image, ())
         if caption_size > MOST_CAPTION_BYTES:
             raise BadSample("caption is too long", self._where(shard, caption_block))
         raw = self._read(shard, caption_block, caption_size)
-        found = captions_of(raw, kind, self.caption_key)
+        captions = captions_of(raw, kind, self.caption_key)
         try:
-            return Sample(image, usable_captions(found, ""))
+            return Sample(image, usable_captions(captions, ""))
         except BadSample as bad:
-            hint = f" ({other_keys(raw)})" if kind == JSON_CAPTION and not found else ""
+            hint = f" ({other_keys(raw)})" if kind == JSON_CAPTION and not captions else ""
             raise BadSample(bad.reason, self._where(shard, caption_block) + hint) from None
 
     def where(self, id: int) -> str:
-        """Shard and member of the image, for messages."""
-        return self._where(self.joined.shard_of(id), int(self.joined.rows[id]["image_block"]))
+        """Shard and member of the image."""
+        check_id(id, len(self))
+        shard = int(np.searchsorted(self.ends, id, side="right"))
+        return self._where(shard, int(self.rows[id]["image_block"]))
 
-    def caption_pieces(self) -> Iterator[Captions]:
-        """Shard by shard, from the index files."""
-        for shard in range(len(self.shards)):
-            index = self.index(shard)
-            yield Captions(index.captions, index.further)
+    def _where(self, shard: int, block: int) -> str:
+        name = self._read(shard, block - 1, 100).partition(b"\0")[0]
+        return f"{self.shards[shard]}: {name.decode(errors='backslashreplace')}"
 
-    def labels(self) -> list[int] | None:
-        """The class (`cls` member) of every id; None unless every sample has one."""
-        labels = self.joined.rows["label"]
-        return None if len(labels) == 0 or (labels == NO_LABEL).any() else labels.tolist()
+    def caption_facts(self) -> Iterator[np.ndarray]:
+        for first in range(0, len(self), PIECE):
+            rows = self.rows[first : first + PIECE]
+            facts = np.empty(len(rows), FACTS)
+            facts["captions"], facts["hash"] = rows["captions"], rows["hash"]
+            yield facts
 
-    def describe_files(self) -> SourceFiles:
-        return SourceFiles(len(self.paths), sum(path.stat().st_size for path in self.paths))
+    def images_version(self) -> str:
+        """Of the checksums of all images, wherever the shards lie."""
+        return self.images
 
-    def places(self) -> set[str]:
-        return {str(path.resolve()) for path in self.paths}
+    @property
+    def labels(self) -> np.ndarray:  # (n,) int32
+        """The class (`cls` member) of every id, NO_LABEL where there is none."""
+        return self.rows["label"]
 
-    def shard_facts(self) -> ShardFacts:
-        return ShardFacts(np.diff(self.joined.ends, prepend=0).tolist())
+    def _open(self, shard: int) -> BinaryIO:
+        return _open(self.paths[shard], self.stamps[shard])
 
     def _read(self, shard: int, block: int, size: int) -> bytes:
+        """What keeps a shard from being read now may pass, and must not change the training data. In a shard that was
+        written again the index points to other bytes, and to captions of other images."""
         try:
-            content = os.pread(self._file(shard), size, block * BLOCK)
+            file = self._open(shard).fileno()
+            content = os.pread(file, size, block * BLOCK)
+            changed = len(content) != size or (bool(self.stamps) and _stamp(os.fstat(file)) != self.stamps[shard])
         except OSError as error:
-            raise self._unreadable(shard, error) from None
-        if len(content) != size:
-            self._check_unchanged(shard)
-            raise BadSample("shard was shortened", f"{self.shards[shard]} at byte {block * BLOCK}")
-        return content
-
-    def _unreadable(self, shard: int, error: OSError) -> RunFailed:
-        """It was there when it was indexed. Whatever keeps it from being read now may pass, and must not change the
-        training data."""
-        if error.errno == errno.ENOENT and is_packed(self.shards[shard]):
-            return RunFailed(f"{self.shards[shard]}: its unpacked copy has gone from the cache; continue with --resume")
-        remedy = "check the disk or the network it lies on, and the memory of this machine"
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            remedy = "allow more open files (ulimit -n 4096) or use fewer --data.workers"
-        elif error.errno == errno.ENOENT:
-            remedy = "it was there when the run began: put it back"
-        elif error.errno in (errno.EACCES, errno.EPERM):
-            remedy = "check its permissions"
-        return RunFailed(
-            f"{self.shards[shard]}: cannot be read ({error.strerror}); {remedy}, then continue with --resume"
-        )
-
-    def _check_unchanged(self, shard: int) -> None:
-        """In a shard that was written again the index points to other bytes, and to captions of other images."""
-        if not self.statuses:
-            return
-        try:
-            status = os.fstat(self._file(shard))
-        except OSError as error:
-            raise self._unreadable(shard, error) from None
-        if (status.st_size, status.st_mtime_ns) != self.statuses[shard]:
+            raise RunFailed(
+                f"{self.shards[shard]}: cannot be read ({error.strerror}); {_remedy(error)}, then continue with "
+                "--resume"
+            ) from None
+        if changed:
             raise RunFailed(
                 f"{self.shards[shard]}: was written again while it was in use; let nobody change the data of a run, "
                 "then start again (a run that has begun continues with --resume if its captions are still the same)"
             )
+        return content
 
-    def _file(self, shard: int) -> int:
-        """Its descriptor: an open one, or a new one in place of those that were not used for longest."""
-        key = (self._number, shard)
-        if key in _open_files:
-            _open_files.move_to_end(key)
-            return _open_files[key]
-        own = [other for other in _open_files if other[0] == self._number]
-        for oldest in own[: max(0, len(own) - (self.most_open or OPEN_FILES) + 1)]:
-            os.close(_open_files.pop(oldest))
-        while len(_open_files) >= OPEN_FILES:
-            os.close(_open_files.popitem(last=False)[1])
-        try:
-            _open_files[key] = self._open(shard)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not _open_files:
-                raise
-            close_files()  # other code of this process holds more than usual
-            _open_files[key] = self._open(shard)
-        return _open_files[key]
-
-    def _where(self, shard: int, block: int) -> str:
-        try:
-            member = self._read(shard, block - 1, 100).split(b"\0")[0].decode(errors="backslashreplace")
-        except BadSample:
-            member = f"byte {block * BLOCK}"
-        return f"{self.shards[shard]}: {member}"
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"rows": len(self)}  # other processes map the file themselves
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start_in_process()
+        self._map(state["rows"])
+
+
+@lru_cache(maxsize=OPEN_FILES)  # of all sources of this process; what falls out is closed
+def _open(path: Path, stamp: Stamp) -> BinaryIO:
+    return open_regular(path)
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "allow more open files (ulimit -n 4096) or use fewer --data.workers"
+    if error.errno == errno.ENOENT:
+        return "it has disappeared since the run began; put it back"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "check its permissions"
+    return "check the disk or the network it lies on, and the memory of this machine"
+
+
+def stamp_of(path: Path) -> Stamp:
+    with reading(path, "check the path and its permissions"):
+        return _stamp(path.stat())
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_size, status.st_mtime_ns
+
+
+def plain_tar(shard: Path) -> Path:
+    """The shard itself; of a packed one its copy in the cache, for gzip cannot be read at an offset."""
+    if not shard.name.lower().endswith(PACKED):
+        return shard
+    identity = f"{shard.absolute()} {stamp_of(shard)}".encode(errors="surrogateescape")
+    copies = cache_folder() / "unpacked"
+    copy = copies / hashlib.sha256(identity).hexdigest()[:16] / "plain.tar"
+    written = copy.with_name("stamp.json")  # size and time of the copy when it was made
+    if not _is_as_written(copy, written):
+        remove_unused(copies.glob("[0-9a-f]*"))
+        remove_unused(copies.glob(f"*/.*{UNFINISHED}"), UNFINISHED_SECONDS)
+        try:
+            with open_regular(shard) as packed, new_file(copy) as file:
+                unpack(packed, file, str(shard))
+            write_json(written, stamp_of(copy))
+        except OSError as error:
+            remedy = "check its permissions and the disk"
+            if error.errno in (*NO_ROOM, errno.EROFS):
+                remedy = "point NEUCLIP_CACHE to a folder with room, or unpack the shards yourself"
+            raise UserError(f"{shard}: cannot be unpacked ({error.strerror or error}); {remedy}") from error
+    mark_used(copy.parent)  # the time of the copy itself tells whether it has changed
+    return copy
+
+
+def _is_as_written(copy: Path, written: Path) -> bool:
+    try:
+        return json.loads(read_regular(written)) == list(stamp_of(copy)) and copy.is_file()
+    except Exception:  # not there, or damaged: it is made again
+        return False
+
+
+def unpack(packed: BinaryIO, file: IO[bytes], shown: str, most: int | None = None) -> None:
+    """All of a gzip file, of at most `most` bytes. Raises UserError for a damaged one: half a shard is no shard."""
+    size = 0
+    try:
+        with gzip.open(packed) as content:
+            while piece := content.read(PIECE_BYTES):
+                size += len(piece)
+                if most is not None and size > most:
+                    raise UserError(f"{shown}: unpacks to more than the {most:,} bytes of --data.cache_size; give more")
+                file.write(piece)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{shown}: is damaged ({error}); fetch it again") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuclip.data.machine import cache_folder
+from neuclip.files import cache_folder
 
 
 def default_root() -> Path:

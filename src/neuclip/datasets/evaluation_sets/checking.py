@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuclip.data.fingerprint import count_captions
-from neuclip.data.puzzles import Puzzles
-from neuclip.data.task_sets import open_task
-from neuclip.data.zero_shot import TEMPLATES, ZeroShotTask
+from neuclip.data.held_out import open_task
+from neuclip.data.source import fingerprint
+from neuclip.data.task_sets import TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.tasks import Task
 
 
@@ -37,7 +36,7 @@ def check_set(task: Task, folder: Path) -> Checked:
         counts = {"images": len(opened.source), "puzzles": len(opened.puzzles)}
         expected = {"puzzles": task.size}
     else:
-        counts = {"images": len(opened), "captions": count_captions(opened).captions}
+        counts = {"images": len(opened), "captions": fingerprint(opened)[1].captions}
         expected = {"images": task.size}
     differing = {what: number for what, number in expected.items() if counts[what] != number}
     notes += [f"{counts[what]:,} {what}, the task has {number:,}" for what, number in differing.items()]

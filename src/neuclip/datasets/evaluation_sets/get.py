@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neuclip import __version__
-from neuclip.data.locations import INDEX_SUFFIX
-from neuclip.data.puzzles import Puzzles
-from neuclip.data.task_sets import has_shards, open_task
-from neuclip.data.zero_shot import CLASSNAMES, TEMPLATES, ZeroShotTask
+from neuclip.data.held_out import has_shards, open_task
+from neuclip.data.tar.index import INDEX_SUFFIX
+from neuclip.data.task_sets import CLASSNAMES, TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.datasets.evaluation_sets.checking import Checked, check_set
 from neuclip.datasets.evaluation_sets.hub import HubCopy, NotOnTheHub, download, find_copy, sha256_of
 from neuclip.datasets.evaluation_sets.layouts import (

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuclip.data.zero_shot import CLASSNAMES, DATASET_TYPE, TEMPLATES
+from neuclip.data.locations import DATASET_TYPE
+from neuclip.data.task_sets import CLASSNAMES, TEMPLATES
 from neuclip.datasets.fetching import folder_size
 from neuclip.errors import RunFailed
 from neuclip.progress import SILENT_SECONDS, StatusLine, progress_text

@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from neuclip.data.clip_benchmark_layout import DATASET_TYPE, SHARD_COUNT
+from neuclip.data.convert import Member, add_sample, open_new_tar
 from neuclip.data.decoding import ending_by_content
-from neuclip.data.puzzles import IMAGES, Puzzles
-from neuclip.data.sample import BadSample, Sample
-from neuclip.data.source import Source
-from neuclip.data.tar.writing import Member, add_sample, open_new_tar
-from neuclip.data.zero_shot import CLASSNAMES, TEMPLATES, ZeroShotTask
+from neuclip.data.locations import DATASET_TYPE, SHARD_COUNT
+from neuclip.data.source import BadSample, Sample, Source
+from neuclip.data.task_sets import CLASSNAMES, IMAGES, TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.progress import track
 
 SHARD_SAMPLES, SHARD_BYTES = 10_000, 1_000_000_000  # at most, as CLIP_benchmark's exporter

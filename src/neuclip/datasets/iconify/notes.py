@@ -10,7 +10,8 @@ from neuclip.datasets.fetching import Package
 from neuclip.datasets.iconify.collections import IconifyCollection
 from neuclip.datasets.splitting import PARTS, Pair
 from neuclip.datasets.writing import drawing_versions, ids_digests
-from neuclip.records import write_json, write_text_safely
+from neuclip.files import write_text
+from neuclip.records import write_json
 
 WHAT_LICENCES_ASK = (
     (("MIT", "ISC", "BSD"), "keep the copyright line and the text of the licence with the images"),
@@ -29,7 +30,7 @@ Counts = Mapping[str, int]
 
 def write_notes(folder: Path, package: Package, parts: Parts, counts: Counts, dropped: Counts) -> None:
     """`counts`: what became of the visible icons; `dropped`: how many drawn ones are in no part, by reason."""
-    write_text_safely(folder / "README.md", readme(package, parts, counts, dropped))
+    write_text(folder / "README.md", readme(package, parts, counts, dropped))
     write_json(
         folder / "BUILD.json",
         {
