@@ -107,16 +107,16 @@ def stopped(run: Run, sets: HeldOutSets) -> None:
 
 def broken(run: Run, sets: HeldOutSets) -> None:
     """The evaluation of the second rank fails at its first batch."""
-    real = embedding.sequential
+    real = embedding.read_images
 
-    def sequential(*_: object, **__: object) -> Iterator[Any]:
+    def read_images(*_: object, **__: object) -> Iterator[Any]:
         raise RunFailed("the second rank lost its disk")
 
-    embedding.sequential = sequential if rank() else real
+    embedding.read_images = sequential if rank() else real
     try:
         evaluate_on_the_way(run, sets)
     finally:
-        embedding.sequential = real
+        embedding.read_images = real
 
 
 def killed(*_: object) -> None:
