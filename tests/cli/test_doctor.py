@@ -14,7 +14,7 @@ from tests.builders.images import write_shards
 
 KEYS = {
     "": {"ready", "problems", "warnings"},
-    "data": {"address", "name", "kind", "pairs", "files", "file_bytes", "index_faults"},
+    "data": {"address", "name", "kind", "pairs", "index_faults"},
     "sample": {"pairs", "share", "chosen", "shown", "sheet"},
     "bad": {"pairs", "share", "limit", "reasons", "stops_run"},
     "images": {
@@ -39,7 +39,6 @@ KEYS = {
     },
     "fastclip": {"visits_per_pair", "steps_between_visits"},
     "neuclip": {"prototypes", "prototypes_per_batch", "steps_to_fill", "steps_between_renewals", "renewals"},
-    "shards": {"number", "smallest", "largest"},
     "loading": {"cores", "pairs_per_second_and_worker"},
     "memory": {
         *("device", "precision", "towers_bytes", "activation_bytes", "objective_bytes", "loading_bytes", "total_bytes"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,16 +133,16 @@ def stopped(run: Run, sets: HeldOutSets) -> None:
 
 def broken(run: Run, sets: HeldOutSets) -> None:
     """The evaluation of the second rank fails at its first batch."""
-    real = embedding.sequential
+    real = embedding.read_images
 
-    def sequential(*_: object, **__: object) -> Iterator[Any]:
+    def failing(*_: object, **__: object) -> Iterator[Any]:
         raise RunFailed("the second rank lost its disk")
 
-    embedding.sequential = sequential if rank() else real
+    embedding.read_images = failing if rank() else real
     try:
         evaluate_on_the_way(run, sets)
     finally:
-        embedding.sequential = real
+        embedding.read_images = real
 
 
 def train_until_the_second_rank_dies(folder: Path) -> int:
@@ -242,8 +243,8 @@ def test_ranks_that_store_features_together_train_as_if_each_computed_its_own(fo
     assert all(torch.equal(stored[key], computed[key]) for key in stored)
     assert losses(folder / "stored") == losses(folder / "computed")
     assert sorted(fault["id"] for fault in read_lines(RunFolder(folder / "stored").skipped)) == [7, 30, 51]
-    blocks = [read_lines(times) for times in (folder / "cache" / "features").glob("*/times.jsonl")]
-    assert [sum(line["samples"] for line in lines) for lines in blocks] == [60, 60]  # images and captions, each once
+    counts = [np.fromfile(file, "<i4") for file in (folder / "cache" / "features").glob("*/counts")]
+    assert [len(one) for one in counts] == [60, 60] and all(one.all() for one in counts)  # images and captions, all
 
 
 def test_bad_samples_of_every_rank_are_in_one_list(folder, endings):
@@ -259,7 +260,7 @@ def test_too_many_bad_samples_end_both_and_one_says_why(endings):
 
 
 def test_a_batch_that_does_not_divide_is_refused_before_anything_is_made(folder, endings):
-    assert "does not divide over 2 processes" in endings[0]["odd"]
+    assert "does not divide over 2 ranks" in endings[0]["odd"]
     assert endings[1]["odd"] == "left with 2"
     assert not (folder / "odd").exists()
 

@@ -100,6 +100,8 @@ def run(arguments: Sequence[str]) -> int:
     if action not in ACTIONS:
         what = f"no action {action!r} of data" if action else "data needs an action"
         raise UserError(f"{what}; {proposal(action, [*ACTIONS])}")
+    if action == "index" and "--verify" in arguments:
+        raise UserError("--verify: indexes are checked when data are opened; to make one anew, delete its .index.npz")
     command, does = ACTIONS[action]
     operands, flags = command.parse(arguments[1:])
     return does(*operands, flags)

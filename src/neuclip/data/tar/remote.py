@@ -131,7 +131,7 @@ def list_shards(addresses: Sequence[str], limits: Limits) -> list[RemoteShard]:
             infos = list(track(asked, f"asking {host} for sizes", len(urls), "shards"))
         return [_shard(url, info) for url, info in zip(urls, infos, strict=True)]
     except RemoteNotFound as error:
-        raise UserError(str(error)) from error
+        raise UserError(str(error).removesuffix(f"; {CONTINUE}")) from error
 
 
 def _shards_in(url: str, limits: Limits) -> list[RemoteShard]:
@@ -172,7 +172,8 @@ def fetch(url: str, file: Path, size: int, most: int, limits: Limits) -> None:
     from fsspec.callbacks import Callback
 
     too_large = RunFailed(
-        f"{without_query(url)}: has more than {most:,} bytes; give a larger --data.cache_size, or check the server"
+        f"data.cache_size {most:,} is too small: {without_query(url)} has more bytes; give a larger --data.cache_size, "
+        "or check the server"
     )
 
     start = 0.0

@@ -22,7 +22,7 @@ from neuclip.data.tar.index import (
     read_index,
     store_index,
 )
-from neuclip.data.tar.remote import PARALLEL_REQUESTS, Limits, RemoteNotFound, RemoteShard, ShardCache, fetch
+from neuclip.data.tar.remote import CONTINUE, PARALLEL_REQUESTS, Limits, RemoteNotFound, RemoteShard, ShardCache, fetch
 from neuclip.data.tar.source import TarSource
 from neuclip.errors import RunFailed, UserError
 from neuclip.files import cache_folder, new_file
@@ -96,7 +96,7 @@ class RemoteTarSource(TarSource):
                 rest = pool.imap(self._index, range(1, len(self.remote)))
                 yield from track(rest, "indexing", len(self.remote) - 1, "remote shards") if missing else rest
         except RemoteNotFound as error:
-            raise UserError(str(error)) from error
+            raise UserError(str(error).removesuffix(f"; {CONTINUE}")) from error
 
     def _place(self, shard: RemoteShard) -> Path:
         return cache_folder() / "indexes" / f"{shard.key}-{index_name(shard.name, self.caption_key)}"
