@@ -112,7 +112,7 @@ def broken(run: Run, sets: HeldOutSets) -> None:
     def read_images(*_: object, **__: object) -> Iterator[Any]:
         raise RunFailed("the second rank lost its disk")
 
-    embedding.read_images = sequential if rank() else real
+    embedding.read_images = read_images if rank() else real
     try:
         evaluate_on_the_way(run, sets)
     finally:
