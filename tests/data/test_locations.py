@@ -157,6 +157,12 @@ def test_parts_that_are_all_training_or_not_called_so_are_one_set():
     assert len(open_source("d")) == 2
 
 
+def test_beside_a_folder_of_training_shards_any_folder_of_shards_is_another_part():
+    for name in ("train", "new-drawings"):
+        write_shards(Path("icons") / name, [2])
+    assert "holds the parts new-drawings, train; give one of them, such as icons/train" in refusal("icons")
+
+
 def test_a_remote_folder_of_training_and_test_is_never_read_as_one():
     memory = fsspec.filesystem("memory")
     for name in ("train/0.tar", "test/0.tar"):

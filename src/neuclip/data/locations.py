@@ -205,7 +205,9 @@ def refuse_several_parts(folder: str, files: Iterable[str]) -> None:
     >>> refuse_several_parts("spl", ["train/0.tar", "test/0.tar"])                        # doctest: +SKIP
     neuclip.errors.UserError: spl: holds the parts test, train; give one of them, such as spl/train
     """
-    parts = {_part(PurePosixPath(file)): file for file in files}
+    paths = {PurePosixPath(file): file for file in files}
+    beside_training = any(path.parts[0].lower().startswith("train") for path in paths if len(path.parts) > 1)
+    parts = {_part(path, any_folder=beside_training): file for path, file in paths.items()}
     named = sorted(parts.keys() - {""})
     held_out = [part for part in named if not part.lower().startswith("train")]
     if not held_out or len(parts) == 1:
@@ -225,8 +227,9 @@ def is_part(folder: str) -> bool:
     return PART_FOLDER.fullmatch(folder) is not None
 
 
-def _part(file: PurePosixPath) -> str:
-    if len(file.parts) > 1 and is_part(file.parts[0]):
+def _part(file: PurePosixPath, *, any_folder: bool) -> str:
+    """Beside a folder of training data any folder is another part."""
+    if len(file.parts) > 1 and (any_folder or is_part(file.parts[0])):
         return file.parts[0]
     match = PART_FILE.search(file.name)
     return match[0] if match else ""
