@@ -157,7 +157,7 @@ def test_parts_that_are_all_training_or_not_called_so_are_one_set():
     assert len(open_source("d")) == 2
 
 
-def test_beside_a_folder_of_training_shards_any_folder_of_shards_is_another_part():
+def test_the_held_out_parts_of_a_drawn_set_are_not_read_as_training_data():
     for name in ("train", "new-drawings"):
         write_shards(Path("icons") / name, [2])
     assert "holds the parts new-drawings, train; give one of them, such as icons/train" in refusal("icons")

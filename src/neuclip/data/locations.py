@@ -39,7 +39,7 @@ STARS = re.compile(r"[*?\[]")
 MOST_NAMES = 1_000_000  # of one pattern: LAION-5B has 600,000 shards
 NUMBERS = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 DATASET_TYPE, RETRIEVAL, SHARD_COUNT = "dataset_type.txt", "retrieval", "nshards.txt"
-PARTS = r"train(?:ing)?|val(?:id(?:ation)?)?|test|dev|held[-_]?out"
+PARTS = r"train(?:ing)?|val(?:id(?:ation)?)?|test|dev|held[-_]?out|new[-_](?:drawings|concepts)|zero[-_]shot"
 PART_FOLDER = re.compile(rf"(?:{PARTS})\d*", re.IGNORECASE)  # COCO's are train2017, val2017
 # cc3m-train-0000.tar, while latest.tar is no test; of Hugging Face's NAME-00000-of-00002 every NAME is a part
 PART_FILE = re.compile(rf"^\w+(?=-\d+-of-\d+)|(?<![a-z])(?:{PARTS})(?![a-z])", re.IGNORECASE)
@@ -205,9 +205,7 @@ def refuse_several_parts(folder: str, files: Iterable[str]) -> None:
     >>> refuse_several_parts("spl", ["train/0.tar", "test/0.tar"])                        # doctest: +SKIP
     neuclip.errors.UserError: spl: holds the parts test, train; give one of them, such as spl/train
     """
-    paths = {PurePosixPath(file): file for file in files}
-    beside_training = any(path.parts[0].lower().startswith("train") for path in paths if len(path.parts) > 1)
-    parts = {_part(path, any_folder=beside_training): file for path, file in paths.items()}
+    parts = {_part(PurePosixPath(file)): file for file in files}
     named = sorted(parts.keys() - {""})
     held_out = [part for part in named if not part.lower().startswith("train")]
     if not held_out or len(parts) == 1:
@@ -227,9 +225,8 @@ def is_part(folder: str) -> bool:
     return PART_FOLDER.fullmatch(folder) is not None
 
 
-def _part(file: PurePosixPath, *, any_folder: bool) -> str:
-    """Beside a folder of training data any folder is another part."""
-    if len(file.parts) > 1 and (any_folder or is_part(file.parts[0])):
+def _part(file: PurePosixPath) -> str:
+    if len(file.parts) > 1 and is_part(file.parts[0]):
         return file.parts[0]
     match = PART_FILE.search(file.name)
     return match[0] if match else ""
