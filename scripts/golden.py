@@ -34,6 +34,7 @@ from PIL import Image
 
 import neuclip
 from neuclip.cli.main import COMMANDS, main
+from neuclip.data.mixture import order_of
 from neuclip.data.open import open_source
 
 STEPS, BATCH, PAIRS = 200, 8, 64
@@ -168,12 +169,8 @@ def sources(folder: Path) -> dict[str, Any]:
         for id in range(len(source)):
             sample = source[id]
             digest.update(json.dumps([id, hashlib.sha256(sample.image).hexdigest(), sample.captions]).encode())
-        found[kind] = [len(source), digest.hexdigest()[:16], order(source).ids(0, 3 * len(source)).tolist()]
+        found[kind] = [len(source), digest.hexdigest()[:16], order_of(source, 3).ids(0, 3 * len(source)).tolist()]
     return found
-
-
-def order(source: Any) -> Any:
-    return source.order(3)
 
 
 def checkpoint_keys(run: Path) -> dict[str, str]:

@@ -39,7 +39,7 @@ class DataSettings(Section):
         "",
         "tar shards (folder, file, URL or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or Parquet "
         "file, COCO captions, a folder of images, a saved Hugging Face data set, or the name of a data set (`neuclip "
-        "data list`). Separate several with commas and give weights after a colon: a.csv:2,shards:0.5",
+        "data list`). Separate several with commas and give weights after a colon: a.csv:2,shards",
     )
     image_column: str = option("", "tables: column of images or image paths; default: detected by name")
     caption_column: str = option("", "tables: caption columns, separated by commas; default: detected by name")
