@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
-# Two workers with one thread each, and each with files of its own. Waiting threads sleep instead of spinning.
-PYTEST := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+# Two workers with one thread each, and each with files of its own, in the order of the tree: by their number of tests the
+# longest would come last, alone. Waiting threads sleep instead of spinning.
+PYTEST := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Types are checked beside the tests: mypy uses one core only. What it says is shown last.
 TYPES := types=$$(mktemp); $(BIN)/mypy > $$types 2>&1 & checking=$$!
 AND_TYPES := tested=$$?; wait $$checking; checked=$$?; echo "mypy:"; cat $$types; rm $$types; exit $$((tested || checked))

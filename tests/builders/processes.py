@@ -119,8 +119,8 @@ def _killed_at_write(number: int, arguments: list[str]) -> int:
 
     def killing(file: int) -> None:
         nonlocal writes
-        path = os.readlink(f"/proc/self/fd/{file}")
-        writes += not path.startswith(os.environ["NEUCLIP_CACHE"])
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        writes += not path.is_relative_to(os.environ["NEUCLIP_CACHE"])
         if writes == number:
             os.kill(os.getpid(), signal.SIGKILL)
         flush(file)
