@@ -71,6 +71,7 @@ def main() -> None:
             arguments.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             torch.save(state, arguments.checkpoint)
     if several:
+        del model  # first: a process group that only DDP still holds may wait for ever when it is freed
         dist.destroy_process_group()
 
 
