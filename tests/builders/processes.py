@@ -24,7 +24,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -182,9 +181,11 @@ def of_rank(rank: int) -> dict[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
-@cache
-def _server() -> socket.socket:
-    """The connection to this process's fork server, which ends with it."""
+_server: socket.socket | None = None  # the connection to this process's fork server
+
+
+def _start_server() -> socket.socket:
+    """A fork server that has imported everything; it ends with this process."""
     connection, other = socket.socketpair()
     code = f"from tests.builders.fork_server import main; main({other.fileno()})"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -201,11 +202,20 @@ def _server() -> socket.socket:
 
 
 def _ask(request: Start | Wait, files: list[int]) -> int:
-    send(_server(), request, files)
-    answer, _ = receive(_server())
-    if answer is None:
-        raise RuntimeError("the fork server has ended; its own error is above")
-    return answer
+    """The server's answer. One that ended before its first child is started again: in an empty home the imports of two
+    servers may disturb each other."""
+    global _server
+    for _ in range(3):
+        _server = _server or _start_server()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send(_server, request, files)
+            answer, _ = receive(_server)
+            if answer is not None:
+                return answer
+        if isinstance(request, Wait):
+            break
+        _server = None
+    raise RuntimeError("the fork server has ended; its own error is above")
 
 
 def threads(ranks: int, work: Callable[[int], T]) -> list[T]:
