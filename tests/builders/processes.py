@@ -202,8 +202,8 @@ def _start_server() -> socket.socket:
 
 
 def _ask(request: Start | Wait, files: list[int]) -> int:
-    """The server's answer. One that ended before its first child is started again: in an empty home the imports of two
-    servers may disturb each other."""
+    """The server's answer. One that has ended is started again for a new child: once in a fresh clone one of two ended
+    while it started, for a reason that was not found."""
     global _server
     for _ in range(3):
         _server = _server or _start_server()
