@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -9,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neuclip.errors import UserError
 from neuclip.models.tower_modes import apply_modes
 from neuclip.models.towers import build_model
+from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
 from tests.builders.models import TRANSFORMERS, build, inputs, timm_and_bert, write_bert
 
@@ -88,6 +91,32 @@ def test_batch_norm_of_a_tower_that_trains_still_trains():
     assert norms and not any(norm.training for _, norm in norms)
     kept = towers._ddp_params_and_buffers_to_ignore  # what DDP does not send before each forward pass
     assert {f"{name}.running_mean" for name, _ in norms} <= set(kept)
+
+
+@pytest.mark.parametrize(("batch_norm", "kept"), [("frozen", True), ("train", False)])
+def test_frozen_batch_norm_keeps_its_statistics_while_its_scale_and_shift_train(batch_norm, kept):
+    """Statistics of other images are other features: fine-tuning lost half of what a model knew in 20 steps."""
+    built = build_model("tiny")
+    towers, (images, tokens) = locked(built, batch_norm=batch_norm), inputs(built)
+    norms = [module for module in towers.modules() if isinstance(module, _BatchNorm)]
+    with torch.no_grad():
+        same = torch.equal(towers.train().encode_image(images), towers.eval().encode_image(images))
+    before = [(norm.running_mean.clone(), norm.running_var.clone(), norm.weight.clone()) for norm in norms]
+    optimizer = torch.optim.SGD(towers.parameters(), 0.1)
+    for _ in range(3):
+        image, text = towers.train()(images, tokens)
+        (image - text).pow(2).sum().backward()
+        optimizer.step()
+    statistics = [torch.equal(norm.running_mean, mean) for norm, (mean, _, _) in zip(norms, before, strict=True)]
+    statistics += [torch.equal(norm.running_var, var) for norm, (_, var, _) in zip(norms, before, strict=True)]
+    assert norms and {same, *statistics} == {kept}
+    assert all(parameter.requires_grad for norm in norms for parameter in norm.parameters())
+    assert not all(torch.equal(norm.weight, weight) for norm, (_, _, weight) in zip(norms, before, strict=True))
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "locked"])
+def test_recipes_that_start_from_pretrained_weights_freeze_batch_norm(recipe):
+    assert read_settings(Path(recipe), []).model.batch_norm == "frozen"
 
 
 @pytest.mark.parametrize(

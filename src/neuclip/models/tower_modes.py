@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.errors import UserError
 from neuclip.models.lora import add_lora
@@ -37,7 +38,11 @@ def apply_modes(towers: Towers, settings: ModelSettings) -> None:
             f"{settings.name} has no projections that could train, and both towers are locked: nothing would train; "
             "give --model.text_tower train, or --model.text_unlocked_layers 1"
         )
-    towers.keep_in_eval([locked for parts in changed for module in parts.modules for locked in locked_modules(module)])
+    in_eval = [locked for parts in changed for module in parts.modules for locked in locked_modules(module)]
+    if settings.batch_norm == "frozen":
+        # The running statistics belong to the pretrained weights: with those of other images the features are others.
+        in_eval += [module for module in towers.modules() if isinstance(module, _BatchNorm)]
+    towers.keep_in_eval(in_eval)
 
 
 def locked_modules(module: nn.Module) -> Iterator[nn.Module]:
