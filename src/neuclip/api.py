@@ -10,14 +10,14 @@ from torch import nn
 from neuclip.distributed.error_sync import process_group, sync_errors
 from neuclip.distributed.same_settings import require_same_settings
 from neuclip.distributed.stopping import stop_requests
-from neuclip.models.towers import Tokenize, Transform
+from neuclip.models.towers import Tokenize
+from neuclip.models.transforms import Transform
 from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
 from neuclip.runs.build import absolute_paths, resolve_held_out
 from neuclip.runs.error import normalizer_errors
 from neuclip.runs.evaluate import Given, measure, measure_datacomp
-from neuclip.runs.pretrained import resolve_model
-from neuclip.runs.target import open_target
+from neuclip.runs.load import open_target, resolve_model
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import loop

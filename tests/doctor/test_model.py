@@ -10,11 +10,11 @@ import pytest
 from neuclip.doctor.diagnosis import examine
 from neuclip.doctor.model import cached_facts
 from neuclip.errors import UserError
+from neuclip.models.build import build_model
 from neuclip.models.config import SHIPPED
 from neuclip.models.export import export_model
 from neuclip.models.facts import model_facts, token_counter
-from neuclip.models.hub import NotHere
-from neuclip.models.towers import build_model
+from neuclip.models.hub import NotDownloaded
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
 from tests.builders.images import write_shard
@@ -102,6 +102,6 @@ def test_a_model_whose_files_are_on_a_hub_asks_no_network_and_is_one_problem(fie
     findings, _ = examine(settings, sample=5)
     assert [problem.remedy for problem in findings.problems if "HF_HUB_OFFLINE=0" in problem.remedy]
     assert len(findings.problems) == 1 and "nobody/nothing" in findings.problems[0].what
-    with pytest.raises(NotHere, match="nobody/nothing"):
+    with pytest.raises(NotDownloaded, match="nobody/nothing"):
         build_model(name)
     assert no_network == []

@@ -51,10 +51,10 @@ def test_the_estimate_of_duplicate_captions_from_a_sample_has_no_bias():
     assert sum(estimates) / 20 == pytest.approx(exact, rel=0.1)
 
 
-def test_captions_that_are_cut_name_a_model_that_fits_them():
+def test_captions_that_are_cut_name_a_context_that_fits_them():
     settings, findings = read_settings(None, ["--model.name", "tiny"]), Findings()
     look = SampleProbe(read=200, captions=[("a red circle " * 9,)] * 199 + [("q" * 900_000,)])
     note_caption_lengths(findings, look, settings, model_facts("tiny"))
     (warning,) = findings.warnings
-    assert "--model.name small, whose context has 32 tokens" in warning.remedy
+    assert "give --model.context_length 32" in warning.remedy
     assert "up to 29 tokens, the longest has at least" in warning.why

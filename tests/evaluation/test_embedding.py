@@ -10,7 +10,7 @@ from neuclip.data.source import Fault
 from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBad
 from neuclip.evaluation.retrieval import recall
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
 from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, colour_embedder
 

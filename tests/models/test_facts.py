@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from neuclip.errors import UserError
-from neuclip.models.config import longer_context
-from neuclip.models.export import export_model
-from neuclip.models.facts import model_facts, token_counter
-from neuclip.models.failures import pretrained_is_known
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
+from neuclip.models.facts import model_facts, pretrained_is_known, token_counter
+from neuclip.settings.sections import ModelSettings
 
 
 def test_the_facts_are_those_of_the_built_model():
@@ -48,8 +47,9 @@ def test_larger_images_need_more_and_checkpointing_less(tmp_path):
     }
     file = tmp_path / "little-vit.json"
     file.write_text(json.dumps(config))
-    small, large = model_facts(str(file)), model_facts(str(file), image_size=96)
-    saving = model_facts(str(file), image_size=96, gradient_checkpointing=True)
+    sized = ModelSettings(name=str(file), image_size=96)
+    small, large = model_facts(str(file)), model_facts(str(file), sized)
+    saving = model_facts(str(file), replace(sized, gradient_checkpointing=True))
     assert (small.image_size, large.image_size, small.context_length) == ((32, 32), (96, 96), 8)
     assert saving.activation_bytes < large.activation_bytes / 2 and small.activation_bytes < large.activation_bytes / 2
 
@@ -73,25 +73,3 @@ def test_weights_are_a_file_or_a_known_tag(tmp_path):
 def test_an_unknown_model_is_named_with_the_nearest():
     with pytest.raises(UserError, match="did you mean"):
         model_facts("ViT-B-33")
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "remedy"),
-    [
-        ("tiny", 30, "--model.name small, whose context has 32 tokens"),
-        ("ViT-B-16-SigLIP", 70, "--model.name ViT-B-16, whose context has 77 tokens"),
-        ("ViT-B-32", 100, "model_configs/ViT-B-32.json, with text_cfg.context_length 104"),
-        ("local-dir:models/x", 20, "text_cfg.context_length to 24 in models/x/open_clip_config.json"),
-        ("mine.json", 20, "text_cfg.context_length to 24 in mine.json"),
-        ("hf-hub:a/b", 100, "with text_cfg.context_length 104"),
-    ],
-)
-def test_a_model_with_a_longer_context_is_named(name, tokens, remedy):
-    assert remedy in longer_context(name, tokens)
-
-
-def test_a_longer_context_in_the_config_of_saved_weights_works(tmp_path):
-    export_model(build_model("tiny"), tmp_path)
-    file = tmp_path / "open_clip_config.json"
-    file.write_text(file.read_text().replace('"context_length": 16', '"context_length": 24'))
-    assert build_model(f"local-dir:{tmp_path}").tokenize(["a"]).shape == (1, 24)

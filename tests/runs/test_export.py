@@ -12,15 +12,14 @@ import torch
 
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
-from neuclip.models import formats
-from neuclip.models.export import export_model
-from neuclip.models.formats import Format, largest_difference
-from neuclip.models.towers import build_model
+from neuclip.models import export as formats
+from neuclip.models.build import build_model
+from neuclip.models.export import Format, export_model, largest_difference
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.checkpoint import checkpoints_in
 from neuclip.runs.export import export, pairs_of_gallery
+from neuclip.runs.load import open_target
 from neuclip.runs.model_card import model_card, public
-from neuclip.runs.target import open_target
 from tests.builders.models import NORMS_FILE, build, inputs, timm_and_bert, write_bert
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import torch
 
 from neuclip import api
 from neuclip.cli.main import main
+from neuclip.models.build import build_model
 from neuclip.models.export import export_model
-from neuclip.models.towers import build_model
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.target import open_target
+from neuclip.runs.load import open_target
 from neuclip.settings.reading import read_settings
 from tests.builders.models import NORMS_FILE
 

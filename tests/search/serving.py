@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.search.folder import SearchedFolder
 from neuclip.search.searcher import Searcher
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from neuclip.errors import UserError
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.search import index
 from neuclip.search.folder import SearchedFolder
 from neuclip.search.index import open_index

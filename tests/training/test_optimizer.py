@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
 from neuclip.plan import Plan
 from neuclip.settings.sections import OptimizerSettings, Settings, TemperatureSettings
 from neuclip.training.optimizer import NotFinite, TowerOptimizer, parameter_groups

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         from neuclip.doctor.diagnosis import examine
     from neuclip.doctor.contact_sheet import contact_sheet, draws_images, strip
     from neuclip.doctor.page import page_text
-    from neuclip.runs.pretrained import resolve_model
+    from neuclip.runs.load import resolve_model
 
     findings, probe = examine(resolve_model(settings), ranks=values["ranks"], sample=values["sample"])
     if probe.shown:

@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
 def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
     """The folder is listed before any model is opened: one without images is found at once."""
     with waiting("loading torch"):
-        from neuclip.runs.target import open_target
+        from neuclip.runs.load import open_target
         from neuclip.search.folder import SearchedFolder
         from neuclip.search.searcher import Searcher
 

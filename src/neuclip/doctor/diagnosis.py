@@ -27,9 +27,8 @@ from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_s
 from neuclip.doctor.probe import SampleProbe, probe_samples
 from neuclip.doctor.resources import note_device, note_disk, note_folder, note_memory
 from neuclip.errors import RunFailed, UserError
-from neuclip.models.facts import ModelFacts
-from neuclip.models.failures import pretrained_is_here, pretrained_is_known
-from neuclip.models.hub import NotHere
+from neuclip.models.facts import ModelFacts, pretrained_is_here, pretrained_is_known
+from neuclip.models.hub import NotDownloaded
 from neuclip.plan import limit_epochs
 from neuclip.settings.sections import Settings
 
@@ -43,7 +42,7 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
     findings = Findings()
     try:
         model = cached_facts(settings.model)
-    except NotHere as error:
+    except NotDownloaded as error:
         findings.fail_with(error, "the model cannot be built")
         return findings, SampleProbe()
     source = open_data(findings, settings)

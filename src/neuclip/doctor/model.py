@@ -29,9 +29,7 @@ def cached_facts(model: ModelSettings) -> ModelFacts:
     except (OSError, ValueError, TypeError, KeyError):  # missing or broken
         pass
     with waiting(f"building {model.name} without its weights"):
-        fresh = model_facts(
-            model.name, image_size=model.image_size, gradient_checkpointing=model.gradient_checkpointing, modes=model
-        )
+        fresh = model_facts(model.name, model)
     with contextlib.suppress(OSError):  # without a writable cache they are computed again next time
         place.parent.mkdir(parents=True, exist_ok=True)
         write_json(place, asdict(fresh))
@@ -41,7 +39,7 @@ def cached_facts(model: ModelSettings) -> ModelFacts:
 def _digest(model: ModelSettings) -> str:
     """Of everything the facts depend on; open_clip's own configurations are covered by its version."""
     folder = Path(model.name.removeprefix(config.LOCAL))
-    weights = [file.name for pattern in config.WEIGHTS for file in folder.glob(pattern)]  # without them it is refused
+    weights = [file.name for file in folder.glob("*.*")]  # without them it is refused
     parts = [__version__, replace(model, pretrained=""), weights]
     digest = hashlib.sha256(repr([*parts, *map(_installed, PACKAGES)]).encode())
     ours = (Path(facts.__file__), Path(config.__file__), config.SHIPPED / f"{model.name}.json")

@@ -16,9 +16,8 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import SampleProbe
 from neuclip.errors import RunFailed
 from neuclip.formatting import percent, plural
-from neuclip.models.config import longer_context
 from neuclip.models.facts import COUNTED, ModelFacts, token_counter
-from neuclip.models.hub import NotHere
+from neuclip.models.hub import NotDownloaded
 from neuclip.secrets import without_queries
 from neuclip.settings.sections import DataSettings, Settings
 
@@ -125,7 +124,7 @@ def note_caption_lengths(findings: Findings, probe: SampleProbe, settings: Setti
     captions = list(chain.from_iterable(probe.captions))
     try:
         count = token_counter(settings.model.name, usual=model.usual_tokenizer)
-    except NotHere as error:
+    except NotDownloaded as error:
         findings.fail_with(error, "captions cannot be tokenized")
         return
     if count is None or not captions:
@@ -146,7 +145,7 @@ def note_caption_lengths(findings: Findings, probe: SampleProbe, settings: Setti
         findings.warn(
             f"{percent(cut)} of the captions are longer than the model's {model.context_length} tokens",
             f"their ends are cut off; {percent(FIT)} have up to {fitting} tokens, the longest has {longest}",
-            f"{longer_context(settings.model.name, fitting)}, or shorten captions",
+            f"give --model.context_length {-(-fitting // 8) * 8}, or shorten captions",
         )
 
 

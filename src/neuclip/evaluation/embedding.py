@@ -18,7 +18,7 @@ from neuclip.distributed.collectives import all_gather_object, gather_rows, is_m
 from neuclip.distributed.error_sync import sync_errors
 from neuclip.errors import RunFailed
 from neuclip.evaluation.remembered import RememberedFeatures
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.progress import track
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.models import open_clip_module
-from neuclip.models.config import find_config, text_tower_of_folder
-from neuclip.models.failures import explain_failures
-from neuclip.models.hub import offline_hub
-from neuclip.models.tokenizer import LONG_WORD
-from neuclip.models.tower_modes import apply_modes
-from neuclip.models.towers import Towers, image_shape, silence_open_clip
+from neuclip.models.build import (
+    LONG_WORD,
+    construct,
+    explain,
+    image_shape,
+    load_tokenizer,
+    silence_open_clip,
+    with_sizes,
+)
+from neuclip.models.config import LOCAL, find_model
+from neuclip.models.hub import offline
+from neuclip.models.modes import apply_modes
+from neuclip.models.towers import Towers
+from neuclip.models.weights import IMAGE, with_weights
 from neuclip.settings.sections import ModelSettings
 
 COUNTED = 20_000  # characters of a caption whose tokens are counted
@@ -42,34 +50,29 @@ class ModelFacts:
     locked: int = 0  # of the parameters, those that do not train
 
 
-def model_facts(
-    name: str, *, image_size: int = 0, gradient_checkpointing: bool = False, modes: ModelSettings | None = None
-) -> ModelFacts:
-    """Builds the model on the meta device, which has shapes and no numbers. `modes`: what of each tower trains.
+def model_facts(name: str, settings: ModelSettings | None = None) -> ModelFacts:
+    """Builds the model on the meta device, which has shapes and no numbers. `settings`: its sizes, and what trains.
 
     >>> model_facts("tiny").context_length
     16
     """
-    known_name, config = find_config(name)
-    with silence_open_clip(), explain_failures(name, image_size=image_size), offline_hub(name, config):
-        model = open_clip_module().create_model(
-            known_name,
-            load_weights=False,
-            pretrained_text=False,
-            device="meta",
-            force_image_size=image_size or None,
-            output_dict=False,
-            **text_tower_of_folder(name, config),
-        )
-        if gradient_checkpointing:
+    settings = settings or ModelSettings(name=name)
+    source = with_sizes(with_weights(find_model(name), ""), settings.image_size, settings.context_length)
+    source = replace(source, weights={})  # none of a text tower are read either
+    with silence_open_clip(), offline(source.config), torch.device("meta"):
+        config, remedy = source.config, source.remedy
+        if settings.image_size:
+            remedy = f"give another --model.image_size than {settings.image_size}"
+        model = construct(source, remedy)
+        if settings.gradient_checkpointing:
             model.set_grad_checkpointing()
         height, width = image_shape(model)
         # A text tower of transformers says how many tokens it could take, the config how many it gets.
         context = int(config["text_cfg"].get("context_length") or getattr(model, "context_length", 77))
-        activation_bytes = _activation_bytes(model, height, width, context)
+        with explain(f"model {source.name}: the model cannot be used", remedy):
+            activation_bytes = _activation_bytes(model, height, width, context)
         batch_norm = any(isinstance(module, _BatchNorm) for module in model.modules())
-        if modes:
-            apply_modes(Towers(model), modes)
+        apply_modes(Towers(model), settings)
     return ModelFacts(
         embed_dim=config["embed_dim"],
         image_size=(height, width),
@@ -85,12 +88,13 @@ def model_facts(
 
 def token_counter(name: str, *, usual: bool = False) -> Callable[[Sequence[str]], list[int]] | None:
     """Counts the tokens of captions before they are truncated, start and end included; None for a tokenizer that
-    cannot. Raises NotHere where the tokenizer's files are not on this machine. `usual`: as in ModelFacts."""
+    cannot. Raises NotDownloaded where the tokenizer's files are not on this machine. `usual`: as in ModelFacts."""
     tokenizer = _usual_tokenizer_alone() if usual else None
     if tokenizer is None:
-        known_name, config = find_config(name)
-        with silence_open_clip(), explain_failures(name), offline_hub(name, config):
-            tokenizer = open_clip_module().get_tokenizer(known_name)
+        source = with_weights(find_model(name), "")
+        with silence_open_clip(), offline(source.config, download=source.download):
+            tokenizer = load_tokenizer(source)
+            tokenizer.clean_fn = tokenizer.clean_fn.args[0]  # without the limit: they are counted beyond the context
     if hasattr(tokenizer, "sot_token_id") and hasattr(tokenizer, "encode"):
         return lambda captions: [len(tokenizer.encode(countable(caption))) + 2 for caption in captions]
     inner = getattr(tokenizer, "tokenizer", None)
@@ -143,3 +147,14 @@ def _encode_text(model: Any, tokens: torch.Tensor) -> torch.Tensor:
         return model.encode_text(tokens, normalize=True)
     # transformers looks at the values of an attention mask, which the meta device does not have.
     return text.proj(text.pooler(text.transformer(input_ids=tokens), torch.ones_like(tokens)))
+
+
+def pretrained_is_known(name: str, pretrained: str) -> bool:
+    """Whether `pretrained` is on this machine, or a tag that open_clip has for this model."""
+    return pretrained_is_here(pretrained) or bool(open_clip_module().get_pretrained_cfg(name, pretrained))
+
+
+def pretrained_is_here(pretrained: str) -> bool:
+    """Whether `pretrained` is a file, a saved model or a run."""
+    path = Path(pretrained.removeprefix(LOCAL).removeprefix(IMAGE))
+    return any(file.is_file() for file in (path, path / "open_clip_config.json", path / "settings.yaml"))

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from glob import iglob
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
 
 from neuclip import objectives
 from neuclip.data.decoding import FastDecode, decode, decode_rgb
@@ -28,17 +22,12 @@ from neuclip.datasets.catalogue import is_name
 from neuclip.distributed.collectives import is_main, rank
 from neuclip.errors import UserError
 from neuclip.files import available_cores
-from neuclip.models.export import write_text_files
-from neuclip.models.lora import merge
-from neuclip.models.pixels import fast_crop
-from neuclip.models.tower_modes import apply_modes
-from neuclip.models.towers import BuiltModel, build_model, require_same_architecture
+from neuclip.models.build import BuiltModel
+from neuclip.models.transforms import fast_crop
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
-from neuclip.records import write_json
-from neuclip.runs.pretrained import OWN_CONFIG, load_pretrained
 from neuclip.secrets import without_queries
-from neuclip.settings.sections import ModelSettings, Settings
+from neuclip.settings.sections import Settings
 
 PATTERN = re.compile(r"[,{}*?\[]")
 
@@ -131,61 +120,6 @@ def open_training_source(settings: Settings) -> Source:
             f"{without_queries(data.train)}{kept}); give --train.batch_size {len(source)} or less{fewer}"
         )
     return source
-
-
-def build_towers(settings: Settings, device: torch.device, state: dict[str, Any] | None = None) -> BuiltModel:
-    """`state`: of a checkpoint whose model will be loaded. The files that the model was made from may be gone then."""
-    model, objective = settings.model, settings.objective
-    # The tokenizer of another library is looked for beside the model's files.
-    own = state if state and is_from_files(model) and not has_foreign_tokenizer(state) else None
-    parent = None if own else load_pretrained(model.pretrained)
-    if parent and parent["model_name"] != model.name:
-        require_same_architecture(model.name, parent[OWN_CONFIG]["model_cfg"], model.pretrained)
-    with contextlib.ExitStack() as stack:
-        if saved := own or parent:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            write_own_model(folder, saved["model"], saved[OWN_CONFIG])
-            if has_foreign_tokenizer(saved):
-                write_text_files(saved["model_name"], folder)
-            model = replace(model, name=f"local-dir:{folder}", pretrained="")
-        built = build_model(
-            model.name,
-            pretrained=model.pretrained,
-            image_size=model.image_size,
-            crop_scale=settings.data.crop_scale,
-            initial_bias=model.bias_initial if objective.uses_bias else None,
-        )
-    if built.towers.logit_bias is not None:
-        # A model may bring a bias that the objective does not use: it would be a parameter without a gradient.
-        built.towers.logit_bias.requires_grad_(objective.uses_bias)
-    if not built.has_trained_weights:
-        built.towers.set_temperature(settings.temperature.initial)
-    if model.gradient_checkpointing:
-        built.towers.model.set_grad_checkpointing()
-    apply_modes(built.towers, settings.model)
-    built.towers.to(device)
-    return built
-
-
-def is_from_files(model: ModelSettings) -> bool:
-    pretrained = model.pretrained.partition("=")[2] or model.pretrained
-    return model.name.startswith("local-dir:") or model.name.endswith(".json") or Path(pretrained).is_absolute()
-
-
-def has_foreign_tokenizer(state: dict[str, Any]) -> bool:
-    return bool(state[OWN_CONFIG]["model_cfg"]["text_cfg"].get("hf_tokenizer_name"))
-
-
-def open_clip_config(built: BuiltModel) -> dict[str, Any]:
-    """What a checkpoint needs beside its weights to become a model without the files that the model was made from."""
-    return {"model_cfg": built.config, "preprocess_cfg": dict(getattr(built.towers.model.visual, "preprocess_cfg", {}))}
-
-
-def write_own_model(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """The model of a checkpoint as a folder for open_clip."""
-    contiguous = {name: tensor.contiguous().clone() for name, tensor in merge(weights).items()}
-    save_file(contiguous, folder / "open_clip_model.safetensors")
-    write_json(folder / "open_clip_config.json", config)
 
 
 def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:

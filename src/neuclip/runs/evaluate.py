@@ -11,11 +11,11 @@ from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.evaluation.tasks import Compat
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.plan import choose_device
 from neuclip.runs.environment import set_threads
+from neuclip.runs.load import open_target
 from neuclip.runs.results import open_held_out
-from neuclip.runs.target import open_target
 from neuclip.runs.task_results import refuse_unwritable, results_file
 from neuclip.runs.tasks import TaskResults, find_folders, measure_tasks
 from neuclip.settings.sections import Settings

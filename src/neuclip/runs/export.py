@@ -13,12 +13,12 @@ from PIL import Image
 from neuclip.data.decoding import decode
 from neuclip.data.source import BadSample
 from neuclip.errors import RunFailed, UserError
-from neuclip.models.formats import write_format
+from neuclip.models.export import write_format
 from neuclip.models.hub import first_line
 from neuclip.records import RunFolder
+from neuclip.runs.load import open_target
 from neuclip.runs.model_card import model_card
 from neuclip.runs.new_folder import new_folder, refuse_existing
-from neuclip.runs.target import open_target
 
 PROBED = 8  # images and captions of the run's gallery
 SIDES = ((64, 64), (300, 200), (90, 333))

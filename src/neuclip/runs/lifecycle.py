@@ -22,17 +22,12 @@ from neuclip.distributed.collectives import all_gather_object, is_main, rank, wo
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main, sync_errors
 from neuclip.errors import RunFailed, UserError
 from neuclip.formatting import byte_size, plural
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
+from neuclip.models.config import ModelSource
+from neuclip.models.export import write_text_files
 from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, limit_epochs, storing_advice
 from neuclip.records import HELD_OUT, RunFolder, keep_lines
-from neuclip.runs.build import (
-    absolute_paths,
-    build_batches,
-    build_objective,
-    build_towers,
-    open_clip_config,
-    open_training_source,
-)
+from neuclip.runs.build import absolute_paths, build_batches, build_objective, open_training_source
 from neuclip.runs.checkpoint import (
     checkpoints_in,
     load_checkpoint,
@@ -42,7 +37,7 @@ from neuclip.runs.checkpoint import (
 )
 from neuclip.runs.environment import environment, set_threads
 from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run, write_settings
-from neuclip.runs.pretrained import OWN_CONFIG
+from neuclip.runs.load import OWN_CONFIG, build_towers, checkpoint_source
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import changed_fields, read_settings
 from neuclip.settings.sections import Settings
@@ -104,6 +99,9 @@ def start_run(settings: Settings) -> Run:
         return str(make_folder(settings, described).path)
 
     run.folder = RunFolder(from_main_rank(make))
+    on_main_rank(
+        lambda: write_text_files(run.built, run.folder.model)
+    )  # a checkpoint may outlive the model's own files
     save(run)
     print_start(run)
     return run
@@ -120,8 +118,10 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
     on_main_rank(lambda: set_aside_damaged(folder))
     with sync_errors():
         # A run that was killed before its first checkpoint starts from the beginning.
-        state = load_checkpoint(checkpoints[-1]) if (checkpoints := checkpoints_in(folder.checkpoints)) else None
-    run = build_run(settings, folder, source, state)
+        checkpoints = checkpoints_in(folder.checkpoints)
+        state = load_checkpoint(checkpoints[-1]) if checkpoints else None
+        saved = checkpoint_source(state, checkpoints[-1]) if state else None
+    run = build_run(settings, folder, source, saved)
     with sync_errors():
         if state:
             check_state(run, state)
@@ -177,7 +177,7 @@ def needed_bytes(run: Run) -> int:
 
 def save(run: Run) -> None:
     """Collective. A checkpoint of the run, written by the main rank."""
-    state, keep = run.state() | {OWN_CONFIG: open_clip_config(run.built)}, run.settings.checkpoint.keep
+    state, keep = run.state() | {OWN_CONFIG: run.built.saved_config}, run.settings.checkpoint.keep
     lasting = [step * run.plan.batch_size for step in run.plan.milestones]
     on_main_rank(
         lambda: save_checkpoint(run.folder.checkpoints, state, samples=run.samples, keep=keep, milestones=lasting)
@@ -189,11 +189,11 @@ def open_data(settings: Settings) -> Source:
     return main_rank_first(lambda: open_training_source(settings))
 
 
-def build_run(settings: Settings, folder: RunFolder, source: Source, state: dict[str, Any] | None = None) -> Run:
-    """Collective. Fails here, in the first seconds, for whatever in the settings cannot work. `state`: of the
+def build_run(settings: Settings, folder: RunFolder, source: Source, saved: ModelSource | None = None) -> Run:
+    """Collective. Fails here, in the first seconds, for whatever in the settings cannot work. `saved`: the model of the
     checkpoint from which the run will continue."""
     with sync_errors():
-        run = _build_run(settings, folder, source, state)
+        run = _build_run(settings, folder, source, saved)
     # Ranks on several machines must see the same data: an id means one sample on all of them.
     seen = all_gather_object(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})")
     if len(set(seen)) > 1:
@@ -201,13 +201,13 @@ def build_run(settings: Settings, folder: RunFolder, source: Source, state: dict
     return run
 
 
-def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dict[str, Any] | None) -> Run:
+def _build_run(settings: Settings, folder: RunFolder, source: Source, saved: ModelSource | None) -> Run:
     plan = Plan.of(settings, world_size())
     device = choose_device(settings.run.device)
     precision = choose_precision(settings.run.precision, device)
     set_threads(settings.run.threads, device)
     torch.manual_seed(settings.run.seed)
-    built = build_towers(settings, device, state)
+    built = build_towers(settings, device, saved)
     refuse_single_images(settings, plan, built)
     known, counts = fingerprint(source)
     refuse_bad_source(source, settings.data.max_bad_share, counts)

@@ -14,13 +14,13 @@ from neuclip.data.held_out import HeldOutSets
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.runner import evaluate_held_out
+from neuclip.models.build import BuiltModel
 from neuclip.models.export import export_model
 from neuclip.models.interpolation import interpolate
-from neuclip.models.towers import BuiltModel
 from neuclip.records import RunFolder, append_line
+from neuclip.runs.load import open_target
 from neuclip.runs.model_card import merged_card
 from neuclip.runs.new_folder import new_folder, refuse_existing
-from neuclip.runs.target import open_target
 from neuclip.settings.sections import Settings
 
 CURVE = tuple(step / 10 for step in range(11))

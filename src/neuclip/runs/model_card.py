@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.formatting import format_count, format_number, format_samples, percent, times_chance
-from neuclip.models.towers import BuiltModel, image_shape
+from neuclip.models.build import BuiltModel, image_shape
 from neuclip.records import RunFolder
 from neuclip.report.contents import RunContents, as_dict, number, read_contents
 from neuclip.report.evaluations import DIRECTIONS, Evaluation, all_evaluations

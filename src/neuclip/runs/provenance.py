@@ -13,7 +13,7 @@ from neuclip.data.held_out import TaskData, source_of
 from neuclip.data.source import fingerprint
 from neuclip.data.tar.index import INDEX_SUFFIX
 from neuclip.data.task_sets import Puzzles, ZeroShotTask
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 
 
 def weights_sha256(model: torch.nn.Module) -> str:

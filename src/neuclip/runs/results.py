@@ -28,7 +28,6 @@ from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.formatting import plural
-from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
 from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.contents import late_median
@@ -102,7 +101,7 @@ def write_results(
     write_json(run.folder.summary, summary)
     page = write_report(run.folder)
     tokens = 2 * run.built.config["text_cfg"].get("context_length", 77)  # how long the captions are was not counted
-    longer = longer_context(run.settings.model.name, tokens)
+    longer = f"give --model.context_length {tokens}"
     print(summary_text(summary, batch_size=run.plan.batch_size, longer_context=longer))
     print(f"Report: {page}")
     if folder := run.source.folder:

@@ -24,7 +24,7 @@ from torch import Tensor
 from neuclip.data.source import BadSample, Fault
 from neuclip.errors import RunFailed
 from neuclip.files import available_cores, cache_folder, lock, write_text
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.progress import track
 from neuclip.records import append_lines, read_lines
 from neuclip.search.folder import ImageFile, SearchedFolder

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neuclip.data.source import BadSample
 from neuclip.errors import UserError
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.search.folder import SearchedFolder
 from neuclip.search.index import Index, open_index
 

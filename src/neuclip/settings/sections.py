@@ -106,6 +106,7 @@ class ModelSettings(Section):
         "model; for an image tower of timm also image=FILE, with the weights of that tower alone",
     )
     image_size: int = option(0, "image height and width in pixels; 0: the model's own", at_least=0)
+    context_length: int = option(0, "tokens of a caption; 0: the model's own; positions are resized", at_least=0)
     bias_initial: float = option(
         -10.0, "initial logit bias where the objective uses one (siglip); -ln(batch - 1) is the share of true pairs"
     )

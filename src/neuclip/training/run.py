@@ -11,7 +11,7 @@ import torch
 
 from neuclip.data.loader import Batch, Batches
 from neuclip.data.source import CaptionCounts, Source
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
 from neuclip.records import RunFolder
