@@ -18,7 +18,7 @@ from neuclip.models import build, open_clip_module
 from neuclip.models.build import LONG_WORD, build_model, construct, encode_once, load_tokenizer
 from neuclip.models.config import SHIPPED, find_model
 from neuclip.models.transforms import normalize_batch
-from tests.builders.models import write_bert
+from tests.builders.models import timm_and_bert, write_bert
 from tests.builders.processes import run
 
 
@@ -104,6 +104,12 @@ def test_bytes_normalized_as_a_batch_are_open_clips_floats_to_the_bit(name):
 def test_an_image_size_that_does_not_fit_is_one_line(name, size):
     with pytest.raises(UserError, match=f"give another --model.image_size than {size}"):
         build_model(name, image_size=size)
+
+
+def test_a_context_that_a_text_tower_cannot_take_is_one_line(tmp_path):
+    (tmp_path / "mine.json").write_text(json.dumps(timm_and_bert(write_bert(tmp_path / "bert"))))  # of 16 tokens
+    with pytest.raises(UserError, match="give another --model.context_length than 99"):
+        build_model(str(tmp_path / "mine.json"), context_length=99)
 
 
 def test_another_context_length_is_that_of_the_tokens_and_of_the_saved_config(tmp_path):

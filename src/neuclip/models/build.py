@@ -50,7 +50,7 @@ class BuiltModel:
     def saved_config(self) -> dict[str, Any]:
         """The content of open_clip_config.json: with it, weights and the tokenizer's files are a model again."""
         preprocess = self.towers.model.visual.preprocess_cfg
-        kept = {key: preprocess[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in preprocess}
+        kept = {key: preprocess[key] for key in preprocess if key not in ("size", "mode")}  # the model decides these
         return {"model_cfg": self.config, "preprocess_cfg": kept}
 
 
@@ -75,7 +75,9 @@ def build_model(
     """
     source = with_weights(find_model(model) if isinstance(model, str) else model, pretrained)
     source = with_sizes(source, image_size, context_length, initial_bias)
-    remedy = f"give another --model.image_size than {image_size}" if image_size else source.remedy
+    sizes = {"image_size": image_size, "context_length": context_length}
+    others = " or ".join(f"--model.{field} than {size}" for field, size in sizes.items() if size)
+    remedy = f"give another {others}" if others else source.remedy
     with silence_open_clip(), offline(source.config, download=source.download):
         tokenize = load_tokenizer(source)  # first: it may be missing, and large towers take long
         network = construct(source, remedy)
