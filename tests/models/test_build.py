@@ -108,7 +108,7 @@ def test_an_image_size_that_does_not_fit_is_one_line(name, size):
 
 def test_a_context_that_a_text_tower_cannot_take_is_one_line(tmp_path):
     (tmp_path / "mine.json").write_text(json.dumps(timm_and_bert(write_bert(tmp_path / "bert"))))  # of 16 tokens
-    with pytest.raises(UserError, match="give another --model.context_length than 99"):
+    with pytest.raises(UserError, match=r"give another --model.context_length than 99"):
         build_model(str(tmp_path / "mine.json"), context_length=99)
 
 
