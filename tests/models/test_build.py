@@ -168,8 +168,8 @@ def test_ordinary_captions_of_any_length_have_the_tokens_of_open_clip(name):
 
 
 @pytest.mark.parametrize("where", [-1, 0, 1, LONG_WORD - 1])
-def test_the_word_at_the_limit_is_kept_whole(where):
-    """A part of it would have other tokens: here all tokens are as long as tokens can be."""
+def test_captions_of_the_longest_tokens_are_not_cut_too_early(where):
+    """Here all tokens of a context are as long as tokens of letters can be, and a long word may follow."""
     ours, theirs = load_tokenizer(find_model("tiny")), open_clip_module().SimpleTokenizer(context_length=16)
     words = {token.removesuffix("</w>") for token in theirs.encoder if token.endswith("</w>")}
     word = max((word for word in words if word.isascii() and word.isalpha()), key=len)
