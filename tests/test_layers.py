@@ -11,7 +11,7 @@ import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
 FLOOR = {"errors", "files", "formatting", "progress", "secrets", "settings", "records", "tasks"}
-MIDDLE = FLOOR | {"distributed"}
+MIDDLE = FLOOR | {"distributed", "machine"}
 PARTS = MIDDLE | {"objectives", "models", "data", "plan"}
 MAY_IMPORT = {
     "errors": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "records": {"errors", "files", "settings"},
     "tasks": {"errors", "settings"},
     "distributed": FLOOR,
+    "machine": {"errors"},
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
     "models": MIDDLE,
@@ -31,8 +32,8 @@ MAY_IMPORT = {
     "training": PARTS,
     "evaluation": PARTS,
     "report": FLOOR,
-    "doctor": FLOOR | {"models", "data", "datasets", "objectives", "plan"},
-    "search": FLOOR | {"models", "data"},
+    "doctor": FLOOR | {"machine", "models", "data", "datasets", "objectives", "plan"},
+    "search": FLOOR | {"machine", "models", "data"},
     "runs": PARTS | {"datasets", "training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
     "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs", "search"},

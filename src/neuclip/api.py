@@ -10,8 +10,8 @@ from torch import nn
 from neuclip.distributed.error_sync import process_group, sync_errors
 from neuclip.distributed.same_settings import require_same_settings
 from neuclip.distributed.stopping import stop_requests
+from neuclip.machine import choose_device
 from neuclip.models.towers import Tokenize, Transform
-from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
 from neuclip.runs.build import absolute_paths, resolve_held_out
 from neuclip.runs.error import normalizer_errors

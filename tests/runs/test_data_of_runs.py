@@ -19,7 +19,7 @@ from neuclip.data.order import ShardOrder
 from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import build_run, check_resumable, open_data
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
@@ -66,7 +66,7 @@ def test_a_remote_that_disappears_in_mid_epoch_leaves_a_run_that_goes_on_when_it
         api.train(broken)
     assert "\n" not in str(failure.value) and seen == order.ids(0, 48).tolist()
     folder = RunFolder(tmp_path / "broken")
-    reached = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])["samples"]
+    reached = load_checkpoint(checkpoints_in(folder)[-1])["samples"]
     assert reached == 48 and len(losses(folder.path)) == 6
     server.faults = {}
     api.train(read_settings(folder.settings, []), resume=folder.path)

@@ -22,8 +22,7 @@ from neuclip.files import UNFINISHED, new_file
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import checkpoint, lifecycle, results
 from neuclip.runs.build import resolve_held_out
-from neuclip.runs.checkpoint import checkpoint_name, checkpoints_in, load_checkpoint
-from neuclip.runs.folder import check_new
+from neuclip.runs.folder import check_new, checkpoint_name, checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training import loop
@@ -75,7 +74,7 @@ def test_killed_and_resumed_it_gives_the_same_losses_to_the_bit(finished, small_
     child = kill(["train", str(tmp_path / "settings.yaml")])
     assert child.code == -signal.SIGKILL, child.errors
     folder = RunFolder(tmp_path / "killed")
-    assert [load_checkpoint(path)["step"] for path in checkpoints_in(folder.checkpoints)] == steps
+    assert [load_checkpoint(path)["step"] for path in checkpoints_in(folder)] == steps
     assert len(list(folder.path.rglob(f".*{UNFINISHED}"))) == (moment != "between")
     assert main(["train", str(folder.settings)]) == 2
     assert f"or continue it: neuclip train --resume {folder.path}\n" in capsys.readouterr().err
@@ -97,7 +96,7 @@ def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path
     assert stopped.value.exit_code == code
     folder = tmp_path / "stopped"
     # Asked during the evaluation after step 4, and no step more.
-    assert load_checkpoint(checkpoints_in(RunFolder(folder).checkpoints)[-1])["step"] == 4
+    assert load_checkpoint(checkpoints_in(RunFolder(folder))[-1])["step"] == 4
     assert signal.getsignal(number) == before
     api.train(read_settings(folder / "settings.yaml", ["--evaluation.every", "0"]), resume=folder)
     assert losses(folder) == losses(finished.path)
@@ -132,7 +131,7 @@ def test_a_checkpoint_of_another_objective_is_refused(finished, small_settings, 
     folder = RunFolder(tmp_path / "other")
     folder.checkpoints.mkdir(parents=True)
     folder.settings.write_text(settings_as_yaml(settings))
-    newest = checkpoints_in(finished.checkpoints)[-1]
+    newest = checkpoints_in(finished)[-1]
     (folder.checkpoints / newest.name).write_bytes(newest.read_bytes())
     with pytest.raises(UserError, match="trained with objective neuclip, not clip"):
         api.train(settings, resume=folder.path)
@@ -180,7 +179,7 @@ def test_not_a_number_stops_with_step_and_ids_and_the_last_checkpoint_stands(sma
     monkeypatch.setattr(Accumulation, "features", poisoned)
     with pytest.raises(RunFailed, match=r"not a number at step 4 .*sample ids \d+"):
         loop.train(run, evaluate=lambda run: None, save=lifecycle.save)
-    state = load_checkpoint(checkpoints_in(run.folder.checkpoints)[-1])
+    state = load_checkpoint(checkpoints_in(run.folder)[-1])
     assert state["step"] == 3 and all(torch.isfinite(x).all() for x in state["model"].values() if x.is_floating_point())
 
 
@@ -198,7 +197,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_it_can_go_on(finished, small_set
         patch.setattr(checkpoint, "new_file", full)
         with pytest.raises(RunFailed, match="the disk is full"):
             loop.train(run, evaluate=lambda run: None, save=lifecycle.save)
-    assert [path.name for path in checkpoints_in(run.folder.checkpoints)][-1] == checkpoint_name(3 * BATCH)
+    assert [path.name for path in checkpoints_in(run.folder)][-1] == checkpoint_name(3 * BATCH)
     api.train(settings, resume=run.folder.path)
     assert losses(run.folder.path) == losses(finished.path)
 
@@ -226,7 +225,7 @@ def test_a_resumed_run_records_the_share_of_truncated_captions_of_an_uninterrupt
     folder = RunFolder(api.train(small_settings(tmp_path, *flags.split())))
     uninterrupted = [record["truncated_captions"] for record in read_lines(folder.records)]
     assert len(set(uninterrupted)) > 2 and uninterrupted[-1] == 14 / 40  # one epoch
-    *_, checkpoint, last = checkpoints_in(folder.checkpoints)
+    *_, checkpoint, last = checkpoints_in(folder)
     assert checkpoint.name == checkpoint_name(3 * BATCH)
     last.unlink()
     api.train(read_settings(folder.settings, []), resume=folder.path)
@@ -238,7 +237,7 @@ BROKEN = b'{"samples": 8, "lo\n\xff\xfe\x00\n[1, 2]\n{"loss": 3}\n'
 
 def test_a_run_with_damaged_files_goes_on_from_the_last_good_checkpoint(finished, tmp_path, capsys):
     folder = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
-    newest = checkpoints_in(folder.checkpoints)[-1]
+    newest = checkpoints_in(folder)[-1]
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 4
     newest.write_bytes(content)
@@ -287,6 +286,6 @@ def test_a_disk_without_room_for_all_checkpoints_is_found_before_training(finish
 
 def test_room_is_asked_for_checkpoints_as_large_as_they_become(finished, small_settings, tmp_path):
     run = lifecycle.start_run(resolve_held_out(small_settings(tmp_path)))
-    first, full = (checkpoints_in(folder.checkpoints)[-1].stat().st_size for folder in (run.folder, finished))
+    first, full = (checkpoints_in(folder)[-1].stat().st_size for folder in (run.folder, finished))
     assert full > 2 * first  # which has no moments of AdamW
     assert lifecycle.needed_bytes(run) == pytest.approx(3 * full + first, rel=0.02)

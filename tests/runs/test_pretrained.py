@@ -15,7 +15,7 @@ from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.build import build_towers
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import start_run
 from neuclip.runs.pretrained import resolve_model
 from neuclip.training.loop import train
@@ -26,7 +26,7 @@ SHORT = ["--train.samples", str(4 * BATCH), "--checkpoint.every_samples", str(2 
 
 
 def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
-    return load_checkpoint(checkpoints_in(folder.checkpoints)[-1])["model"]
+    return load_checkpoint(checkpoints_in(folder)[-1])["model"]
 
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "folder", "local-dir"])
@@ -34,7 +34,7 @@ def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
 def test_a_run_a_checkpoint_or_a_folder_gives_its_weights(kind, name, finished, small_settings, tmp_path):
     pretrained = {
         "run": finished.path,
-        "checkpoint": checkpoints_in(finished.checkpoints)[-1],
+        "checkpoint": checkpoints_in(finished)[-1],
         "folder": finished.model,
         "local-dir": f"local-dir:{finished.model}",
     }[kind]
@@ -95,7 +95,7 @@ def test_what_does_not_train_is_equal_to_the_bit_and_a_killed_run_resumes_to_the
     assert not any("parametrizations" in name for name in model.towers.model.state_dict())
     assert (folder.model / "lora.safetensors").exists() == (mode == "lora")
 
-    checkpoints_in(folder.checkpoints)[-1].unlink()
+    checkpoints_in(folder)[-1].unlink()
     api.train(settings, resume=folder.path)
     assert losses(folder.path) == want
     assert all(torch.equal(x, after[name]) for name, x in weights_of(folder).items())

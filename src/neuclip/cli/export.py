@@ -15,13 +15,10 @@ COMMAND = Command(
     usage=f"export RUN|CHECKPOINT|MODEL --to {'|'.join(FORMATS)} [FOLDER]",
     about="""Writes the model for another library and reads it back with that library: only equal features are kept.
 With preprocessing, tokenizer and a model card from the run's own figures. Default: a folder in that of the run.""",
-    flags=(
-        Flag("to", str, "open_clip; transformers (CLIPModel, for ViT towers); onnx (image.onnx, text.onnx)"),
-        Flag("push", str, "then upload it to the Hugging Face hub as this model, such as me/my-clip"),
-    ),
+    flags=(Flag("to", str, "open_clip; transformers (CLIPModel, for ViT towers); onnx (image.onnx, text.onnx)"),),
     examples=(
         "neuclip export runs/first --to onnx",
-        "neuclip export runs/first --to open_clip my-clip --push me/my-clip",
+        "neuclip export runs/first --to open_clip my-clip",
     ),
     most=2,
 )
@@ -30,20 +27,17 @@ With preprocessing, tokenizer and a model card from the run's own figures. Defau
 def run(arguments: Sequence[str]) -> int:
     operands, values = COMMAND.parse(arguments)
     target, given = operands[0], operands[1] if operands[1:] else ""
-    form, name = values.get("to", ""), values.get("push", "")
+    form = values.get("to", "")
     if form not in FORMATS:
         raise UserError(f"--to is {form or 'missing'}; {proposal(form, [*FORMATS])}")
     check_target(target)
     with waiting("loading torch"):
-        from neuclip.runs.export import check_push, export, push
-    from neuclip.runs.new_folder import result_folder
+        from neuclip.runs.export import export
+    from neuclip.runs.export import result_folder
 
     folder = result_folder(target, given, form)
-    if name:
-        check_push()
     with waiting(f"exporting {target}"):
         difference = export(target, form, folder)
     print(f"{folder}: features equal those of {target} (1 - cosine at most {difference:.1e})")
-    if name:
-        print(push(folder, name))
+    print(f"To share it: hf upload NAME {folder}")
     return 0

@@ -44,8 +44,8 @@ def run(arguments: Sequence[str]) -> int:
             raise UserError("--curve measures at every weight and writes no model; leave out --weight and the folder")
         return print_curve(base, tuned)
     with waiting("loading torch"):
-        from neuclip.runs.merge import merge
-    from neuclip.runs.new_folder import result_folder
+        from neuclip.runs.export import merge
+    from neuclip.runs.export import result_folder
 
     folder = result_folder(tuned, given[0] if given else "", f"merged-{weight:g}")
     merge(base, tuned, weight, folder)
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 def print_curve(base: str, tuned: str) -> int:
     """One row per weight: recall@1 in both directions, or top-1 accuracy, of each held-out set. The report draws it."""
     with waiting("loading torch"):
-        from neuclip.runs.merge import measure_curve
+        from neuclip.runs.export import measure_curve
     from neuclip.report.page import write_report
 
     lines = measure_curve(base, tuned)

@@ -20,7 +20,6 @@ from typing import IO, Any
 
 from neuclip.datasets.drawing import Drawable, Drawn, draw_one
 from neuclip.errors import RunFailed
-from neuclip.files import available_cores
 
 MOST_PROCESSES = 8
 CHUNK = 64
@@ -35,6 +34,8 @@ class Drawers:
     """
 
     def __init__(self, processes: int | None = None):
+        from neuclip.machine import available_cores  # with torch, which the workers themselves do not need
+
         processes = processes or min(MOST_PROCESSES, available_cores())
         self.workers = [_start_worker() for _ in range(processes)]
         self.threads = ThreadPoolExecutor(len(self.workers))

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from neuclip.errors import UserError
-from neuclip.records import HELD_OUT, RunFolder, read_lines
+from neuclip.records import RunFolder, read_lines
 from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.reading import build_settings, parse_recipe
 from neuclip.settings.writing import settings_as_dict
@@ -156,7 +156,7 @@ def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
     for record in records:
         times = record.get("times", 1)  # one line may count several samples
-        reasons = counts.setdefault(str(record.get(HELD_OUT, "")), Counter())
+        reasons = counts.setdefault("", Counter())
         reasons[str(record.get("reason", "no reason given"))] += times if isinstance(times, int) else 1
     return counts
 

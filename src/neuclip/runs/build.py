@@ -27,7 +27,7 @@ from neuclip.data.source import Source
 from neuclip.datasets.catalogue import is_name
 from neuclip.distributed.collectives import is_main, rank
 from neuclip.errors import UserError
-from neuclip.files import available_cores
+from neuclip.machine import available_cores
 from neuclip.models.export import write_text_files
 from neuclip.models.lora import merge
 from neuclip.models.pixels import fast_crop

@@ -11,9 +11,8 @@ from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.evaluation.tasks import Compat
+from neuclip.machine import choose_device, set_threads
 from neuclip.models.towers import BuiltModel
-from neuclip.plan import choose_device
-from neuclip.runs.environment import set_threads
 from neuclip.runs.results import open_held_out
 from neuclip.runs.target import open_target
 from neuclip.runs.task_results import refuse_unwritable, results_file

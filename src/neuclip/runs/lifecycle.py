@@ -21,10 +21,12 @@ from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import all_gather_object, is_main, rank, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main, sync_errors
 from neuclip.errors import RunFailed, UserError
+from neuclip.files import existing_parent, reading
 from neuclip.formatting import byte_size, plural
+from neuclip.machine import choose_device, choose_precision, environment, set_threads
 from neuclip.models.towers import BuiltModel
-from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, limit_epochs, storing_advice
-from neuclip.records import HELD_OUT, RunFolder, keep_lines
+from neuclip.plan import Plan, limit_epochs
+from neuclip.records import REMEDY, RunFolder, keep_up_to, read_lines, write_lines
 from neuclip.runs.build import (
     absolute_paths,
     build_batches,
@@ -33,15 +35,18 @@ from neuclip.runs.build import (
     open_clip_config,
     open_training_source,
 )
-from neuclip.runs.checkpoint import (
+from neuclip.runs.folder import (
     checkpoints_in,
-    load_checkpoint,
+    choose_folder,
+    load_newest,
+    lock,
+    make_folder,
+    remove_unfinished,
+    run_to_continue,
     save_checkpoint,
-    set_aside_damaged,
     tensor_bytes,
+    write_settings,
 )
-from neuclip.runs.environment import environment, set_threads
-from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run, write_settings
 from neuclip.runs.pretrained import OWN_CONFIG
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import changed_fields, read_settings
@@ -79,7 +84,7 @@ def from_main_rank(action: Callable[[], T]) -> T:
 def open_run(settings: Settings, resume: Path | None) -> Iterator[Run]:
     """Collective. A new run, or one that continues, also after torchrun's restart. Inside, no other process can
     train it."""
-    resume = resume or from_main_rank(lambda: restarted_run(settings))
+    resume = from_main_rank(lambda: run_to_continue(settings, resume))
     with ExitStack() as stack:
         if resume:
             folder = RunFolder(resume)
@@ -93,11 +98,13 @@ def open_run(settings: Settings, resume: Path | None) -> Iterator[Run]:
 
 def start_run(settings: Settings) -> Run:
     """Collective. A new run in a new folder."""
-    path = from_main_rank(lambda: str(check_new(settings)))
+    path = from_main_rank(lambda: str(choose_folder(settings)))
     source = open_data(settings)
     settings = limit_epochs(settings, order_of(source, settings.run.seed).size)
     run = build_run(settings, RunFolder(path), source)
-    described = environment(run.device, run.precision, run.fingerprint | {"captions": str(run.caption_counts)})
+    described = environment(
+        run.device, run.precision, run.plan.ranks, run.fingerprint | {"captions": str(run.caption_counts)}
+    )
 
     def make() -> str:
         check_disk(run)
@@ -117,10 +124,8 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
         source = open_data(settings)
     except UserError as error:
         raise UserError(f"{error}; if the data were moved, add --data.train and where they are now") from error
-    on_main_rank(lambda: set_aside_damaged(folder))
-    with sync_errors():
-        # A run that was killed before its first checkpoint starts from the beginning.
-        state = load_checkpoint(checkpoints[-1]) if (checkpoints := checkpoints_in(folder.checkpoints)) else None
+    # A run that was killed before its first checkpoint starts from the beginning.
+    state = main_rank_first(lambda: load_newest(folder, check=is_main(), set_aside=is_main()) or {})
     run = build_run(settings, folder, source, state)
     with sync_errors():
         if state:
@@ -136,28 +141,21 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
 def update_folder(run: Run) -> None:
     """Of a run that continues: nothing stays that it will write again, or that a kill or a bad disk left behind."""
     folder = run.folder
-    remove_partial(folder)
+    remove_unfinished(folder)
     check_disk(run)
-    kept: dict[Path, Callable[[dict[str, Any]], bool]] = {
-        folder.records: lambda record: record["samples"] <= run.samples,
-        folder.evaluation: lambda record: record["samples"] <= run.samples,
+    for path in (folder.records, folder.evaluation):
+        keep_up_to(path, run.samples)
+    with reading(folder.skipped, REMEDY):
         # What could not be indexed is listed anew: files may be repaired, or lie elsewhere.
-        folder.skipped: lambda fault: (
-            len(fault["reason"] + fault["where"]) > 0 and (fault["id"] >= 0 or HELD_OUT in fault)
-        ),
-    }
-    for path, keep in kept.items():
-        if broken := keep_lines(path, keep):
-            print(f"{path}: removed {plural(broken, 'line')} that could not be read", file=sys.stderr)
+        write_lines(folder.skipped, [fault for fault in read_lines(folder.skipped) if fault["id"] >= 0])
     write_settings(folder, run.settings)  # the new place of the data, among others
 
 
 def check_disk(run: Run) -> None:
     """A disk that cannot hold what the run will write is found now, not after hours."""
     folder, checkpoint = run.folder, run.settings.checkpoint
-    written = sum(path.stat().st_size for path in [*checkpoints_in(folder.checkpoints), *folder.model.glob("*")])
-    needed = needed_bytes(run) - written
-    place = next(place for place in (folder.path.absolute(), *folder.path.absolute().parents) if place.exists())
+    written = sum(path.stat().st_size for path in [*checkpoints_in(folder), *folder.model.glob("*")])
+    needed, place = needed_bytes(run) - written, existing_parent(folder.path)
     free = shutil.disk_usage(place).free
     if free < needed:
         fewer = ", or keep fewer (--checkpoint.keep, --checkpoint.milestones)" if checkpoint.most > 2 else ""
@@ -169,9 +167,9 @@ def check_disk(run: Run) -> None:
 
 def needed_bytes(run: Run) -> int:
     """On disk, at most: of checkpoints, and of the exported model, which comes last."""
-    model = run.built.towers.model
-    parameters, model_bytes = trained_parameters(run.built), tensor_bytes(model.state_dict())
-    checkpoint = checkpoint_bytes(parameters, model_bytes, sum(run.objective.state_bytes()))
+    model_bytes = tensor_bytes(run.built.towers.model.state_dict())
+    moments = 8 * trained_parameters(run.built)  # two of AdamW, in float32
+    checkpoint = model_bytes + moments + sum(run.objective.state_bytes())
     return run.settings.checkpoint.most * checkpoint + model_bytes
 
 
@@ -179,9 +177,7 @@ def save(run: Run) -> None:
     """Collective. A checkpoint of the run, written by the main rank."""
     state, keep = run.state() | {OWN_CONFIG: open_clip_config(run.built)}, run.settings.checkpoint.keep
     lasting = [step * run.plan.batch_size for step in run.plan.milestones]
-    on_main_rank(
-        lambda: save_checkpoint(run.folder.checkpoints, state, samples=run.samples, keep=keep, milestones=lasting)
-    )
+    on_main_rank(lambda: save_checkpoint(run.folder, state, samples=run.samples, keep=keep, milestones=lasting))
 
 
 def open_data(settings: Settings) -> Source:
@@ -297,5 +293,3 @@ def print_start(run: Run) -> None:
         f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",
         file=sys.stderr,
     )
-    if advice := storing_advice(settings, run.epoch_samples):
-        print("{}: {}; {}".format(*advice), file=sys.stderr)

@@ -5,12 +5,10 @@ All ranks measure, the main rank writes.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -20,7 +18,7 @@ from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets, named
 from neuclip.data.mixture import Selection
 from neuclip.data.open import open_as
-from neuclip.data.source import Fault, fingerprint
+from neuclip.data.source import fingerprint
 from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
 from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main
 from neuclip.errors import UserError
@@ -28,12 +26,12 @@ from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.formatting import plural
+from neuclip.machine import peak_memory_bytes
 from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
-from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
+from neuclip.records import append_line, keep_up_to, read_lines, write_json
 from neuclip.report.contents import late_median
 from neuclip.report.page import write_report
-from neuclip.runs.environment import peak_memory_bytes
 from neuclip.runs.error import error_is_due, estimator_errors, measure_error
 from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
@@ -127,9 +125,8 @@ def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | No
     def write() -> None:
         if figures := evaluation.figures | (errors or {}):
             # A finished run that is resumed is measured again at the same place.
-            keep_lines(run.folder.evaluation, lambda record: record["samples"] < run.samples)
+            keep_up_to(run.folder.evaluation, run.samples - 1)
             append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
-        list_faults(run.folder.skipped, evaluation.faults)
 
     on_main_rank(write)
     return evaluation
@@ -149,17 +146,6 @@ def statistics_of_main_rank(towers: nn.Module) -> Iterator[None]:
     finally:
         for buffer, before in zip(own, kept, strict=True):
             buffer.copy_(before)
-
-
-def list_faults(path: Path, faults: Mapping[str, Sequence[Fault]]) -> None:
-    """Add the faults of each set to a run's skipped.jsonl, except those that earlier evaluations listed."""
-    lines = [json.dumps(fault._asdict() | {HELD_OUT: name}) + "\n" for name, ours in faults.items() for fault in ours]
-    if not lines:
-        return
-    with path.open("a+", encoding="utf-8") as file:
-        file.seek(0)
-        known = {line for line in file if f'"{HELD_OUT}": ' in line}
-        file.writelines(line for line in lines if line not in known)
 
 
 def write_gallery(run: Run, sets: HeldOutSets, evaluation: Evaluation) -> None:

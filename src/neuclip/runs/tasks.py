@@ -20,7 +20,7 @@ from neuclip.evaluation.averages import DEFAULT_PROMPTS, Average, averages
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.tasks import Compat, Measured, measure_task, switches, texts_of
 from neuclip.formatting import format_duration, format_number, percent, plural
-from neuclip.runs.environment import versions
+from neuclip.machine import versions
 from neuclip.runs.provenance import data_sha256, json_sha256, model_sha256, weights_sha256
 from neuclip.runs.task_results import OF_MODEL, TaskFile
 from neuclip.tasks import Task
