@@ -21,7 +21,7 @@ from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.runner import evaluate_held_out
 from neuclip.files import new_folder, read_json, refuse_existing, write_text
-from neuclip.formatting import format_count, format_number, percent, times_chance
+from neuclip.formatting import format_count, format_number, percent
 from neuclip.models.formats import loading_code, write_format
 from neuclip.models.interpolation import interpolate
 from neuclip.models.towers import BuiltModel, image_shape
@@ -30,7 +30,7 @@ from neuclip.report.evaluations import DIRECTIONS, parse_evaluation
 from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.target import open_target
 from neuclip.secrets import between_commas, without_queries
-from neuclip.settings.reading import changed_fields, read_settings
+from neuclip.settings.reading import changed_fields, may_change_at_resume, read_settings
 from neuclip.settings.sections import Settings
 
 CURVE = tuple(step / 10 for step in range(11))
@@ -186,9 +186,11 @@ def about_run(target: str) -> dict[str, str]:
 
 
 def changed_settings(settings: Settings) -> dict[str, str]:
-    """Those that are not at their default; the rest follows from the version of neuclip."""
-    default = replace(Settings(), objective_name=settings.objective_name, objective=type(settings.objective)())
-    return {key: public(attrgetter(key)(settings)) for key in changed_fields(default, settings)}
+    """What was trained and how: those that are not at their default, which follows from the version of neuclip."""
+    name = settings.objective_name
+    changed = changed_fields(replace(Settings(), objective_name=name, objective=type(settings.objective)()), settings)
+    keys = [key for key in changed if key == "data.train" or not may_change_at_resume(key, name)]
+    return {key: public(attrgetter(key)(settings)) for key in keys if not key.startswith("run.")}
 
 
 def results(figures: dict[str, Any]) -> str:
@@ -200,13 +202,8 @@ def results(figures: dict[str, Any]) -> str:
         for k in held_out.depths(direction)
     ]
     rows += [(public(task.name), "zero-shot, top-1", task["top1"], task["chance"]) for task in evaluation.zero_shot]
-    return markdown_table(
-        ["held-out set", "measure", "result", "chance", ""],
-        (
-            (name, what, percent(value), percent(chance), times_chance(value, chance))
-            for name, what, value, chance in rows
-        ),
-    )
+    shown = [(name, what, percent(value), percent(chance)) for name, what, value, chance in rows]
+    return markdown_table(["held-out set", "measure", "result", "chance"], shown)
 
 
 def markdown_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
