@@ -25,7 +25,6 @@ from benchmarks.comparison.processes import execute
 from benchmarks.comparison.table import final_tables
 from neuclip.data.decoding import decode
 from neuclip.data.open import open_source
-from neuclip.errors import UserError
 from neuclip.records import append_line, read_lines, write_json
 from neuclip.settings.reading import read_settings
 from tests.builders.images import image_bytes, write_shards
@@ -92,11 +91,6 @@ def test_shrinking_keeps_pairs_and_their_order(tmp_path):
     assert all(small[id].captions == source[id].captions for id in range(20))
     assert decode(small[3].image).size == (PIXELS, PIXELS)
     assert decode(small[3].image).tobytes() == decode(image_bytes(3)).tobytes()  # already of that size: the same pixels
-
-
-def test_errors_on_the_way_without_evaluations_are_refused():
-    with pytest.raises(UserError, match=r"--evaluation\.every 500"):
-        read_settings(None, ["--evaluation.error_every", "500", "--evaluation.every", "0"])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder
-from neuclip.runs.build import absolute_address, absolute_paths, build_towers
+from neuclip.runs.build import absolute_address, build_towers, resolve
 from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
@@ -98,10 +98,10 @@ def test_the_names_of_held_out_sets_are_stored_with_absolute_addresses(tmp_path,
     for name in ("photos", "a=b", "cars"):
         (tmp_path / name).mkdir()
     sets = EvaluationSettings(retrieval=("mine=photos", "a=b"), zero_shot=("cars", "wheels=cars", "x=mnist"))
-    stored = absolute_paths(Settings(evaluation=sets)).evaluation
+    stored = resolve(Settings(evaluation=sets)).evaluation
     assert stored.retrieval == (f"mine={tmp_path}/photos", f"{tmp_path}/a=b")
     assert stored.zero_shot == (f"{tmp_path}/cars", f"wheels={tmp_path}/cars", "x=mnist")
-    assert absolute_paths(Settings(evaluation=stored)).evaluation == stored
+    assert resolve(Settings(evaluation=stored)).evaluation == stored
 
 
 def test_a_pattern_in_a_folder_whose_name_is_a_pattern_stays_as_it_is(tmp_path, monkeypatch):

@@ -229,10 +229,3 @@ def whole_objective(run: Run) -> Objective | None:
 def estimator_errors(measured: dict[str, Any]) -> dict[str, float]:
     """`normalizer_error.method` and `.minibatch`; a method without an estimate has only the second."""
     return {f"normalizer_error.{name}": errors["mean"] for name, errors in measured["estimators"].items()}
-
-
-def error_is_due(run: Run) -> bool:
-    """Whether a multiple of `evaluation.error_every` has been passed since the last evaluation."""
-    every, error_every = run.settings.evaluation.every, run.settings.evaluation.error_every
-    latest = run.samples // every * every  # evaluations come at the first step past a multiple of `every`
-    return bool(error_every) and latest // error_every > (latest - every) // error_every

@@ -154,6 +154,23 @@ def remove_unfinished(folder: RunFolder) -> None:
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------
 
+# What a checkpoint holds: the state of a run, and the config of its model, which may be gone.
+OWN_CONFIG = "open_clip_config"
+PARTS = [
+    "step",
+    "samples",
+    "seconds",
+    "objective_name",
+    "model_name",
+    "data",
+    "order",
+    "model",
+    "objective",
+    "optimizer",
+    "random",
+]
+PARTS.append(OWN_CONFIG)
+
 
 def checkpoint_name(samples: int) -> str:
     return f"samples-{samples:012d}.pt"
@@ -204,7 +221,7 @@ def load_checkpoint(path: Path, *, check: bool = True) -> dict[str, Any]:
         if check:
             files.check_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return {str(key): _own_memory(value) for key, value in state.items()}
+        return {key: _own_memory(state[key]) for key in PARTS}
 
 
 def _own_memory(value: Any) -> Any:

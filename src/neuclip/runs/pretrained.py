@@ -12,10 +12,8 @@ from neuclip.errors import UserError
 from neuclip.models.config import LOCAL
 from neuclip.models.towers import folder_as_name
 from neuclip.records import RunFolder
-from neuclip.runs.folder import load_checkpoint, load_newest
+from neuclip.runs.folder import OWN_CONFIG, load_checkpoint, load_newest
 from neuclip.settings.sections import Settings
-
-OWN_CONFIG = "open_clip_config"  # in the state of a checkpoint
 
 
 def _is_checkpoint(path: Path) -> bool:
