@@ -91,6 +91,8 @@ def run_folder(tmp_path, monkeypatch) -> Path:
         ("doctor x --ranks 0", "--ranks is 0; give 1 or more"),
         ("doctor --jsno x", "did you mean --json?"),
         ("doctor x --data.train y", "the data is given twice"),
+        (f"report {'x' * 300}", "a path is too long for this system; give a shorter one than xxx"),
+        (f"train --resume {'x' * 300}", "a path is too long for this system"),
         ("recipe cc3", "no setting 'cc3' in the paper; did you mean cc3m?"),
         ("recipe imagenet", "choose cc3m, cc12m, dfn-14m, dfn-192m or dfn-1b"),
         ("recipe cc3m neuclp", "no objective 'neuclp' in the paper; did you mean neuclip?"),
@@ -115,6 +117,8 @@ def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, ru
         (KeyboardInterrupt(), 130, "neuclip: interrupted\n"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x/records.jsonl"), 1, "neuclip: the disk is full"),
         (OSError(errno.EFBIG, "File too large"), 1, "neuclip: the disk is full"),
+        (OSError(errno.ENOENT, "No such file", "/proc/x"), 1, "neuclip: /proc/x: No such file; check"),
+        (OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), 1, "neuclip: no folder for tempor"),
         (OSError(errno.EROFS, "Read-only file system", "cache/x"), 1, "neuclip: cache/x: Read-only file system; check"),
     ],
 )
@@ -125,7 +129,8 @@ def test_expected_failures_are_one_line(error, code, line, capsys):
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError("x"), OSError(errno.EACCES, "Permission denied"), BrokenPipeError(), ValueError()]
+    "error",
+    [KeyError("x"), ValueError(), BrokenPipeError(), OSError(errno.EACCES, "Denied"), OSError(errno.ENOENT, "No", "x")],
 )
 def test_a_bug_keeps_its_traceback(error, capsys):
     assert exit_code_of(raising(error)) == 1

@@ -57,9 +57,7 @@ def set_environment() -> None:
     """
     if not any(name in os.environ for name in THREADS_WAIT):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # a lost rank is one line of ours, not torch's stack of frames
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a lost rank prints C++ frames beside our line
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -143,23 +141,28 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and reader_is_gone():
             return FAILED
-        if isinstance(error, OSError) and (reason := disk_error(error)):
-            return complain(reason, FAILED)
+        if isinstance(error, OSError) and (reason := system_error(error)):
+            return complain(reason, USER_ERROR if error.errno == errno.ENAMETOOLONG else FAILED)
         traceback.print_exc()
         return FAILED
 
 
-def disk_error(error: OSError) -> str:
-    """The message about a full disk or a folder that cannot be written; "" for any other error, which may be a bug."""
+def system_error(error: OSError) -> str:
+    """What to do where the system refuses to write; "" for any other error, which may be a bug."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = f" for {error.filename}" if error.filename else ""
         return (
             f"the disk is full: no space{where}; what was written is kept; free some space and continue "
             "(train: with --resume), or give another --run.folder, or NEUCLIP_CACHE for prepared data"
         )
-    if error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR):
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a path is too long for this system; give a shorter one than {error.filename2 or error.filename}"
+    if "No usable temporary directory" in str(error):  # of tempfile, which has tried TMPDIR and /tmp
+        return "no folder for temporary files can be written; free some space, or set TMPDIR to another folder"
+    refused = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
+    if error.filename and (refused or str(error.filename).startswith(("/proc/", "/sys/"))):  # they hold no files
         return (
-            f"{error.filename}: {os.strerror(error.errno)}; check the permissions of the folder, or give another "
+            f"{error.filename}: {error.strerror}; check the permissions of the folder, or give another "
             "(NEUCLIP_CACHE is the cache folder)"
         )
     return ""
