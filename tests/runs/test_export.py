@@ -41,9 +41,10 @@ def weights(target: str | Path) -> dict[str, torch.Tensor]:
 def test_a_run_exported_by_command_encodes_as_before_and_is_described(run, capsys):
     assert main(["export", str(run.path), "--to", "open_clip"]) == 0
     folder = run.path / "open_clip"
-    said = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    said = printed.out.splitlines()
     assert said[0].startswith(f"{folder}: features equal those of {run.path} (1 - cosine at most ")
-    assert float(said[0].split()[-1].rstrip(")")) < 1e-14 and said[1] == f"To share it: hf upload NAME {folder}"
+    assert float(said[0].split()[-1].rstrip(")")) < 1e-14 and f"hf upload NAME {folder}\n" in printed.err
     exported = weights(f"local-dir:{folder}")
     assert all(torch.equal(tensor, exported[name]) for name, tensor in weights(run.path).items())
     card = (folder / "README.md").read_text()
@@ -122,8 +123,6 @@ def test_an_export_killed_at_any_write_leaves_nothing_on_which_the_run_cannot_go
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{run}", "--to", "onxx"], "--to is onxx; did you mean onnx?"),
-        (["{run}"], "--to is missing; choose open_clip, transformers or onnx"),
         (["local-dir:{run}/model", "--to", "open_clip"], "say where to write, as the last argument"),
         (["{run}", "--to", "open_clip", "/proc/x"], "/proc/x: cannot be written ("),
         (["{run}", "--to", "open_clip", "n" * 300], "cannot be written (File name too long)"),
@@ -194,12 +193,6 @@ def test_another_architecture_or_preprocessing_is_refused(finished, other, mean,
     export_model(built, tmp_path / "other")
     assert main(["merge", f"local-dir:{tmp_path / 'other'}", str(finished.path), str(tmp_path / "out")]) == 2
     assert f"differ in {what}" in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("weight", ["-0.1", "1.5"])
-def test_a_weight_outside_of_0_to_1_is_refused(weight, capsys):
-    assert main(["merge", "a", "b", "--weight", weight]) == 2
-    assert "give a share from 0 (BASE) to 1 (RUN)" in capsys.readouterr().err
 
 
 def test_a_run_with_lora_is_merged_as_the_plain_model_that_it_saved(finished, small_settings, tmp_path):

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from torch import nn
 
-from neuclip.cli.flags import Flag
-from neuclip.errors import UserError
 from neuclip.objectives import OBJECTIVES
 from neuclip.objectives.amorlip import AmorLIP
 from neuclip.objectives.clip import CLIP
@@ -137,14 +135,6 @@ def test_a_limit_is_where_its_name_says(name, limit, inside, outside):
     for value, declared in ((outside, int), ((inside, outside), tuple[int, ...]), (outside, int | None)):
         with pytest.raises(ValueError, match=f"{limit}"):
             check_value(value, declared, {name: limit})
-
-
-def test_a_flag_keeps_its_limits_and_names_itself():
-    flag = Flag("top-share", float, "best ones", at_least=0, at_most=1)
-    assert (flag.convert("0"), flag.convert("1"), flag.convert("0.5")) == (0.0, 1.0, 0.5)
-    for value in ("-0.1", "1.1"):
-        with pytest.raises(UserError, match=f"^--top-share is {value}; give 0 or more and at most 1$"):
-            flag.convert(value)
 
 
 def test_a_run_may_continue_elsewhere_and_evaluate_otherwise_but_compute_nothing_else():
