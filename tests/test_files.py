@@ -154,14 +154,10 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, place, message):
 
 
 @pytest.mark.parametrize("kind", [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "quota")])
-def test_a_full_disk_is_a_failed_run_and_every_path_that_is_refused_has_a_line(kind):
+def test_a_full_disk_is_a_failed_run(kind):
     message = "x: the disk is full; free some space, or leave"
     with pytest.raises(RunFailed, match=message), files.writing(Path("x"), "leave"):
         raise kind
-    assert files.explain(kind).startswith("the disk is full")
-    assert files.explain(OSError(errno.ENAMETOOLONG, "long", "n" * 5000)).startswith("nnn")
-    assert files.explain(FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))
-    assert files.explain(FileNotFoundError(errno.ENOENT, "no", "template.html")) == ""  # a bug of ours
 
 
 def hold(path: Path) -> None:

@@ -33,11 +33,6 @@ UNFINISHED_SECONDS = 2 * DAY  # a file that was not written to for this long bel
 UNUSED_SECONDS = 30 * DAY
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IN_USE = (errno.EACCES, errno.EAGAIN)  # what the system says of a lock that another process holds
-# What the system says of a path, or of a folder, that cannot be written.
-REFUSALS = tuple(
-    getattr(errno, name)
-    for name in ["EROFS", "EACCES", "EPERM", "EEXIST", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP"]
-)
 
 
 def cache_folder() -> Path:
@@ -183,28 +178,6 @@ def writing(place: Path, remedy: str) -> Iterator[None]:
 def disk_is_full(error: BaseException) -> bool:
     """torch reports it as a plain RuntimeError."""
     return getattr(error, "errno", None) in NO_ROOM or "No space left" in str(error)
-
-
-def explain(error: OSError) -> str:
-    """One line about a disk or a path that cannot be used; "" for any other error of the system, which may be a bug.
-
-    >>> explain(PermissionError(errno.EACCES, "Permission denied", "/runs"))[:26]
-    '/runs: Permission denied; '
-    """
-    if disk_is_full(error):
-        where = f" for {error.filename}" if error.filename else ""
-        return (
-            f"the disk is full: no space{where}; what was written is kept; free some space and continue "
-            "(train: with --resume), or give another --run.folder, or NEUCLIP_CACHE for prepared data"
-        )
-    if "temporary directory" in str(error):  # of tempfile, which found none with room
-        return f"{error.strerror}; free some space there, or point TMPDIR to a folder on another disk"
-    if error.filename and error.errno in REFUSALS:
-        return (
-            f"{str(error.filename)[:200]}: {os.strerror(error.errno)}; check the path and the permissions of its "
-            "folder, or give another (NEUCLIP_CACHE is the cache folder)"
-        )
-    return ""
 
 
 def existing_parent(place: Path) -> Path:

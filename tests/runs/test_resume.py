@@ -288,17 +288,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a pipe": replaced_by_a_pipe,
 }
 FILES = [
-    "settings.yaml",
-    "environment.json",
-    "records.jsonl",
-    "evaluation.jsonl",
-    "skipped.jsonl",
-    "summary.json",
-    "gallery.json",
-    "run.lock",
-    "checkpoints/samples-000000000096.pt",
-    "model/open_clip_config.json",
-    "report.html",
+    *("settings.yaml", "environment.json", "records.jsonl", "evaluation.jsonl", "skipped.jsonl", "summary.json"),
+    *("gallery.json", "run.lock", "checkpoints/samples-000000000096.pt", "model/open_clip_config.json", "report.html"),
 ]
 
 

@@ -1,5 +1,5 @@
-"""Whole runs with real towers: what may change leaves the losses alone, what cannot work is refused before training, and
-where the data lie does not matter."""
+"""Whole runs with real towers: what may change leaves the losses alone, what cannot work is refused before training,
+and where the data lie does not matter."""
 
 from __future__ import annotations
 
@@ -235,16 +235,7 @@ def test_a_run_goes_on_with_its_data_at_another_place_and_keeps_signatures_to_it
     signed = f"{server.url}/{{00000..00001}}.tar?X-Amz-Signature="
     folder = RunFolder(api.train(small_settings(tmp_path, "--data.train", f"{signed}first", "--run.name", "x")))
     shutil.rmtree(folder.path / "model")
-    changed = [
-        "--data.cache_size",
-        "1B",
-        "--data.remote_timeout",
-        "5",
-        "--data.max_bad_share",
-        "0.5",
-        "--data.workers",
-        "1",
-    ]
+    changed = ["--data.cache_size", "1B", "--data.remote_timeout", "5", "--data.max_bad_share", "0.5"]
     moved = read_settings(folder.settings, ["--data.train", f"{signed}second", *changed])
     assert api.train(moved, resume=folder.path) == folder.path and (folder.path / "model").exists()
     assert read_settings(folder.settings, []).data.train == f"{signed}second"  # `neuclip error` must find it

@@ -156,20 +156,10 @@ def remove_unfinished(folder: RunFolder) -> None:
 
 # What a checkpoint holds: the state of a run, and the config of its model, which may be gone.
 OWN_CONFIG = "open_clip_config"
-PARTS = [
-    "step",
-    "samples",
-    "seconds",
-    "objective_name",
-    "model_name",
-    "data",
-    "order",
-    "model",
-    "objective",
-    "optimizer",
-    "random",
-]
-PARTS.append(OWN_CONFIG)
+PARTS = (
+    *("step", "samples", "seconds", "objective_name", "model_name", "data", "order"),
+    *("model", "objective", "optimizer", "random", OWN_CONFIG),
+)
 
 
 def checkpoint_name(samples: int) -> str:
