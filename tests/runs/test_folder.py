@@ -183,8 +183,11 @@ def test_what_kills_left_is_removed_where_only_the_run_writes_and_elsewhere_when
 # --- Checkpoints
 
 
+EMPTY = dict.fromkeys(folders.PARTS)
+
+
 def save(run: RunFolder, samples: int, keep: int = 2, **more) -> Path:
-    save_checkpoint(run, {"weights": torch.full((3,), samples)}, samples=samples, keep=keep, **more)
+    save_checkpoint(run, EMPTY | {"model": torch.full((3,), samples)}, samples=samples, keep=keep, **more)
     return run.checkpoints / checkpoint_name(samples)
 
 
@@ -198,13 +201,16 @@ def test_only_the_newest_and_milestones_stay_and_they_load_without_running_code(
     for samples in (100, 20, 3000):
         save(run, samples)
     assert [path.name for path in checkpoints_in(run)] == [checkpoint_name(100), checkpoint_name(3000)]
-    assert torch.equal(load_checkpoint(checkpoints_in(run)[-1])["weights"], torch.full((3,), 3000))
+    assert torch.equal(load_checkpoint(checkpoints_in(run)[-1])["model"], torch.full((3,), 3000))
     for samples in range(3010, 3070, 10):
         save(run, samples, milestones=[3020, 3060])
     assert [samples_at(path) for path in checkpoints_in(run)] == [3020, 3050, 3060]
-    torch.save({"weights": Path("x")}, run.checkpoints / checkpoint_name(4000))
-    with pytest.raises(UserError, match="is damaged, or not what it should be"):
-        load_checkpoint(run.checkpoints / checkpoint_name(4000))
+    for value in (EMPTY | {"model": Path("x")}, {"model": 1}, [1, 2]):
+        torch.save(value, run.checkpoints / checkpoint_name(4000))
+        with pytest.raises(
+            UserError, match=r"4000\.pt: is damaged, or not what it should be .*one before it is .*3060"
+        ):
+            load_checkpoint(run.checkpoints / checkpoint_name(4000))
 
 
 def bytes_read() -> int:
@@ -213,12 +219,12 @@ def bytes_read() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count what is read")
 def test_a_checkpoint_is_read_once(run):
-    state = {"model": {"weights": torch.rand(2_000_000)}, "list": [torch.ones(2), 3], "name": "x"}
+    state = EMPTY | {"model": {"weights": torch.rand(2_000_000)}, "data": [torch.ones(2), 3]}
     save_checkpoint(run, state, samples=8, keep=2)
     size, before = checkpoints_in(run)[0].stat().st_size, bytes_read()
     loaded = load_newest(run)
     assert size <= bytes_read() - before < 1.1 * size
-    assert torch.equal(loaded["model"]["weights"], state["model"]["weights"]) and loaded["list"][1] == 3
+    assert torch.equal(loaded["model"]["weights"], state["model"]["weights"]) and loaded["data"][1] == 3
     checkpoints_in(run)[0].write_bytes(b"")  # what was loaded has its own memory
     assert loaded["model"]["weights"].sum() == state["model"]["weights"].sum()
 
@@ -236,13 +242,13 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_what_to_do(run, mo
     ):
         save(run, 200)
     assert [path.name for path in run.checkpoints.iterdir()] == [good.name]
-    assert torch.equal(load_checkpoint(good)["weights"], torch.full((3,), 100))
+    assert torch.equal(load_checkpoint(good)["model"], torch.full((3,), 100))
 
 
 def flip_a_bit(path: Path) -> None:
     """Of the first weight."""
     content = bytearray(path.read_bytes())
-    start = content.index(torch.load(path)["weights"].numpy().tobytes())
+    start = content.index(torch.load(path)["model"].numpy().tobytes())
     content[start] ^= 1
     path.write_bytes(content)
 
@@ -251,8 +257,8 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_that_is_said(run, capsy
     assert load_newest(run) is None
     whole, damaged = save(run, 100), save(run, 200)
     flip_a_bit(damaged)
-    assert torch.load(damaged)["weights"].tolist() == [201, 200, 200]  # torch does not notice
-    assert load_newest(run)["weights"].tolist() == [100, 100, 100] and damaged.exists()
+    assert torch.load(damaged)["model"].tolist() == [201, 200, 200]  # torch does not notice
+    assert load_newest(run)["model"].tolist() == [100, 100, 100] and damaged.exists()
     told = capsys.readouterr().err
     assert "000200.pt: is damaged" in told and "the checksum of" in told
     assert told.endswith("the one before it is samples-000000000100.pt\n")
