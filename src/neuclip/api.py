@@ -7,9 +7,7 @@ from typing import Unpack
 
 from torch import nn
 
-from neuclip.distributed.error_sync import process_group, sync_errors
-from neuclip.distributed.same_settings import require_same_settings
-from neuclip.distributed.stopping import stop_requests
+from neuclip.distributed.ranks import from_main_rank, process_group, stop_requests
 from neuclip.models.towers import Tokenize, Transform
 from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
@@ -33,16 +31,20 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
 
     >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
     """
-    settings = settings or read_settings()
-    with stop_requests(), process_group(choose_device(settings.run.device)):
-        with sync_errors():
-            settings = absolute_paths(resolve_model(resolve_held_out(settings)))
-        require_same_settings(settings, resuming=resume is not None)
+    own = settings or read_settings()
+    with stop_requests() as stop, process_group(choose_device(own.run.device)):
+        # The main rank's settings hold on all ranks.
+        settings, resume = from_main_rank(lambda: (absolute_paths(resolve_model(resolve_held_out(own))), resume))
         sets = results.open_held_out(settings)
-        with lifecycle.open_run(settings, resume) as run:
+        with lifecycle.open_run(settings, resume, stop) as run:
             results.print_held_out(sets)
-            store_features(run)
-            loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)
+            store_features(run, stop)
+            loop.train(
+                run,
+                stop,
+                evaluate=lambda run: results.evaluate_on_the_way(run, sets),
+                save=lambda run: lifecycle.save(run, stop),
+            )
             results.finish(run, sets)
     return run.folder.path
 

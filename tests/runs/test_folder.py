@@ -114,12 +114,12 @@ DIES_ONCE = """
 import os, signal, sys
 from neuclip.cli.main import main
 from neuclip.training import loop
-optimizer_step = loop.optimizer_step
+take_step = loop.take_step
 def die_at_first(run, *rest):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.step == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-    return optimizer_step(run, *rest)
-loop.optimizer_step = die_at_first
+    return take_step(run, *rest)
+loop.take_step = die_at_first
 sys.exit(main(["train", sys.argv[1]]))
 """
 

@@ -6,11 +6,10 @@ Functions marked collective are called by every rank.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,11 +18,19 @@ from neuclip.data.faults import refuse_bad_source
 from neuclip.data.mixture import order_of
 from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import all_gather_object, is_main, rank, world_size
-from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main, sync_errors
+from neuclip.distributed.ranks import (
+    StopRequest,
+    from_main_rank,
+    main_rank_first,
+    on_main_rank,
+    raise_on_main,
+    sync_errors,
+)
 from neuclip.errors import RunFailed, UserError
 from neuclip.formatting import byte_size, plural
 from neuclip.models.towers import BuiltModel
 from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, limit_epochs, storing_advice
+from neuclip.progress import say
 from neuclip.records import HELD_OUT, RunFolder, keep_lines
 from neuclip.runs.build import (
     absolute_paths,
@@ -46,11 +53,8 @@ from neuclip.runs.pretrained import OWN_CONFIG
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import changed_fields, read_settings
 from neuclip.settings.sections import Settings
-from neuclip.training.batches import TruncatedCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
-
-T = TypeVar("T")
 
 # What may differ when a run is resumed: where and how it runs, never what it computes. The data may have moved: that
 # they are the same, in the same order, is checked when they are open.
@@ -70,13 +74,8 @@ MAY_CHANGE_AT_RESUME = (
 )
 
 
-def from_main_rank(action: Callable[[], T]) -> T:
-    """Collective. What `action` returns on the main rank, on all ranks."""
-    return cast("T", all_gather_object(on_main_rank(action))[0])
-
-
 @contextmanager
-def open_run(settings: Settings, resume: Path | None) -> Iterator[Run]:
+def open_run(settings: Settings, resume: Path | None, stop: StopRequest) -> Iterator[Run]:
     """Collective. A new run, or one that continues, also after torchrun's restart. Inside, no other process can
     train it."""
     resume = resume or from_main_rank(lambda: restarted_run(settings))
@@ -88,6 +87,8 @@ def open_run(settings: Settings, resume: Path | None) -> Iterator[Run]:
         else:
             run = start_run(settings)
             on_main_rank(lambda: stack.enter_context(lock(run.folder)))
+        save(run, stop)
+        print_start(run)
         yield run
 
 
@@ -104,8 +105,6 @@ def start_run(settings: Settings) -> Run:
         return str(make_folder(settings, described).path)
 
     run.folder = RunFolder(from_main_rank(make))
-    save(run)
-    print_start(run)
     return run
 
 
@@ -127,9 +126,6 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
             check_state(run, state)
             run.load_state(state)
     on_main_rank(lambda: update_folder(run))
-    if not state:
-        save(run)
-    print_start(run)
     return run
 
 
@@ -148,7 +144,7 @@ def update_folder(run: Run) -> None:
     }
     for path, keep in kept.items():
         if broken := keep_lines(path, keep):
-            print(f"{path}: removed {plural(broken, 'line')} that could not be read", file=sys.stderr)
+            say(f"{path}: removed {plural(broken, 'line')} that could not be read")
     write_settings(folder, run.settings)  # the new place of the data, among others
 
 
@@ -175,12 +171,19 @@ def needed_bytes(run: Run) -> int:
     return run.settings.checkpoint.most * checkpoint + model_bytes
 
 
-def save(run: Run) -> None:
-    """Collective. A checkpoint of the run, written by the main rank."""
-    state, keep = run.state() | {OWN_CONFIG: open_clip_config(run.built)}, run.settings.checkpoint.keep
-    lasting = [step * run.plan.batch_size for step in run.plan.milestones]
-    on_main_rank(
-        lambda: save_checkpoint(run.folder.checkpoints, state, samples=run.samples, keep=keep, milestones=lasting)
+def save(run: Run, stop: StopRequest) -> None:
+    """Collective. A checkpoint of the step that the run has reached, unless there is one, written by the main rank."""
+    if run.step != run.saved_step:
+        state, keep = run.state() | {OWN_CONFIG: open_clip_config(run.built)}, run.settings.checkpoint.keep
+        lasting = [step * run.plan.batch_size for step in run.plan.milestones]
+        on_main_rank(
+            lambda: save_checkpoint(run.folder.checkpoints, state, samples=run.samples, keep=keep, milestones=lasting),
+            may_stop=False,
+        )
+        run.saved_step = run.step
+    stop.message = (
+        f"stopped and saved at {run.samples:,} of {run.settings.train.samples:,} samples; "
+        f"continue with: neuclip train --resume {run.folder.path}"
     )
 
 
@@ -217,7 +220,6 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dic
         torch.manual_seed(settings.run.seed + rank())
     return Run(
         settings=settings,
-        folder=folder,
         plan=plan,
         device=device,
         precision=precision,
@@ -228,7 +230,7 @@ def _build_run(settings: Settings, folder: RunFolder, source: Source, state: dic
         built=built,
         objective=objective,
         optimizer=TowerOptimizer(built.towers, settings, plan, precision),
-        truncated_captions=TruncatedCaptions(built.tokenize),
+        folder=folder,
     )
 
 
@@ -285,17 +287,16 @@ def print_start(run: Run) -> None:
     if not is_main():
         return
     settings, plan = run.settings, run.plan
-    where = f"{run.device}" if plan.ranks == 1 else f"{plan.ranks} processes on {run.device}"
+    where = f"{run.device}" if plan.ranks == 1 else f"{plan.ranks} ranks on {run.device}"
     parameters, trained = sum(p.numel() for p in run.built.towers.parameters()), trained_parameters(run.built)
     share = "" if trained == parameters else f", {trained / 1e6:.2g} M of them trained"
     start = f", from {settings.model.pretrained}" if settings.model.pretrained else ""
-    print(
+    say(
         f"{run.folder.path}\n"
         f"  {settings.objective_name} on {without_queries(settings.data.train)}: {run.caption_counts}\n"
         f"  model {settings.model.name} ({parameters / 1e6:.1f} M parameters{share}, {where}){start}\n"
         f"  {plan.steps - run.step:,} steps of {plan.batch_size}, {f'from {run.samples:,} ' if run.step else ''}to "
-        f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)",
-        file=sys.stderr,
+        f"{plan.samples:,} samples ({plan.samples / run.epoch_samples:.1f} epochs)"
     )
     if advice := storing_advice(settings, run.epoch_samples):
-        print("{}: {}; {}".format(*advice), file=sys.stderr)
+        say("{}: {}; {}".format(*advice))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -22,7 +22,7 @@ from neuclip.data.mixture import Selection
 from neuclip.data.open import open_as
 from neuclip.data.source import Fault, fingerprint
 from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
-from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_on_main
+from neuclip.distributed.ranks import main_rank_first, on_main_rank, raise_on_main
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
@@ -30,6 +30,7 @@ from neuclip.evaluation.runner import Evaluation, evaluate_held_out
 from neuclip.formatting import plural
 from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
+from neuclip.progress import say
 from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.contents import late_median
 from neuclip.report.page import write_report
@@ -37,7 +38,6 @@ from neuclip.runs.environment import peak_memory_bytes
 from neuclip.runs.error import error_is_due, estimator_errors, measure_error
 from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
-from neuclip.training.batches import open_fault_log
 from neuclip.training.run import Run
 
 MATCHES_SHOWN = 5  # per query of the gallery
@@ -53,7 +53,7 @@ def open_held_out(settings: Settings) -> HeldOutSets:
         same_captions = [held for held in ungrouped if fingerprint(held) == fingerprint(training)]
         if any(held.images_version() == training.images_version() for held in same_captions):
             warning = "evaluation.retrieval names the training data: recall on it says nothing about unseen images"
-            print(warning, file=sys.stderr)
+            say(warning)
     sources = (*sets.retrieval.values(), *(task.source for task in sets.zero_shot.values()))
     sizes = all_gather_object([len(source) for source in sources])  # each rank embeds a part of every set
     if any(other != sizes[0] for other in sizes):
@@ -70,7 +70,7 @@ def print_held_out(sets: HeldOutSets) -> None:
     for name, task in sets.zero_shot.items():
         sizes[name] = f"{plural(len(task.source), 'image')} of {plural(len(task.classnames), 'class', 'classes')}"
     for name, size in sizes.items():
-        print(f"  held out {name}: {size}", file=sys.stderr)
+        say(f"  held out {name}: {size}")
 
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
@@ -79,7 +79,7 @@ def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     evaluation = record_evaluation(run, sets, estimator_errors(errors) if errors else {})
     if evaluation.figures and is_main():
         headline = headline_text(evaluation.figures, evaluation.refused)
-        print(f"at {run.samples:,} samples: {headline}", file=sys.stderr)
+        say(f"at {run.samples:,} samples: {headline}")
 
 
 def finish(run: Run, sets: HeldOutSets) -> None:
@@ -173,17 +173,18 @@ def write_gallery(run: Run, sets: HeldOutSets, evaluation: Evaluation) -> None:
 def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any]:
     """What summary.json holds."""
     records = read_lines(run.folder.records)
-    skipped, lost = open_fault_log(run).counts, count_unindexed(run.source)
+    shares = [share for record in records if (share := record.get("truncated_captions")) is not None]
+    skipped, lost = run.faults.counts, count_unindexed(run.source)
     return {
         "samples_seen": run.samples,
         "loss": records[-1].get("loss") if records else None,
         "temperature": run.temperature,
         "calibration": late_median(records, "calibration"),
-        "storing": storing_times(run),
+        "stored_features": run.stored,
         "seconds": seconds,  # of training, with the evaluations on the way and without the last one
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
-        "truncated_captions": records[-1].get("truncated_captions") if records else None,
+        "truncated_captions": fmean(shares) if shares else None,
         "skipped": dict(skipped.most_common()),
         # Of the different samples that were read; pairs that could not be indexed were not among them.
         "skipped_share": (skipped.total() - lost) / min(run.samples, len(run.source)),
@@ -193,11 +194,6 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
         "evaluation": evaluation.figures,
         "evaluation_at_start": figures_at_start(run),
     }
-
-
-def storing_times(run: Run) -> dict[str, Any]:
-    """Of stored features: seconds that storing took in this run; empty without them."""
-    return {} if run.storing is None else {"towers": run.storing.sides, "seconds": run.storing.seconds}
 
 
 def figures_at_start(run: Run) -> dict[str, float]:
