@@ -86,7 +86,7 @@ def read_json(path: Path, remedy: str) -> Any:
 def check_zip(path: Path) -> None:
     """Raises ValueError. torch.save writes a zip file with a checksum of each tensor, at which torch.load does not
     look: flipped bits would become weights."""
-    with zipfile.ZipFile(path) as file:
+    with open_regular(path) as content, zipfile.ZipFile(content) as file:
         if member := file.testzip():
             raise ValueError(f"the checksum of {member} differs")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from neuclip import api
+from neuclip.distributed.ranks import StopRequest
 from neuclip.errors import UserError
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
@@ -67,7 +68,7 @@ def test_a_temperature_below_the_minimum_and_a_bias_are_kept(small_settings, tmp
     flags = ["--objective", "clip", "--model.name=", "--model.pretrained", str(tmp_path / "siglip"), *SHORT]
     settings = resolve_model(small_settings(tmp_path, *flags, "--temperature.learning_rate", "0"))
     run = start_run(settings)
-    train(run, evaluate=lambda run: None, save=lambda run: None)
+    train(run, StopRequest(), evaluate=lambda run: None, save=lambda run: None)
     assert run.built.towers.log_scale == torch.tensor(math.log(117)).item()
     assert run.built.towers.logit_bias.item() == torch.tensor(-12.9).item()
     assert run.optimizer.log_scale_range[0] == 0 < math.log(100) < run.optimizer.log_scale_range[1]

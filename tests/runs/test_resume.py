@@ -299,19 +299,19 @@ def test_whatever_is_wrong_with_a_file_of_a_run_is_one_line_that_names_it(
     finished, tmp_path, file, damage, capsys, monkeypatch
 ):
     """Or it does not matter to the command. With NEUCLIP_DEBUG=1 the original error is shown too."""
-    commands = {"report": ["report"], "train": ["train", "--resume"]}
+    commands = [["report"], ["train", "--resume"]]
     if file.startswith(("settings", "checkpoints")):
-        commands |= {"eval": ["eval"], "error": ["error", "--anchors", "20"]}
-    for name, command in commands.items():
-        run = shutil.copytree(finished.path, tmp_path / name)
+        commands += [["eval"], ["error", "--checkpoints", "1", "--anchors", "20"]]
+    for command in commands:
+        run = shutil.copytree(finished.path, tmp_path / command[0])
         DAMAGES[damage](run / file)
-        code, told = main([command[0], *command[1:2], str(run), *command[2:]]), capsys.readouterr().err
+        code, told = main([*command, str(run)]), capsys.readouterr().err
         assert "Traceback" not in told
         if code:
             *_, last = told.splitlines()
             assert last.startswith("neuclip: ") and file.rpartition("/")[2] in last, last
             monkeypatch.setenv("NEUCLIP_DEBUG", "1")
-            assert main([command[0], *command[1:2], str(run), *command[2:]]) == code
+            assert main([*command, str(run)]) == code
             assert "Traceback" in capsys.readouterr().err
             monkeypatch.delenv("NEUCLIP_DEBUG")
 

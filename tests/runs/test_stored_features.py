@@ -91,7 +91,7 @@ def count_computed(monkeypatch) -> list[int]:
 
 
 def sides(run: Path) -> list[str]:
-    return json.loads(RunFolder(run).summary.read_text())["storing"].get("towers", [])
+    return json.loads(RunFolder(run).summary.read_text())["stored_features"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from neuclip.distributed.error_sync import process_group, raise_on_main, sync_errors
+from neuclip.distributed.ranks import process_group, raise_on_main, sync_errors
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.runner import Evaluation, evaluate_held_out

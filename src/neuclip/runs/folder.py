@@ -208,6 +208,7 @@ def load_checkpoint(path: Path, *, check: bool = True) -> dict[str, Any]:
     earlier = [other.name for other in sorted(path.parent.glob("samples-*.pt")) if other < path]
     remedy = f"the one before it is {earlier[-1]}" if earlier else "there is no earlier one; restore it, or start anew"
     with files.reading(path, remedy):
+        files.open_regular(path).close()
         if check:
             files.check_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
