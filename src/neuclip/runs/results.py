@@ -15,7 +15,7 @@ from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import HeldOutSets
 from neuclip.data.source import fingerprint
 from neuclip.distributed.collectives import all_gather_object, gather_values, is_main, world_size
-from neuclip.distributed.ranks import main_rank_first, on_main_rank, raise_on_main
+from neuclip.distributed.ranks import from_main_rank, main_rank_first, on_main_rank, raise_on_main
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
@@ -67,6 +67,15 @@ def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     evaluation, _ = measure(run, sets)
     if evaluation.figures and is_main():
         say(f"at {run.samples:,} samples: {headline_text(evaluation.figures, evaluation.refused)}")
+
+
+def evaluate_missed(run: Run, sets: HeldOutSets) -> None:
+    """Collective. A run that was killed while it was evaluated has a checkpoint of that step, but not its figures."""
+    every, before = run.settings.evaluation.every, run.samples - run.plan.batch_size
+    due = every and 0 < run.step < run.plan.steps and run.samples // every > before // every
+    lines = from_main_rank(lambda: read_lines(run.folder.evaluation)) if due else []
+    if due and not any(line["samples"] == run.samples for line in lines):
+        evaluate_on_the_way(run, sets)
 
 
 def measure(run: Run, sets: HeldOutSets) -> tuple[Evaluation, dict[str, Any]]:

@@ -23,6 +23,7 @@ from neuclip.distributed.ranks import (
     sync_errors,
 )
 from neuclip.errors import RunFailed
+from neuclip.files import append_text
 from neuclip.progress import say
 from neuclip.training.large_batch import LargeBatch
 from neuclip.training.observer import Observer
@@ -121,7 +122,7 @@ class BatchReader:
         # Every rank counts, so that all judge alike, and only the main one writes.
         run.faults = FaultLog(run.folder.skipped if is_main() else None, run.settings.data.max_bad_share)
         if is_main():
-            run.folder.skipped.touch()  # an empty file says that nothing was skipped
+            append_text(run.folder.skipped, "")  # an empty file says that nothing was skipped
             if run.source.faults:  # before the first step, not only after the last
                 reasons = describe_unindexed(run.source)
                 say(f"at least {count_unindexed(run.source):,} could not be indexed: {reasons}")
