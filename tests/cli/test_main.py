@@ -65,8 +65,9 @@ def raising(error: BaseException):
         ("doctor x --ranks 0", "--ranks is 0; give 1 or more"),
         ("doctor x --data.train y", "the data is given twice"),
         ("doctor x --train.batchsize 8", "did you mean --train.batch_size?"),
-        ("data lst", "did you mean list?"),
-        ("data prepare", "give neuclip data prepare NAME"),
+        ("data idnex", "did you mean index?"),
+        ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),
+        ("data convert", "give neuclip data convert SOURCE FOLDER"),
     ],
 )
 def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):

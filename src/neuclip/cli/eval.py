@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import runs_beside
 from neuclip.cli.tables import aligned, figures_table, print_json
-from neuclip.datasets.evaluation_sets import default_root
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count
 from neuclip.records import RunFolder
@@ -79,6 +78,8 @@ def run(arguments: Sequence[str]) -> int:
     as_json = values.pop(JSON.name, False)
     of_tasks = {name: values.pop(name) for name in OF_TASKS if name in values}
     if of_tasks:
+        from neuclip.data.evaluation_sets import default_root
+
         of_tasks = {"data": default_root(), **of_tasks}
     from neuclip import api
 
