@@ -51,6 +51,7 @@ def run_folder(tmp_path, monkeypatch) -> Path:
         ("--zzz", "no command before --zzz; choose train, eval"),
         ("data", "data needs an action; choose "),
         ("data covnert", "no action 'covnert' of data; did you mean convert?"),
+        ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),
         ("train --train.batchsize 8", "did you mean --train.batch_size?"),
         ("train --trian.batch_size 8", "did you mean --train.batch_size?"),
         ("train --jsno", "no flag --jsno; did you mean --json?"),

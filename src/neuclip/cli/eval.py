@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from neuclip.cli.command import Count, check_target, find_run, is_main_rank, print_json
 from neuclip.cli.tables import aligned, figures_table
-from neuclip.datasets.evaluation_sets import default_root
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
 from neuclip.report.verdict import judge_error
@@ -79,6 +78,8 @@ def evaluate(
     measured = api.measure(target, **own_data, **both) if wants_own_data else None
     results = None
     if wants_tasks:
+        from neuclip.data.evaluation_sets import default_root
+
         place = data or default_root()
         results = api.measure_datacomp(target, data=place, tasks=tasks or "datacomp", output=output, **both)
     if not is_main_rank():

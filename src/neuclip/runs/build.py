@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip import objectives
+from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode, decode_rgb
 from neuclip.data.faults import refuse_bad_source
 from neuclip.data.held_out import held_out_addresses, named
@@ -24,7 +25,6 @@ from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.mixture import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source, fingerprint
-from neuclip.datasets.catalogue import is_name
 from neuclip.distributed.collectives import all_gather_object, rank, world_size
 from neuclip.distributed.ranks import main_rank_first, raise_on_main, sync_errors
 from neuclip.errors import UserError, require
