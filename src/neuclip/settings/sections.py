@@ -42,8 +42,8 @@ class DataSettings(Section):
     train: str = option(
         "",
         "tar shards (folder, file, URL or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or Parquet "
-        "file, COCO captions, a folder of images, a saved Hugging Face data set, or the name of a data set (`neuclip "
-        "data list`). Separate several with commas and give weights after a colon: a.csv:2,shards",
+        "file, COCO captions, a folder of images, a saved Hugging Face data set, or icons-30k, the demo's data. "
+        "Separate several with commas and give weights after a colon: a.csv:2,shards",
         may_change=True,  # the data may have moved; that they are the same is checked when they are open
     )
     image_column: str = option("", "tables: column of images or image paths; default: detected by name")
@@ -225,8 +225,8 @@ class EvaluationSettings(Section):
     )
     zero_shot: tuple[str, ...] = option(
         ("auto",),
-        "folders with one folder of images per class, or with classnames.txt and test/*.tar, or names such as cifar-10 "
-        "(`neuclip data list`); NAME=FOLDER shows it as NAME; auto: the held-out parts of data.train, if any",
+        "folders with one folder of images per class, or with classnames.txt and test/*.tar, or parts such as "
+        "icons-30k/zero-shot/names; NAME=FOLDER shows it as NAME; auto: the held-out parts of data.train, if any",
     )
     image_column: str = option("", "as data.image_column, for retrieval; default: that of data")
     caption_column: str = option("", "as data.caption_column, for retrieval; default: that of data")
