@@ -53,6 +53,7 @@ def run_folder(tmp_path, monkeypatch) -> Path:
         ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),
         ("data convert", "give neuclip data convert SOURCE FOLDER"),
         ("data covnert", "no action 'covnert' of data; did you mean convert?"),
+        ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),
         ("train --train.batchsize 8", "did you mean --train.batch_size?"),
         ("train --trian.batch_size 8", "did you mean --train.batch_size?"),
         ("train --jsno", "no flag --jsno; did you mean --json?"),

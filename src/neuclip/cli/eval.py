@@ -78,6 +78,8 @@ def evaluate(
     measured = api.measure(target, **own_data, **both) if wants_own_data else None
     results = None
     if wants_tasks:
+        from neuclip.data.evaluation_sets import default_root
+
         place = data or default_root()
         results = api.measure_datacomp(target, data=place, tasks=tasks or "datacomp", output=output, **both)
     if not is_main_rank():
