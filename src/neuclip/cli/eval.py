@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import runs_beside
@@ -19,18 +19,17 @@ from neuclip.records import RunFolder
 from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.sections import RunSettings
 from neuclip.settings.writing import WIDTH
-from neuclip.tasks import GROUPS
+from neuclip.tasks import Average
 
 if TYPE_CHECKING:
-    from neuclip.runs.evaluate import Evaluation
-    from neuclip.runs.tasks import Average, TaskResults
+    from neuclip.runs.evaluate import Evaluation, TaskResults
 
 COLUMNS = {
     "image_column": "tables: column of images or their paths",
     "caption_column": "tables: columns of captions",
     "caption_key": "shards: key of the captions in json members",
 }
-OF_TASKS = ("data", "tasks", "compat", "output")
+OF_TASKS = ("data", "tasks", "output")
 OF_BOTH = ("batch_size", "max_bad_share")
 NOT_MEASURED = ": not measured"  # how the reason ends why an average lacks a task
 # Metrics shown beside the main one: where published results are counted otherwise than they are meant.
@@ -49,11 +48,6 @@ not on this machine is downloaded only with HF_HUB_OFFLINE=0 in the environment.
         ),
         Flag("data", str, "folder with the data of DataComp's tasks [where neuclip data get puts them]"),
         Flag("tasks", str, "datacomp (38), imagenet (7), retrieval (2), vtab (13), or names of tasks [datacomp]"),
-        Flag(
-            "compat",
-            Literal["datacomp", "correct"],
-            "count FMoW and CLEVR Distance as published results do, or as they are meant [datacomp]",
-        ),
         Flag("output", str, "file of the tasks' results [RUN/tasks.jsonl, or evaluations/MODEL.jsonl]"),
         Flag("batch-size", int, "images per forward pass [default: as in the run]", at_least=1),
         Flag(
@@ -83,9 +77,9 @@ def run(arguments: Sequence[str]) -> int:
     from neuclip import api
 
     own = {name.removeprefix("evaluation."): value for name, value in values.items()}
-    both = {name: own[name] for name in OF_BOTH if name in own}
-    measured = api.measure(target, **own) if not of_tasks or len(own) > len(both) else None
-    results = api.measure_datacomp(target, **of_tasks, **both) if of_tasks else None
+    held_out = not of_tasks or any(name not in OF_BOTH for name in own)
+    datacomp = api.Datacomp(**of_tasks) if of_tasks else None
+    measured, results = api.measure(target, held_out=held_out, datacomp=datacomp, **own)
     if os.environ.get("RANK", "0") != "0":  # of several ranks only one prints
         return 0
     if as_json:
@@ -149,8 +143,7 @@ def averages_table(averages: Sequence[Average]) -> str:
         of = format_count(average.members)
         in_part = ", in part" if any(not reason.endswith(NOT_MEASURED) for reason in average.lacking) else ""
         tasks = of if average.value is not None else f"{format_count(average.measured)} of {of}{in_part}"
-        name = average.name if average.name in GROUPS.values() else f"  {average.name}"
-        rows.append([name, in_percent(average.value), in_percent(average.chance), tasks])
+        rows.append([average.name, in_percent(average.value), in_percent(average.chance), tasks])
     short = [reason for average in averages[:1] for reason in average.lacking if not reason.endswith(NOT_MEASURED)]
     return aligned(rows) + "".join(f"{reason}\n" for reason in short)
 
