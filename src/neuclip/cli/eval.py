@@ -15,11 +15,10 @@ from neuclip.formatting import UNKNOWN, format_count, format_number, percent, pl
 from neuclip.report.verdict import judge_error
 from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.writing import WIDTH
-from neuclip.tasks import GROUPS, default_root
+from neuclip.tasks import Average, default_root
 
 if TYPE_CHECKING:
-    from neuclip.runs.evaluate import Evaluation
-    from neuclip.runs.tasks import Average, TaskResults
+    from neuclip.runs.evaluate import Evaluation, TaskResults
 
 NOT_MEASURED = ": not measured"  # how the reason ends why an average lacks a task
 # Metrics shown beside the main one: where published results are counted otherwise than they are meant.
@@ -63,25 +62,20 @@ def evaluate(
     neuclip eval ViT-B-32:weights.safetensors --data evaluation-sets --tasks imagenet,retrieval
     """
     check_target(target)
-    own_data: dict[str, Any] = {
+    of_own_data = {
         "retrieval": retrieval,
         "zero_shot": zero_shot,
         "image_column": evaluation_image_column,
         "caption_column": evaluation_caption_column,
         "caption_key": evaluation_caption_key,
     }
-    both: dict[str, Any] = {"batch_size": batch_size, "max_bad_share": max_bad_share}
     wants_tasks = bool(data or tasks or output)
-    wants_own_data = not wants_tasks or any(value is not None for value in own_data.values())
+    wants_own_data = not wants_tasks or any(value is not None for value in of_own_data.values())
     from neuclip import api
 
-    measured = api.measure(target, **own_data, **both) if wants_own_data else None
-    results = None
-    if wants_tasks:
-        from neuclip.data.evaluation_sets import default_root
-
-        place = data or default_root()
-        results = api.measure_datacomp(target, data=place, tasks=tasks or "datacomp", output=output, **both)
+    chosen = api.Datacomp(data or default_root(), tasks or "datacomp", output) if wants_tasks else None
+    overrides: dict[str, Any] = {**of_own_data, "batch_size": batch_size, "max_bad_share": max_bad_share}
+    measured, results = api.measure(target, held_out=wants_own_data, datacomp=chosen, **overrides)
     if not is_main_rank():
         return 0
     if json:
@@ -146,8 +140,7 @@ def averages_table(averages: Sequence[Average]) -> str:
         of = format_count(average.members)
         in_part = ", in part" if any(not reason.endswith(NOT_MEASURED) for reason in average.lacking) else ""
         tasks = of if average.value is not None else f"{format_count(average.measured)} of {of}{in_part}"
-        name = average.name if average.name in GROUPS.values() else f"  {average.name}"
-        rows.append([name, in_percent(average.value), in_percent(average.chance), tasks])
+        rows.append([average.name, in_percent(average.value), in_percent(average.chance), tasks])
     short = [reason for average in averages[:1] for reason in average.lacking if not reason.endswith(NOT_MEASURED)]
     return aligned(rows) + "".join(f"{reason}\n" for reason in short)
 
@@ -186,7 +179,7 @@ def error(
         raise UserError(f"{twice[0]} is given twice; give each run once")
     from neuclip import api
 
-    errors = api.normalizer_errors(folders, eps=eps, anchors=anchors, checkpoints=str(checkpoints), seed=seed)
+    errors = api.normalizer_errors(folders, eps=eps, anchors=anchors, checkpoints=checkpoints, seed=seed)
     if (measured := len(errors["runs"][0]["checkpoints"])) < checkpoints:
         print(
             f"{measured} of {plural(checkpoints, 'checkpoint')} measured: there are no more at equal numbers of "
