@@ -8,22 +8,22 @@ from pathlib import Path
 
 from neuclip.cli.flags import JSON, Command, Flag
 from neuclip.cli.runs import find_run
-from neuclip.cli.tables import aligned, print_json
+from neuclip.cli.tables import print_json
 
 OUTPUT = "compare.html"
 
 COMMAND = Command(
     usage="compare RUN|RESULT... [--output FILE,...]",
     about="""Writes one self-contained HTML page with runs side by side, and prints their final figures. On the page:
-curves over samples, mean and standard deviation over seeds, samples needed to reach another's score, settings that
-differ.
+curves over samples, mean and standard deviation over seeds, differences to the first group over the seeds that both
+have with their 95 % intervals, settings that differ.
 Runs that differ only in run.seed are one group. RESULT is a file of task results (JSON lines), also DataComp's own;
 those of a run (tasks.jsonl in its folder) are read with it. Runs that are still training can be compared too.""",
     flags=(
         Flag(
             "output",
             tuple[str, ...],
-            f"files to write, by the end of their names: .html page, .md the page's tables, .tex main figures, "
+            f"files to write, by the end of their names: .html page, .md and .tex the final figures, "
             f".csv one row per run and figure [default: {OUTPUT}]",
         ),
         JSON,
@@ -39,24 +39,22 @@ those of a run (tasks.jsonl in its folder) are read with it. Runs that are still
 def run(arguments: Sequence[str]) -> int:
     names, flags = COMMAND.parse(arguments)
     paths = [Path(name) if Path(name).is_file() else find_run(name).path for name in names]
-    from neuclip.report.compare import compare, comparison_as_dict, main_tables, renderer_of, write_comparison
-    from neuclip.report.compare_tables import BEST_RULE, PLAIN
+    from neuclip.report.compare import compare
+    from neuclip.report.compare_page import comparison_figures, final_table, write_comparison, writer_of
+    from neuclip.report.page import text_table
 
     outputs = [Path(name) for name in flags.get("output", (OUTPUT,))]
     for path in outputs:
-        renderer_of(path)  # refused before anything is read
+        writer_of(path)  # refused before anything is read
     comparison = compare(paths)
     for path in outputs:
         write_comparison(comparison, path)
-    for notice in comparison.notices:
+    for notice in comparison.notices():
         print(notice, file=sys.stderr)
     if flags.get(JSON.name):
-        print_json(comparison_as_dict(comparison))
+        print_json(comparison_figures(comparison))
         return 0
-    for table in main_tables(comparison, PLAIN):
-        print(aligned([[" ".join(row[:2]), *row[2:]] for row in [table.head, *table.rows]]))
-    if any(score.best is not None for score in comparison.scores):
-        print(f"* {BEST_RULE}")
+    print(text_table(final_table(comparison), notes=True))
     for path in outputs:
         print(path)
     return 0

@@ -11,7 +11,7 @@ from neuclip.cli.runs import find_run
 from neuclip.cli.tables import aligned, print_json
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
-from neuclip.report.verdict import judge_error
+from neuclip.report.findings import judge_error
 
 ANCHORS, SEED, CHECKPOINTS = 10_000, 0, "5"  # the first and the last as in the paper
 

@@ -57,7 +57,7 @@ def print_curve(base: str, tuned: str) -> int:
     """One row per weight: recall@1 in both directions, or top-1 accuracy, of each held-out set. The report draws it."""
     with waiting("loading torch"):
         from neuclip.runs.merge import measure_curve
-    from neuclip.report.page import write_report
+    from neuclip.report.run_report import write_report
 
     lines = measure_curve(base, tuned)
     shown = [

@@ -21,7 +21,7 @@ It reads only the run's records and also works while the run is training.""",
 def run(arguments: Sequence[str]) -> int:
     names, _ = COMMAND.parse(arguments)
     folders = [find_run(name) for name in names]
-    from neuclip.report.page import write_report
+    from neuclip.report.run_report import write_report
 
     for folder in folders:
         print(write_report(folder))
