@@ -22,10 +22,7 @@ DIRECTIONS = {
     "different_text_to_image": ("text to image, different captions", "different_captions", "images"),
 }
 RECALL = re.compile(rf"({'|'.join(DIRECTIONS)})_recall_at_(\d{{1,9}})")
-RETRIEVAL = re.compile(rf"(?:{'|'.join(DIRECTIONS)})_(?:(?:recall|chance)_at_\d{{1,9}}|median_rank)")
 ACCURACIES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "accuracy, mean per class"}
-OTHERS_OF_TASK = ("chance", "largest_class", "classes")
-COUNTS = ("images", "captions", "different_captions", "skipped")
 DEFINITION = "Recall@k: an image is right if any of its captions is among the first k of all, a caption if its image is"
 DIFFERENT_DEFINITION = "over different captions, equal ones count once and every image that has the text is right"
 ERROR_KEY, BATCH_ERROR_KEY = "normalizer_error.method", "normalizer_error.minibatch"  # in evaluation.jsonl
@@ -117,14 +114,14 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def evaluation_tables(figures: Mapping[str, object], before: Figures | None = None) -> list[Table]:
-    """The tables of one evaluation, none of them empty: what training changed since `before`, retrieval, zero-shot
-    classification, and figures without a table of their own. `figures` are flat, as in evaluation.jsonl.
+    """The tables of one evaluation, none of them empty: what training changed since `before`, retrieval and zero-shot
+    classification. `figures` are flat, as in evaluation.jsonl.
 
     >>> [table.caption for table in evaluation_tables({"a.image_to_text_recall_at_1": 0.1, "b.top1": 0.4})]
     ['Retrieval', 'Zero-shot classification']
     """
     known = finite(figures)
-    tables = (change_table(known, before or {}), retrieval_table(known), zero_shot_table(known), others_table(known))
+    tables = (change_table(known, before or {}), retrieval_table(known), zero_shot_table(known))
     return [table for table in tables if table.rows]
 
 
@@ -140,7 +137,7 @@ def change_table(figures: Figures, before: Figures) -> Table:
 
 def retrieval_table(figures: Figures) -> Table:
     """One row per held-out set and direction, each recall with its chance below it."""
-    sets = datasets(figures, RETRIEVAL.pattern)
+    sets = datasets(figures, RECALL.pattern)
     depths = sorted({int(match[2]) for key in figures if (match := RECALL.fullmatch(key.rpartition(".")[2]))})
     rows = [
         row for dataset in sets for direction in DIRECTIONS if (row := recall_row(dataset, direction, depths, figures))
@@ -188,18 +185,6 @@ def zero_shot_table(figures: Figures) -> Table:
     skipped = {task: figures.get(f"{task}.skipped") for task in tasks}
     note = "; ".join(f"{task}: {format_count(count)} skipped" for task, count in skipped.items() if count)
     return Table("Zero-shot classification", head, [row(task) for task in tasks], notes=[note] if note else [])
-
-
-def others_table(figures: Figures) -> Table:
-    """Figures that no other table shows."""
-    tasks = datasets(figures, "top1")
-    rows = []
-    for key, value in figures.items():
-        dataset, dot, metric = key.rpartition(".")
-        shown = metric in COUNTS or RETRIEVAL.fullmatch(metric) or dataset == "normalizer_error"
-        if dot and not shown and not (dataset in tasks and metric in (*ACCURACIES, *OTHERS_OF_TASK)):
-            rows.append([key, format_number(value)])
-    return Table("Other figures", ["figure", "value"], rows)
 
 
 def over_chance(value: float | None, guess: float | None) -> str:
