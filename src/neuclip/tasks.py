@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neuclip.errors import UserError, nearest
+from neuclip.files import cache_folder
 
 Kind = Literal["classification", "retrieval", "puzzles"]
 
@@ -99,6 +100,11 @@ def choose_tasks(names: str) -> tuple[Task, ...]:
         else:
             chosen.add(find_task(name).key)
     return tuple(task for task in tasks() if task.key in chosen)
+
+
+def default_root() -> Path:
+    """Where sets go, and are looked for, when no root is given."""
+    return cache_folder() / "evaluation-sets"
 
 
 def _words(task: Task) -> tuple[str, ...]:

@@ -494,11 +494,6 @@ def test_a_damaged_packed_shard_is_refused_and_to_be_fetched_again(tmp_path, dam
     assert not list(cache.rglob("*.tar"))
 
 
-def test_data_index_has_no_flag_to_verify_and_says_what_to_do_instead(tmp_path, capsys):
-    assert main(["data", "index", str(write_shards(tmp_path / "shards", [1])), "--verify"]) == 2
-    assert "delete its .index.npz" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("data", [b"<html>" * 100, bytes(5000), b"\x1f\x8b\x08"])
 def test_what_is_no_gzip_file_is_refused_with_its_name(tmp_path, data):
     (tmp_path / "0.tar.gz").write_bytes(data)

@@ -6,13 +6,10 @@ import errno
 import json
 from pathlib import Path
 
-import pytest
-
-from neuclip.cli import doctor
+from neuclip.cli.main import main
 from neuclip.data.tables import listed, text
 from neuclip.data.tar import remote
 from neuclip.doctor.diagnosis import examine
-from neuclip.errors import UserError
 from neuclip.settings.reading import read_settings
 from tests.builders.data import table
 
@@ -29,13 +26,14 @@ def test_a_disk_that_fails_during_the_probe_is_a_finding(tmp_path, monkeypatch):
     assert not findings.ready and "Input/output error" in findings.problems[0].what
 
 
-def test_a_server_that_is_down_and_a_set_that_is_not_prepared_are_findings(monkeypatch, capsys):
+def test_a_server_that_is_down_and_missing_packages_of_the_demo_are_findings(monkeypatch, capsys):
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)  # between tries
     settings = read_settings(None, ["--data.train", "http://127.0.0.1:9/a.tar", "--data.remote_timeout", "1"])
     findings, _ = examine(settings)
     assert not findings.ready and "127.0.0.1" in findings.problems[0].what
-    assert doctor.run(["iconify", "--json"]) == 1
+    monkeypatch.setattr("neuclip_icons.sources.RASTERISER_MODULE", "not_there_resvg")
+    assert main(["doctor", "icons-30k", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
-    assert not printed["ready"] and "neuclip data prepare" in printed["problems"][0]["remedy"]
-    with pytest.raises(UserError, match="no such file"):
-        doctor.run(["nowhere.tar", "--json"])
+    assert not printed["ready"] and "pip install 'neuclip[demo]'" in printed["problems"][0]["remedy"]
+    assert main(["doctor", "nowhere.tar", "--json"]) == 2
+    assert "no such file" in capsys.readouterr().err

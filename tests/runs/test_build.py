@@ -76,7 +76,7 @@ def test_a_softmax_objective_has_no_bias_and_leaves_one_that_a_model_brings_alon
         ("{photos/00000,photos/00001}.tar", "{}/{{photos/00000,photos/00001}}.tar"),
         ("a,b:3.csv", "{}/a,b:3.csv"),  # the name of one file
         ("./icons-30k", "{}/icons-30k"),  # a folder; without the dot it is a data set by name
-        ("icons-30k,mnist", "icons-30k,{}/mnist"),  # and mnist is one unless a folder is called so
+        ("icons-30k,photos", "icons-30k,{}/photos"),
         ("s3://bucket/{0..9}.tar:2,https://host/a.tar?x=1,2", "s3://bucket/{{0..9}}.tar:2,https://host/a.tar?x=1,2"),
         ("/data/gone.csv,gone/*.tar", "/data/gone.csv,gone/*.tar"),  # the error names it as it was given
         ("", ""),
@@ -87,8 +87,7 @@ def test_addresses_are_stored_so_that_they_mean_the_same_from_any_folder(given, 
     write_shards(tmp_path / "photos", 4)
     for name in ("pairs.csv", "a,b:3.csv"):
         (tmp_path / name).touch()
-    for name in ("icons-30k", "mnist"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "icons-30k").mkdir()
     assert absolute_address(given) == stored.format(*[tmp_path] * 2)
     assert absolute_address(absolute_address(given)) == absolute_address(given)
 
@@ -97,10 +96,11 @@ def test_the_names_of_held_out_sets_are_stored_with_absolute_addresses(tmp_path,
     monkeypatch.chdir(tmp_path)
     for name in ("photos", "a=b", "cars"):
         (tmp_path / name).mkdir()
-    sets = EvaluationSettings(retrieval=("mine=photos", "a=b"), zero_shot=("cars", "wheels=cars", "x=mnist"))
+    by_name = "x=icons-30k/zero-shot/names"
+    sets = EvaluationSettings(retrieval=("mine=photos", "a=b"), zero_shot=("cars", "wheels=cars", by_name))
     stored = absolute_paths(Settings(evaluation=sets)).evaluation
     assert stored.retrieval == (f"mine={tmp_path}/photos", f"{tmp_path}/a=b")
-    assert stored.zero_shot == (f"{tmp_path}/cars", f"wheels={tmp_path}/cars", "x=mnist")
+    assert stored.zero_shot == (f"{tmp_path}/cars", f"wheels={tmp_path}/cars", by_name)
     assert absolute_paths(Settings(evaluation=stored)).evaluation == stored
 
 

@@ -139,8 +139,8 @@ def test_the_command_prints_the_definition_the_eps_and_a_judgement_per_run(runs,
     assert main(["error", *names, "--anchors", "20", "--checkpoints", "1", "--eps", "1e-5"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("mean over anchors of (log estimate - log exact normalizer)^2")
-    assert "eps 1e-5 for all; 20 anchors (seed 0)" in text and f"{names[0]} was trained with eps 1e-6\n" in text
-    assert f"{names[1]}: the error is as large as a mini-batch's\n" in text
+    assert "eps 1e-5 for all; 20 anchors (seed 0)" in text and "(trained with eps 1e-6)\n" in text
+    assert f"{names[1]}, clip, batch 12: the error is as large as a mini-batch's (trained with eps 1e-4)\n" in text
     assert max(map(len, text.splitlines())) < 120 + len(names[0])
 
 

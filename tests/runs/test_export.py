@@ -109,31 +109,9 @@ def test_an_export_that_fails_its_check_leaves_nothing(run, tmp_path, monkeypatc
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--to", "onxx"], "--to is onxx; did you mean onnx?"),
-        ([], "--to is missing; choose open_clip, transformers or onnx"),
-    ],
-)
-def test_a_format_that_does_not_exist_is_answered_with_those_that_do(run, capsys, arguments, message):
-    assert main(["export", str(run.path), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_model_that_is_no_run_needs_to_be_told_where_to_write(run, capsys):
     assert main(["export", f"local-dir:{run.model}", "--to", "open_clip"]) == 2
     assert "say where to write, as the last argument" in capsys.readouterr().err
-
-
-def test_a_push_without_a_token_is_refused_before_anything_is_written(run, capsys, monkeypatch, tmp_path):
-    import huggingface_hub
-
-    if huggingface_hub.get_token() is not None:
-        pytest.skip("this machine has a token of the Hugging Face hub")
-    assert main(["export", str(run.path), "--to", "open_clip", "--push", "me/x"]) == 2
-    assert "--push needs a token of the Hugging Face hub" in capsys.readouterr().err
-    assert not (run.path / "open_clip").exists()
 
 
 def test_addresses_on_a_card_lose_their_folders_and_secrets():

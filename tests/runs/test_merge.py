@@ -82,12 +82,6 @@ def test_other_preprocessing_is_refused(finished, base, tmp_path, capsys):
     assert "have another preprocessing (mean)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("weight", ["-0.1", "1.5"])
-def test_a_weight_outside_of_0_to_1_is_refused(weight, capsys):
-    assert main(["merge", "a", "b", "--weight", weight]) == 2
-    assert "give a share from 0 (BASE) to 1 (RUN)" in capsys.readouterr().err
-
-
 def test_a_run_with_lora_is_merged_as_the_plain_model_that_it_saved(finished, small_settings, tmp_path):
     flags = ["--run.name", "adapted", "--model.text_tower", "lora", "--optimizer.learning_rate", "0.01"]
     adapted = api.train(small_settings(tmp_path, "--model.pretrained", str(finished.path), *flags))

@@ -1,20 +1,14 @@
-"""Results as aligned columns, or as JSON, on stdout."""
+"""Results as aligned columns."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neuclip.formatting import format_count, format_number, percent
-from neuclip.records import strict
 from neuclip.report.evaluations import CANDIDATES, parse_evaluation
 
 SHARES = ("recall", "chance", "top1", "top5", "mean_per_class", "accuracy", "largest_class")  # written as percent
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(strict(value), indent=2, allow_nan=False))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -67,18 +61,6 @@ def standard_of(dataset: str, metric: str, figures: Mapping[str, Any]) -> str:
     of_task = {"chance": ("top1", "mean_per_class"), "largest_class": ("top1",)}
     parts = [beside(f"{key.replace('_', ' ')} {{}}", key) for key, metrics in of_task.items() if metric in metrics]
     return ", ".join(filter(None, parts))
-
-
-def nested_table(values: Mapping[str, Any]) -> str:
-    """Rows of numbers under common headings, then the numbers that belong to no row."""
-    groups = {name: group for name, group in values.items() if isinstance(group, Mapping)}
-    headings = list(dict.fromkeys(heading for group in groups.values() for heading in group))
-    rows = [["", *headings]] if groups else []
-    rows += [
-        [name, *[as_figure(heading, group.get(heading)) for heading in headings]] for name, group in groups.items()
-    ]
-    alone = [[name.replace("_", " "), as_figure(name, value)] for name, value in values.items() if name not in groups]
-    return "\n".join(table for table in (aligned(rows), aligned(alone)) if table)
 
 
 def as_figure(metric: str, value: Any) -> str:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
+from neuclip.data import by_name
 from neuclip.data.decoding import IMAGE_SUFFIXES
 from neuclip.data.locations import (
     DATASET_TYPE,
@@ -43,7 +44,6 @@ from neuclip.data.tar.index import EVERY_LINE
 from neuclip.data.tar.remote import Limits, list_shards
 from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.data.tar.source import TarSource
-from neuclip.datasets import catalogue
 from neuclip.errors import UserError
 from neuclip.files import read_regular, reading
 from neuclip.secrets import without_query
@@ -226,7 +226,7 @@ def data_name(address: str) -> str:
 
 def _part_name(address: str) -> str:
     """For records: the file's without its ending, a pattern's folder."""
-    if catalogue.is_name(address):
+    if by_name.is_name(address):
         return address
     path = Path(without_query(address)).absolute()
     while not is_there(path) and (STARS.search(path.name) or "{" in path.name):
@@ -236,9 +236,9 @@ def _part_name(address: str) -> str:
 
 
 def _open_one(address: str, options: OpenOptions) -> Source:
-    if catalogue.is_labelled(address):
+    if by_name.is_labelled(address):
         raise UserError(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
-    folder = catalogue.resolve(address)
+    folder = by_name.resolve(address)
     path, name = folder or Path(address), _part_name(address)
     if folder:  # its files are ours: what the user says about others does not hold for them
         options = OpenOptions(limits=options.limits, retrieval=options.retrieval)

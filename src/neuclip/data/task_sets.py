@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from neuclip.data import by_name
 from neuclip.data.decoding import DECODED, NOT_DECODED_REASON
 from neuclip.data.faults import list_faults
 from neuclip.data.locations import (
@@ -34,7 +35,6 @@ from neuclip.data.tables.text import first_line
 from neuclip.data.tar.index import NO_LABEL, key_and_ending
 from neuclip.data.tar.source import TarSource
 from neuclip.data.tar.walk import BLOCK, walk
-from neuclip.datasets import catalogue
 from neuclip.errors import UserError, any_of
 from neuclip.files import open_regular, read_regular, reading
 from neuclip.formatting import plural
@@ -72,7 +72,7 @@ class ZeroShotTask:
     @classmethod
     def open(cls, address: str | Path, *, name: str = "") -> ZeroShotTask:
         """A data set by name or a folder. `name` is what figures carry, the address if there is none."""
-        folder = Path(catalogue.resolve(str(address)) or address)
+        folder = Path(by_name.resolve(str(address)) or address)
         if not is_there(folder) or not folder.is_dir():
             near = nearest_path(folder)
             hint = f"did you mean {near}?" if near and near.is_dir() else f"give {LAYOUTS}"

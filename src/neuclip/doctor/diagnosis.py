@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from neuclip.data.by_name import is_name
 from neuclip.data.locations import is_there, parts_of
 from neuclip.data.mixture import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source, fingerprint
-from neuclip.datasets.catalogue import unprepared
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.held_out import note_held_out
 from neuclip.doctor.model import cached_facts
@@ -63,14 +63,14 @@ def examine(settings: Settings, *, ranks: int = 1, sample: int | None = None) ->
 
 
 def open_data(findings: Findings, settings: Settings) -> Source | None:
-    """None, with a problem noted, if the data exists or should exist (a server is down, a data set is not prepared) but
-    cannot be used. A path that does not exist is an error."""
+    """None, with a problem noted, if the data exists or should exist (a server is down, packages of the demo's
+    data are missing) but cannot be used. A path that does not exist is an error."""
     data = settings.data
     try:
         return open_training_data(settings)
     except (UserError, RunFailed) as error:
         missing = isinstance(error, UserError) and not is_there(Path(data.train))
-        if missing and not any(unprepared(part) for part, _ in parts_of(data.train)):
+        if missing and not any(is_name(part) for part, _ in parts_of(data.train)):
             raise
         findings.fail_with(error, "there is no data to train on")
         return None

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from neuclip import objectives
+from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode, decode_rgb
 from neuclip.data.faults import refuse_bad_source
 from neuclip.data.held_out import held_out_addresses, named
@@ -24,7 +25,6 @@ from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.mixture import order_of
 from neuclip.data.open import open_training_data
 from neuclip.data.source import Source
-from neuclip.datasets.catalogue import is_name
 from neuclip.distributed.collectives import is_main, rank
 from neuclip.errors import UserError
 from neuclip.files import available_cores

@@ -44,30 +44,13 @@ from neuclip.runs.environment import environment, set_threads
 from neuclip.runs.folder import check_new, lock, make_folder, remove_partial, restarted_run, write_settings
 from neuclip.runs.pretrained import OWN_CONFIG
 from neuclip.secrets import without_queries
-from neuclip.settings.reading import changed_fields, read_settings
+from neuclip.settings.reading import changed_fields, may_change_at_resume, read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training.batches import TruncatedCaptions
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
 
 T = TypeVar("T")
-
-# What may differ when a run is resumed: where and how it runs, never what it computes. The data may have moved: that
-# they are the same, in the same order, is checked when they are open.
-MAY_CHANGE_AT_RESUME = (
-    "data.train",
-    "run.device",
-    "run.threads",
-    "data.workers",
-    "data.cache_size",
-    "data.remote_timeout",
-    "data.max_bad_share",
-    "data.stored_features",
-    "train.micro_batch_size",
-    "evaluation.",
-    "checkpoint.",
-    "log.",
-)
 
 
 def from_main_rank(action: Callable[[], T]) -> T:
@@ -246,7 +229,8 @@ def refuse_single_images(settings: Settings, plan: Plan, built: BuiltModel) -> N
 
 def check_resumable(settings: Settings, folder: RunFolder) -> None:
     stored = absolute_paths(read_settings(folder.settings, []))
-    changed = [key for key in changed_fields(stored, settings) if not key.startswith(MAY_CHANGE_AT_RESUME)]
+    objective = settings.objective_name
+    changed = [key for key in changed_fields(stored, settings) if not may_change_at_resume(key, objective)]
     if changed:
         raise UserError(
             f"{folder.path} cannot be continued with another {', '.join(changed)}; "
