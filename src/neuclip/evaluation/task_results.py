@@ -67,7 +67,9 @@ def measure_tasks(
     model = facts_of_model(embedder.built)
     facts = {task: model | facts_of_data(one) for task, one in opened.items()}
     known = all_gather_object(on_main_rank(lambda: open_results(file, model)))[0] or {}
-    todo = {task: one for task, one in opened.items() if not is_same(known.get(task.key), facts[task])}
+    changed = {task.key for task in opened if not is_same(known.get(task.key), facts[task])}
+    changed = all_gather_object(changed)[0]  # times of files may differ between machines, and all measure the same
+    todo = {task: one for task, one in opened.items() if task.key in changed}
     if len(todo) < len(opened) and is_main():
         count = plural(len(opened) - len(todo), "task")
         print(f"{count} in {file} already, of the same weights and data", file=sys.stderr)
