@@ -101,8 +101,8 @@ def test_runs_measure_the_error_on_the_way_are_skipped_when_done_and_resumed_whe
     assert execute(runs, root, parallel=2) == []
     lines = {run.method.name: read_lines(run.folder(root).evaluation) for run in runs}
     measured = {name: [line for line in found if "normalizer_error.minibatch" in line] for name, found in lines.items()}
-    assert [line["samples"] for line in measured["clip"]] == [16, 32, 48]
-    assert [line["samples"] for line in measured["siglip"]] == [16, 32, 48]
+    assert [line["samples"] for line in measured["clip"]] == [16, 32, 48, 64]
+    assert [line["samples"] for line in measured["siglip"]] == [16, 32, 48, 64]
     assert all("normalizer_error.method" in line for line in measured["clip"])
     assert not any("normalizer_error.method" in line for line in measured["siglip"])  # SigLIP estimates none
     written = runs[0].folder(root).summary.stat().st_mtime_ns

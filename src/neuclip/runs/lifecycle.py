@@ -14,7 +14,7 @@ from typing import Any
 from neuclip.distributed.collectives import is_main
 from neuclip.distributed.ranks import StopRequest, from_main_rank, main_rank_first, on_main_rank, sync_errors
 from neuclip.errors import RunFailed, UserError
-from neuclip.files import existing_parent, reading
+from neuclip.files import existing_parent, read_regular, reading
 from neuclip.formatting import byte_size, plural
 from neuclip.machine import environment
 from neuclip.progress import say
@@ -82,6 +82,9 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
 
 
 def check_resumable(settings: Settings, folder: RunFolder) -> None:
+    with reading(folder.settings, REMEDY):
+        if not read_regular(folder.settings).strip():
+            raise ValueError("it is empty")
     stored, objective = resolve(read_settings(folder.settings, [])), settings.objective_name
     changed = [key for key in changed_fields(stored, settings) if not may_change_at_resume(key, objective)]
     if changed:

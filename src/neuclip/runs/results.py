@@ -19,7 +19,7 @@ from neuclip.distributed.ranks import from_main_rank, main_rank_first, on_main_r
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
-from neuclip.evaluation.runner import Evaluation, evaluate_held_out
+from neuclip.evaluation.held_out import Evaluation, evaluate_held_out
 from neuclip.formatting import plural
 from neuclip.machine import peak_memory_bytes
 from neuclip.models.config import longer_context
@@ -27,9 +27,9 @@ from neuclip.models.export import export_model
 from neuclip.progress import say
 from neuclip.records import append_line, keep_up_to, read_lines, write_json
 from neuclip.report.contents import late_median
-from neuclip.report.page import write_report
+from neuclip.report.run_report import write_report
 from neuclip.runs.advice import run_advice
-from neuclip.runs.error import estimator_errors, measure_error
+from neuclip.runs.error import error_figures, measure_error
 from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
 from neuclip.training.run import Run
@@ -90,7 +90,7 @@ def measure(run: Run, sets: HeldOutSets) -> tuple[Evaluation, dict[str, Any]]:
     errors = measure_error(run) if settings.evaluation.error_anchors and run.step else {}
 
     def write() -> None:
-        if figures := evaluation.figures | (estimator_errors(errors) if errors else {}):
+        if figures := evaluation.figures | (error_figures(errors) if errors else {}):
             keep_up_to(run.folder.evaluation, run.samples - 1)
             append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
 

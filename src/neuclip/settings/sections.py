@@ -235,7 +235,7 @@ class EvaluationSettings(Section):
     at_start: bool = option(False, "evaluate before the first step too: what the model knew before fine-tuning")
     batch_size: int = option(256, "images per forward pass", at_least=1)
     error_anchors: int = option(
-        0, "anchors for the normalizer error at each evaluation; 0: none (see `neuclip error`)", at_least=0
+        0, "anchors for the normalizer error, measured at every evaluation; 0: none (see `neuclip error`)", at_least=0
     )
     gallery: int = option(12, "example queries per direction in the report", at_least=0)
 
