@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.cli.eval import error_text
+from neuclip.cli.eval import error_text, figures_text
 from neuclip.cli.main import main
-from neuclip.cli.tables import aligned, figures_table
-from neuclip.report.evaluations import DEFINITION, DIFFERENT_DEFINITION
+from neuclip.report.measures import DEFINITION
 from neuclip.settings.paper import paper_yaml
 from neuclip.settings.reading import read_settings
 from tests.builders.images import write_csv, write_shards
@@ -19,10 +18,6 @@ from tests.builders.images import write_csv, write_shards
 def printed(capsys, command: str) -> str:
     assert main(command.split()) == 0
     return capsys.readouterr().out
-
-
-def table_rows(figures) -> list[str]:
-    return [" ".join(line.split()) for line in figures_table(figures).splitlines()]
 
 
 # --- recipe ----------------------------------------------------------------------------------------------------------
@@ -105,32 +100,19 @@ def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def test_columns_line_up():
-    assert aligned([["a", "1"], ["long", "22", "x"]]) == "a      1\nlong  22  x\n"
-
-
-def test_figures_stand_beside_their_chance_and_empty_counts_are_left_out():
-    recall = {"icons/new.image_to_text_recall_at_1": 0.123, "icons/new.image_to_text_chance_at_1": 0.001}
-    accuracy = {"b.v1.top1": 0.25, "b.v1.mean_per_class": 0.2, "b.v1.chance": 1 / 9, "b.v1.largest_class": 0.302}
-    assert table_rows({**recall, "icons/new.images": 1000, "icons/new.skipped": 0, **accuracy, "c.skipped": 2}) == [
-        *("icons/new", "image to text recall at 1 12.3 % chance 0.10 %", "images 1,000"),
-        *("b.v1", "top1 25.0 % chance 11.1 %, largest class 30.2 %", "mean per class 20.0 % chance 11.1 %"),
-        *("c", "skipped 2"),
-        f"recall at k: {DEFINITION}",
+def test_the_tables_of_an_evaluation_stand_below_their_names_with_their_notes():
+    figures = {"a.images": 1000, "a.captions": 5000, "a.image_to_text_recall_at_1": 0.5, "b.top1": 0.25}
+    assert [" ".join(line.split()) for line in figures_text(figures).splitlines()] == [
+        "Retrieval",
+        "held-out set direction over chance recall@1 median rank",
+        "a image to text – 50.0 % –",
+        f"{DEFINITION}.",
+        "a: 1,000 images, 5,000 captions, 5 per image",
+        "",
+        "Zero-shot classification",
+        "task top-1 over chance top-5 mean per class chance largest class classes images",
+        "b 25.0 % – – – – – – –",
     ]
-
-
-def test_a_median_rank_stands_beside_the_number_of_candidates():
-    figures = {"a.images": 1144, "a.captions": 1200, "a.different_captions": 960}
-    figures |= {"a.image_to_text_median_rank": 8, "a.text_to_image_median_rank": 9}
-    figures |= {"a.image_to_different_text_median_rank": 7, "a.different_text_to_image_recall_at_1": 0.6}
-    rows = table_rows(figures)
-    assert rows[4:7] == [
-        "image to text median rank 8 of 1,200 captions",
-        "text to image median rank 9 of 1,144 images",
-        "image to different text median rank 7 of 960 different captions",
-    ]
-    assert f"recall at k: {DIFFERENT_DEFINITION}" in rows
 
 
 def test_errors_are_a_verdict_per_run_and_a_row_per_checkpoint():

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from neuclip.formatting import format_count, format_number, format_samples, percent, times_chance
+from neuclip.formatting import format_count, format_number, format_samples, percent
 from neuclip.models.towers import BuiltModel, image_shape
 from neuclip.records import RunFolder
-from neuclip.report.contents import RunContents, as_dict, number, read_contents
-from neuclip.report.evaluations import DIRECTIONS, Evaluation, all_evaluations
+from neuclip.report.contents import Figures, RunContents, finite, read_contents
+from neuclip.report.measures import evaluation_tables
+from neuclip.report.page import markdown_table
 from neuclip.secrets import between_commas, without_queries
 
 LOADING = {
@@ -120,56 +121,43 @@ def about_model(built: BuiltModel) -> str:
 
 
 def about_run(run: RunContents, samples: int) -> Iterator[str]:
-    data, versions = (as_dict(run.environment.get(key)) for key in ("data", "versions"))
+    setting, environment = run.settings.get, run.environment.get
     rows = {
-        "data": public(str(run.setting("data", "train") or "unknown")),
-        "pairs": format_count(number(data.get("count"))),
-        "fingerprint of the captions": str(data.get("sha256", ""))[:16],
+        "data": public(str(setting("data.train") or "unknown")),
+        "pairs": format_count(finite(run.environment).get("data.count")),
+        "fingerprint of the captions": str(environment("data.sha256", ""))[:16],
         "method": run.objective,
-        "started from": public(str(run.setting("model", "pretrained") or run.setting("model", "name") or "")),
-        "image tower, text tower": ", ".join(
-            str(run.setting("model", f"{side}_tower") or "") for side in ("image", "text")
-        ),
+        "started from": public(str(setting("model.pretrained") or setting("model.name") or "")),
+        "image tower, text tower": ", ".join(str(setting(f"model.{side}_tower") or "") for side in ("image", "text")),
         "samples seen": format_samples(samples),
-        "batch size": format_count(run.batch_size),
+        "batch size": format_count(setting("train.batch_size")),
         "learning rate, weight decay": ", ".join(
-            format_number(number(run.setting("optimizer", name))) for name in ("learning_rate", "weight_decay")
+            format_number(setting(f"optimizer.{name}")) for name in ("learning_rate", "weight_decay")
         ),
-        "seed": str(run.setting("run", "seed")),
-        "neuclip, torch": ", ".join(str(versions.get(package, "")) for package in ("neuclip", "torch")),
+        "seed": str(setting("run.seed")),
+        "neuclip, torch": ", ".join(str(environment(f"versions.{package}", "")) for package in ("neuclip", "torch")),
     }
     yield f"## Training\n\n{table(['', ''], ((name, value) for name, value in rows.items() if value.strip(', ')))}"
-    measured = [evaluation for evaluation in all_evaluations(run) if evaluation.samples == samples]
+    measured = [evaluation for evaluation in run.evaluations if evaluation["samples"] == samples]
     yield f"## Results\n\n{results(measured[-1]) if measured else 'Not measured at this point of the training.'}"
     yield f"## Limits\n\n{limits(run, bool(measured))}"
 
 
-def results(evaluation: Evaluation) -> str:
-    rows: list[tuple[str, ...]] = []
-    for held_out in evaluation.retrieval:
-        for direction, words in DIRECTIONS.items():
-            for k in held_out.depths(direction):
-                recall, chance = held_out.recall_and_chance(direction, k)
-                rows.append((public(held_out.name), f"recall@{k}, {words}", *against(recall, chance)))
-    for task in evaluation.zero_shot:
-        rows.append((public(task.name), "zero-shot, top-1", *against(task["top1"], task["chance"])))
-    if not rows:
-        return "No held-out set was given."
-    return table(["held-out set", "measure", "result", "chance", ""], rows)
-
-
-def against(value: float | None, chance: float | None) -> tuple[str, str, str]:
-    return percent(value), percent(chance), times_chance(value, chance)
+def results(figures: Figures) -> str:
+    parts = ((*key.rpartition("."), value) for key, value in figures.items())
+    tables = evaluation_tables({f"{public(dataset)}{dot}{metric}": value for dataset, dot, metric, value in parts})
+    shown = [f"**{one.caption}**\n\n{markdown_table(one)}" for one in tables]
+    return "\n".join(shown).rstrip() or "No held-out set was given."
 
 
 def limits(run: RunContents, measured: bool) -> str:
     lines = ["It repeats what its captions say, with their mistakes and prejudices; nobody has looked for these."]
     lines.append("The figures hold for images and captions like those of the sets above." if measured else "")
-    if truncated := run.truncated_captions:
+    if truncated := run.last("truncated_captions"):
         lines.append(f"{percent(truncated)} of the captions filled the context, and may have been cut off.")
-    if skipped := sum(run.skipped.get("", {}).values()):
-        lines.append(f"{skipped:,} training samples could not be used.")
-    lines += [f"{public(name)} was not measured." for name in as_dict(run.summary.get("not_measured"))]
+    if skipped := sum(finite(run.under("skipped")).values()):
+        lines.append(f"{skipped:,.0f} training samples could not be used.")
+    lines += [f"{public(name)} was not measured." for name in run.under("not_measured")]
     return "\n".join(f"- {line}" for line in lines if line)
 
 

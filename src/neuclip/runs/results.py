@@ -32,7 +32,7 @@ from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
 from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write_json
 from neuclip.report.contents import late_median
-from neuclip.report.page import write_report
+from neuclip.report.run_report import write_report
 from neuclip.runs.environment import peak_memory_bytes
 from neuclip.runs.error import error_figures, measure_error
 from neuclip.runs.summary import headline_text, summary_text

@@ -1,4 +1,5 @@
-"""A run folder as training leaves it, with made-up but plausible values and drawn thumbnails."""
+"""Run folders as training leaves them, with made-up but plausible values and drawn thumbnails; and small ones, with the
+figures that a comparison is about."""
 
 from __future__ import annotations
 
@@ -7,16 +8,19 @@ import io
 import json
 import math
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from PIL import Image, ImageDraw
 
-from neuclip.records import RunFolder, append_line, write_json
+from neuclip.records import RunFolder, read_lines, write_json
+from neuclip.tasks import tasks
 
 BATCH, STEPS, LOG_EVERY = 128, 4000, 10
 SHAPES, COLOURS = ("circle", "square", "triangle"), ("red", "orange", "green", "blue", "purple", "black")
+SMALL_BATCH, FEW_SAMPLES, SET = 100, 1000, "icons/new"  # of small runs
 HELD_OUT = ("icons-30k/new-drawings", "icons-30k/new-concepts")
 SETTINGS: dict[str, dict[str, Any]] = {
     "run": {"name": "2026-11-16-neuclip-tiny", "folder": "runs", "seed": 0, "device": "auto", "threads": 2},
@@ -52,6 +56,9 @@ def training_record(step: int, noise: random.Random) -> dict[str, Any]:
         "normalizer_share": normalizer,
         "gradient_norm": 0.6 + 3 * math.exp(-12 * done) * math.exp(noise.gauss(0, 0.25)),
         "mean_log_normalizer_image": -3.1 * done,
+        "share_at_eps": 0.04 * done,
+        "capped": 0.0,
+        "truncated_captions": 0.013,
     }
 
 
@@ -119,6 +126,10 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+def change_json(path: Path, **changes: Any) -> None:
+    write_json(path, json.loads(path.read_text()) | changes)
+
+
 def write_sample_run(path: Path) -> RunFolder:
     """A finished NeuCLIP run. Tests take away or change what they are about."""
     folder = RunFolder(path)
@@ -126,9 +137,13 @@ def write_sample_run(path: Path) -> RunFolder:
     noise = random.Random(1)
     folder.settings.write_text(yaml.safe_dump(SETTINGS, sort_keys=False))
     write_lines(folder.records, [training_record(step, noise) for step in range(LOG_EVERY, STEPS + 1, LOG_EVERY)])
-    for step in range(500, STEPS + 1, 500):
-        append_line(folder.evaluation, {"samples": step * BATCH, "step": step} | evaluation_figures(step / STEPS))
-    append_line(folder.skipped, {"id": 17, "reason": "cannot decode"})
+    evaluations = [
+        {"samples": step * BATCH, "step": step}
+        | evaluation_figures(step / STEPS)
+        | {"normalizer_error.method": 480 / step, "normalizer_error.minibatch": 1.9}
+        for step in range(500, STEPS + 1, 500)
+    ]
+    write_lines(folder.evaluation, evaluations)
     errors = {"image": 0.11, "text": 0.13, "mean": 0.12, "mean_without_duplicates": 0.09}
     of_batch = {"image": 1.8, "text": 2.0, "mean": 1.9, "mean_without_duplicates": 0.21}
     summary = {
@@ -153,7 +168,8 @@ def write_sample_run(path: Path) -> RunFolder:
     write_json(folder.summary, summary)
     versions = {"neuclip": "0.1.0", "torch": "2.13.0", "open_clip_torch": "3.3.0", "python": "3.11.9"}
     data = {"count": 27500, "sha256": "9f2c" * 16}
-    write_json(folder.environment, {"versions": versions, "device": "cpu", "threads": 2, "data": data})
+    facts = {"started": "2026-11-16T21:05:09+02:00", "device": "cpu", "threads": 2}
+    write_json(folder.environment, facts | {"versions": versions, "data": data})
     write_json(folder.gallery, gallery())
     return folder
 
@@ -163,10 +179,77 @@ def make_fine_tuned(folder: RunFolder) -> None:
     new data, which rises, and on the old, which falls."""
     start = {key: 0.3 * value if "recall" in key or "top" in key else value for key, value in FIGURES_AT_END.items()}
     start |= {f"{HELD_OUT[1]}.image_to_text_recall_at_1": 0.44}
-    lines = folder.evaluation.read_text()
-    write_lines(folder.evaluation, [{"samples": 0, "step": 0} | start])
-    folder.evaluation.write_text(folder.evaluation.read_text() + lines)
-    for step in range(11):
-        weight = step / 10
-        merged = {key: value + weight * (FIGURES_AT_END[key] - value) for key, value in start.items()}
-        append_line(folder.merges, {"weight": weight} | merged)
+    write_lines(folder.evaluation, [{"samples": 0, "step": 0} | start, *read_lines(folder.evaluation)])
+    merged = [
+        {"weight": step / 10} | {key: x + step / 10 * (FIGURES_AT_END[key] - x) for key, x in start.items()}
+        for step in range(11)
+    ]
+    write_lines(folder.merges, merged)
+
+
+def write_run(
+    path: Path,
+    recalls: Sequence[float],
+    *,
+    seed: int = 0,
+    objective: str = "clip",
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    errors: Sequence[float] = (),
+    data: str = "same data",
+    extra: Mapping[str, float] | None = None,
+    finished: bool = True,
+) -> Path:
+    """A run whose image-to-text recall@1 was `recalls`, at even intervals up to its last sample, the others less."""
+    folder = RunFolder(path)
+    path.mkdir(parents=True)
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"name": path.name, "folder": str(path.parent), "seed": seed},
+        "data": {"train": "icons"},
+        "model": {"name": "tiny"},
+        "objective": {"name": objective},
+        "train": {"batch_size": SMALL_BATCH, "samples": FEW_SAMPLES},
+    }
+    for section, values in (settings or {}).items():
+        sections[section] |= values
+    folder.settings.write_text(yaml.safe_dump(sections, sort_keys=False))
+    budget = sections["train"]["samples"]
+    steps = range(SMALL_BATCH, budget + 1, SMALL_BATCH)
+    write_lines(
+        folder.records,
+        [
+            {"samples": samples, "loss": 5 - samples / budget, "temperature": 0.07, "calibration": 1.1, "accuracy": 0.5}
+            for samples in steps
+        ],
+    )
+    evaluations = []
+    for index, recall in enumerate(recalls):
+        figures = {f"{SET}.image_to_text_recall_at_1": recall, f"{SET}.text_to_image_recall_at_1": recall / 2}
+        figures |= {f"{SET}.image_to_text_recall_at_5": 2 * recall, f"{SET}.image_to_text_chance_at_1": 0.001}
+        figures |= {f"{SET}.images": 1000, f"{SET}.captions": 1000, "kinds.top1": recall, "kinds.chance": 0.1}
+        evaluations.append({"samples": budget * (index + 1) / len(recalls)} | figures | (extra or {}))
+    for evaluation, error in zip(evaluations, errors, strict=False):
+        evaluation["normalizer_error.method"] = error
+    write_lines(folder.evaluation, evaluations)
+    if finished:
+        final = {key: value for key, value in evaluations[-1].items() if "." in key} if evaluations else {}
+        summary: dict[str, Any] = {"samples_seen": budget, "evaluation": final, "samples_per_second": 50.0}
+        if errors:
+            summary["normalizer_error"] = {"eps": 1e-6, "estimators": {"method": {"mean": errors[-1]}}}
+        write_json(folder.summary, summary)
+    write_json(folder.environment, {"data": {"count": 10_000, "sha256": data}})
+    return path
+
+
+def write_results(path: Path, *, add: float = 0.0, leave_out: int = 0, meta: Mapping[str, Any] | None = None) -> Path:
+    """Main metrics 0.01, 0.02, ... of DataComp's tasks as its own files hold them, without those at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = tasks()[: len(tasks()) - leave_out]
+    lines: list[dict[str, Any]] = [
+        {"key": task.key, "dataset": task.name, "metrics": {"acc5": 0.9, "main_metric": (place + 1) / 100 + add}}
+        for place, task in enumerate(kept)
+    ]
+    if meta is not None:  # as we write them
+        lines = [line | {"meta": meta} for line in lines]
+    lines.append({"key": "fairness/fairface", "dataset": "FairFace", "metrics": {"main_metric": None}})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
