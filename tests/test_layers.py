@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "settings": {"errors", "secrets"},
     "files": {"errors"},
     "records": {"errors", "files", "settings"},
-    "tasks": {"errors", "settings"},
+    "tasks": {"errors", "files"},
     "distributed": FLOOR,
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},

@@ -10,12 +10,13 @@ from torch import nn
 from neuclip.distributed.error_sync import process_group, sync_errors
 from neuclip.distributed.same_settings import require_same_settings
 from neuclip.distributed.stopping import stop_requests
+from neuclip.evaluation.task_results import TaskResults
 from neuclip.models.towers import Tokenize, Transform
 from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
 from neuclip.runs.build import absolute_paths, resolve_held_out
 from neuclip.runs.error import normalizer_errors
-from neuclip.runs.evaluate import Given, measure, measure_datacomp
+from neuclip.runs.evaluate import Datacomp, Overrides, measure
 from neuclip.runs.pretrained import resolve_model
 from neuclip.runs.target import open_target
 from neuclip.settings.reading import read_settings
@@ -23,7 +24,7 @@ from neuclip.settings.sections import Settings
 from neuclip.training import loop
 from neuclip.training.stored_features import store_features
 
-__all__ = ["evaluate", "load", "measure", "measure_datacomp", "normalizer_errors", "train"]
+__all__ = ["Datacomp", "evaluate", "load", "measure", "measure_datacomp", "normalizer_errors", "train"]
 
 
 def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:
@@ -47,17 +48,31 @@ def train(settings: Settings | None = None, *, resume: Path | None = None) -> Pa
     return run.folder.path
 
 
-def evaluate(target: str, **given: Unpack[Given]) -> dict[str, float]:
+def evaluate(target: str, **overrides: Unpack[Overrides]) -> dict[str, float]:
     """Held-out figures of a run, a checkpoint or a model: `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a
-    tag of open_clip or the path of a file. What is not given comes from the run's settings.
+    tag of open_clip or the path of a file. `overrides` come before the run's settings.
 
     Each set has a figure `skipped`: the samples that could not be used. Too many of them raise RunFailed.
 
     >>> evaluate("runs/first", retrieval=("shards/{00020..00021}.tar",))        # doctest: +SKIP
     """
-    evaluation = measure(target, **given)
+    evaluation, _ = measure(target, **overrides)
+    assert evaluation is not None
     evaluation.raise_refused()
     return evaluation.figures
+
+
+def measure_datacomp(
+    target: str, *, data: str | Path, tasks: str = "datacomp", output: str | Path = "", **overrides: Unpack[Overrides]
+) -> TaskResults:
+    """Those of DataComp's tasks whose data are below the folder `data`, on whatever `evaluate` measures. Results are
+    kept in a file task by task; what is there already is not measured again.
+
+    >>> measure_datacomp("runs/first", data="evaluation-sets", tasks="imagenet,retrieval")        # doctest: +SKIP
+    """
+    _, results = measure(target, held_out=False, datacomp=Datacomp(data, tasks, output), **overrides)
+    assert results is not None
+    return results
 
 
 def load(target: str) -> tuple[nn.Module, Transform, Tokenize]:

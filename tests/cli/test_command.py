@@ -119,7 +119,9 @@ def test_every_help_page_has_all_flags_and_examples_that_can_be_typed(name, caps
     keywords = [one.name for one in inspect.signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY]
     assert set(flags_of(command)) == set(keywords) - {SETTINGS}
     assert all(f"\n  --{flag.name}" in page for flag in flags_of(command).values())
-    for example in read_page(command).examples:
+    examples = read_page(command).examples
+    assert f"\nexample{'s' if len(examples) > 1 else ''}:\n  {examples[0]}\n" in page
+    for example in examples:
         assert f"\n  {example}\n" in page and example.startswith(f"neuclip {name} ")
         given = typed(command, example.removeprefix(f"neuclip {name} ")).arguments
         if SETTINGS in given:

@@ -9,10 +9,10 @@ import pytest
 
 from neuclip.cli.main import main
 from neuclip.data import evaluation_sets
-from neuclip.data.evaluation_sets import default_root, get_sets
+from neuclip.data.evaluation_sets import get_sets
 from neuclip.data.task_sets import ZeroShotTask
 from neuclip.errors import RunFailed, UserError
-from neuclip.tasks import choose_tasks
+from neuclip.tasks import choose_tasks, default_root
 from tests.builders.data import (
     PUZZLES,
     image_bytes,
@@ -112,7 +112,7 @@ def test_nothing_is_downloaded_unasked(hub, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", nobody)
         assert main(["data", "get", "dtd", "--to", str(tmp_path / "sets")]) == 2
     err = capsys.readouterr().err
-    assert "Describable Textures: 10.3 kB" in err and "needs a yes; give --yes" in err
+    assert "Describable Textures: 10.3 kB" in err and "needs a yes, and this is no terminal; give --yes" in err
     assert hub.sent == [] and not (tmp_path / "sets").exists()
 
 

@@ -51,7 +51,7 @@ def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(finish
     run = RunFolder(shutil.copytree(finished.path, tmp_path / "whole"))
     assert main(["merge", f"local-dir:{base}", str(run.path), "--curve"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 12
-    assert "weight of the fine-tuned model" in run.report.read_text()
+    assert "weight of this run" in run.report.read_text()
     lines = read_lines(run.merges)
     assert [line.pop("weight") for line in lines] == [step / 10 for step in range(11)]
     held_out = read_settings(run.settings, []).evaluation.retrieval

@@ -22,6 +22,7 @@ def test_no_output_and_no_file_of_a_run_shows_a_password_and_settings_are_privat
     flags = f"""--data.train {address} --evaluation.retrieval {address} --run.folder {tmp_path} --run.name r
         --run.threads 1 --data.workers 0 --model.name {NORMS_FILE} --train.samples 16 --objective clip
         --evaluation.error_anchors 0""".split()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # addresses in the settings of a run are fetched
     for arguments in (
         ["train", *flags, *batch],
         ["train", "--resume", run],
@@ -30,7 +31,9 @@ def test_no_output_and_no_file_of_a_run_shows_a_password_and_settings_are_privat
         ["data", "index", address, "--json"],
     ):
         assert main(arguments) == 0, arguments
+    monkeypatch.delenv("HF_HUB_OFFLINE")
     for arguments in (
+        ["eval", run],
         ["train", address],
         ["train", "--evaluation.retrieval", f"{address},,b"],
         ["eval", run, "--retrieval", f"{address},,b"],

@@ -1,4 +1,4 @@
-"""`neuclip data list | prepare | get | convert | index`"""
+"""`neuclip data get | convert | index`"""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from neuclip.cli.command import print_json
 from neuclip.errors import UserError
 from neuclip.formatting import byte_size, plural
 from neuclip.progress import waiting
 from neuclip.secrets import without_queries
-from neuclip.tasks import Task, choose_tasks
+from neuclip.tasks import Task, choose_tasks, default_root
+
+if TYPE_CHECKING:
+    from neuclip.data.evaluation_sets import Got, HubCopy
 
 
 def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: bool = False) -> int:
@@ -30,16 +33,17 @@ def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: 
     --list: list the tasks, and which of them are below the folder
 
     neuclip data get imagenet --to sets
+    neuclip data get vtab --list
     """
-    with waiting("loading torch"):
-        from neuclip.data.evaluation_sets import default_root, get_sets
-
     root = Path(to or default_root())
     if list:
         return list_tasks(choose_tasks(",".join(names) or "datacomp"), root, as_json=json)
     tasks = choose_tasks(",".join(names))
     if not tasks:
         raise UserError("data get needs a task; give datacomp for all, or one that neuclip data get --list shows")
+    with waiting("loading torch"):
+        from neuclip.data.evaluation_sets import get_sets
+
     got = get_sets(tasks, root, lambda copies: agree(copies, root, yes=yes))
     if json:
         print_json([asdict(one) | {"task": one.task.key, "folder": one.folder and str(one.folder)} for one in got])
@@ -48,7 +52,7 @@ def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: 
     return 0 if all(one.folder for one in got) else 1
 
 
-def print_got(got: Sequence[Any]) -> None:
+def print_got(got: Sequence[Got]) -> None:
     """The folder of each set that is there; what could not be got goes to stderr."""
     for one in got:
         if one.folder is None:
@@ -72,7 +76,7 @@ def list_tasks(tasks: Sequence[Task], root: Path, *, as_json: bool) -> int:
     return 0
 
 
-def agree(copies: Sequence[Any], root: Path, *, yes: bool) -> None:
+def agree(copies: Sequence[HubCopy], root: Path, *, yes: bool) -> None:
     """Gigabytes are downloaded only when somebody wants them."""
     for copy in copies:
         print(f"{copy.task.name}: {byte_size(copy.bytes)}, {copy.repository}", file=sys.stderr)

@@ -9,17 +9,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from neuclip.cli.command import Count, check_target, find_run, is_main_rank, print_json
-from neuclip.cli.tables import aligned, figures_table
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
 from neuclip.report.findings import judge_error
+from neuclip.report.measures import evaluation_tables
+from neuclip.report.page import Table, text_table
 from neuclip.runs.summary import held_out_skipped
 from neuclip.settings.writing import WIDTH
-from neuclip.tasks import GROUPS
+from neuclip.tasks import Average, default_root
 
 if TYPE_CHECKING:
-    from neuclip.runs.evaluate import Evaluation
-    from neuclip.runs.tasks import Average, TaskResults
+    from neuclip.runs.evaluate import Evaluation, TaskResults
 
 NOT_MEASURED = ": not measured"  # how the reason ends why an average lacks a task
 # Metrics shown beside the main one: where published results are counted otherwise than they are meant.
@@ -63,25 +63,20 @@ def evaluate(
     neuclip eval ViT-B-32:weights.safetensors --data evaluation-sets --tasks imagenet,retrieval
     """
     check_target(target)
-    own_data: dict[str, Any] = {
+    of_own_data = {
         "retrieval": retrieval,
         "zero_shot": zero_shot,
         "image_column": evaluation_image_column,
         "caption_column": evaluation_caption_column,
         "caption_key": evaluation_caption_key,
     }
-    both: dict[str, Any] = {"batch_size": batch_size, "max_bad_share": max_bad_share}
     wants_tasks = bool(data or tasks or output)
-    wants_own_data = not wants_tasks or any(value is not None for value in own_data.values())
+    wants_own_data = not wants_tasks or any(value is not None for value in of_own_data.values())
     from neuclip import api
 
-    measured = api.measure(target, **own_data, **both) if wants_own_data else None
-    results = None
-    if wants_tasks:
-        from neuclip.data.evaluation_sets import default_root
-
-        place = data or default_root()
-        results = api.measure_datacomp(target, data=place, tasks=tasks or "datacomp", output=output, **both)
+    chosen = api.Datacomp(data or default_root(), tasks or "datacomp", output) if wants_tasks else None
+    overrides: dict[str, Any] = {**of_own_data, "batch_size": batch_size, "max_bad_share": max_bad_share}
+    measured, results = api.measure(target, held_out=wants_own_data, datacomp=chosen, **overrides)
     if not is_main_rank():
         return 0
     if json:
@@ -112,7 +107,7 @@ def as_json_object(measured: Evaluation | None, results: TaskResults | None) -> 
 
 def print_figures(measured: Evaluation | None, results: TaskResults | None) -> None:
     if measured:
-        print(figures_table(measured.figures), end="")
+        print(figures_text(measured.figures), end="")
         for name, text in held_out_skipped(measured.figures, measured.skipped).items():
             print(f"{name}: {text}")
     if results:
@@ -125,9 +120,15 @@ def print_figures(measured: Evaluation | None, results: TaskResults | None) -> N
         print(f"Results: {results.file}")
 
 
+def figures_text(figures: Mapping[str, Any]) -> str:
+    """The tables of an evaluation, with what to judge it by below them."""
+    parts = [[table.caption, text_table(table).rstrip(), *table.notes] for table in evaluation_tables(figures)]
+    return "\n".join("".join(f"{line}\n" for line in part if line) for part in parts)
+
+
 def tasks_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """One row per task, its main metric beside what chance would reach."""
-    rows = [["task", "metric", "%", "chance", "images"]]
+    rows = []
     for line in lines:
         meta, metrics = line["meta"], line["metrics"]
         skipped = f" ({format_count(meta['skipped'])} skipped)" if meta["skipped"] else ""
@@ -135,21 +136,20 @@ def tasks_table(lines: Sequence[Mapping[str, Any]]) -> str:
         rows.append([line["dataset"], meta["metric"], *shown, f"{format_count(meta['images'])}{skipped}"])
         for name in BESIDE:
             if name in metrics:
-                rows.append([f"  {name.replace('_', ' ')}", "", in_percent(metrics[name])])
-    return aligned(rows)
+                rows.append([f"  {name.replace('_', ' ')}", "", in_percent(metrics[name]), "", ""])
+    return text_table(Table("", ["task", "metric", "%", "chance", "images"], rows, text_columns=2))
 
 
 def averages_table(averages: Sequence[Average]) -> str:
     """A group of which tasks are missing has no value: a mean over the rest would look like the group's."""
-    rows = [["average", "%", "chance", "tasks"]]
+    rows = []
     for average in averages:
         of = format_count(average.members)
         in_part = ", in part" if any(not reason.endswith(NOT_MEASURED) for reason in average.lacking) else ""
         tasks = of if average.value is not None else f"{format_count(average.measured)} of {of}{in_part}"
-        name = average.name if average.name in GROUPS.values() else f"  {average.name}"
-        rows.append([name, in_percent(average.value), in_percent(average.chance), tasks])
+        rows.append([average.name, in_percent(average.value), in_percent(average.chance), tasks])
     short = [reason for average in averages[:1] for reason in average.lacking if not reason.endswith(NOT_MEASURED)]
-    return aligned(rows) + "".join(f"{reason}\n" for reason in short)
+    return text_table(Table("", ["average", "%", "chance", "tasks"], rows)) + "".join(f"{one}\n" for one in short)
 
 
 def in_percent(share: float | None) -> str:
@@ -186,7 +186,7 @@ def error(
         raise UserError(f"{twice[0]} is given twice; give each run once")
     from neuclip import api
 
-    errors = api.normalizer_errors(folders, eps=eps, anchors=anchors, checkpoints=str(checkpoints), seed=seed)
+    errors = api.normalizer_errors(folders, eps=eps, anchors=anchors, checkpoints=checkpoints, seed=seed)
     if (measured := len(errors["runs"][0]["checkpoints"])) < checkpoints:
         print(
             f"{measured} of {plural(checkpoints, 'checkpoint')} measured: there are no more at equal numbers of "
@@ -206,7 +206,7 @@ def error_text(errors: dict[str, Any]) -> str:
         "mean over anchors of (log estimate - log exact normalizer)^2, images and texts averaged; 0 is exact\n"
         f"eps {format_number(eps)} for all; {plural(errors['anchors'], 'anchor')} (seed {errors['seed']})\n"
     )
-    verdicts, rows = "", [["run", "samples", "tau", "image", "text", "error", "of a batch", "at floor"]]
+    verdicts, rows = "", []
     for run in errors["runs"]:
         verdicts += f"{run['run']}, {run['objective']}, batch {format_count(run['batch_size'])}: {verdict(run, eps)}\n"
         for found in run["checkpoints"]:
@@ -215,7 +215,8 @@ def error_text(errors: dict[str, Any]) -> str:
             cells = map(format_number, figures)
             rows.append([run["run"], format_count(found["samples"]), *cells, percent(found["share_at_floor"])])
     floor = "at floor: anchors whose exact normalizer is below e times eps; there eps decides\n"
-    return "\n".join([head, verdicts, aligned(rows) + floor])
+    columns = ["run", "samples", "tau", "image", "text", "error", "of a batch", "at floor"]
+    return "\n".join([head, verdicts, text_table(Table("", columns, rows)) + floor])
 
 
 def verdict(run: Mapping[str, Any], eps: float) -> str:

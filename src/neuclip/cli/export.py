@@ -6,7 +6,6 @@ import sys
 from typing import Annotated, Literal
 
 from neuclip.cli.command import check_target
-from neuclip.cli.tables import aligned
 from neuclip.errors import UserError
 from neuclip.formatting import percent
 from neuclip.progress import waiting
@@ -78,10 +77,11 @@ def merge(
 
 def print_curve(lines: list[dict[str, float]], run: str) -> int:
     """One row per weight: recall@1 in both directions, or top-1 accuracy, of each held-out set. The report draws it."""
+    from neuclip.report.page import Table, text_table
     from neuclip.report.run_report import write_report
 
     shown = [key for key in lines[0] if key.endswith(CURVES)]
     rows = [[f"{line['weight']:g}", *(percent(line.get(key)) for key in shown)] for line in lines]
-    print(aligned([["weight", *shown], *rows]), end="")
+    print(text_table(Table("", ["weight", *shown], rows)), end="")
     print(f"Report: {write_report(RunFolder(run))}", file=sys.stderr)
     return 0

@@ -9,10 +9,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 from neuclip import __version__
-from neuclip.cli.command import call, help_page
 from neuclip.errors import RunFailed, RunInterrupted, UserError, proposal
 from neuclip.secrets import without_secrets
 
@@ -27,7 +25,7 @@ COMMANDS = {  # name: module.function of this package, what it does
     "export": ("export.export", "write a model for transformers, onnxruntime or open_clip"),
     "doctor": ("train.doctor", "check data and settings before training, in seconds"),
     "recipe": ("train.recipe", "print the paper's settings as recipes"),
-    "data get": ("data.get", "get evaluation sets of DataComp's 38 tasks"),
+    "data get": ("data.get", "download evaluation sets of DataComp's 38 tasks"),
     "data convert": ("data.convert", "write your data as tar shards"),
     "data index": ("data.index", "read tar shards once and report what is in them"),
 }
@@ -71,6 +69,8 @@ def dispatch(arguments: list[str]) -> int:
     name = " ".join(arguments[:2]) if first in GROUPS else first
     if name not in COMMANDS:
         refuse_unknown(first, rest)
+    from neuclip.cli.command import call, help_page
+
     module_name, _, function = COMMANDS[name][0].partition(".")
     module = import_module(f"neuclip.cli.{module_name}")
     command, rest = getattr(module, function), arguments[len(name.split()) :]
@@ -116,6 +116,8 @@ def version_line() -> str:
 
 
 def installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes longer to import than all of the help
+
     try:
         return version(package).partition("+")[0]
     except PackageNotFoundError:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from neuclip.cli.command import Count, find_run, help_page, is_main_rank, print_json, read_page
-from neuclip.cli.tables import aligned
 from neuclip.errors import RunFailed, UserError, proposal
 from neuclip.progress import waiting
 from neuclip.records import RunFolder
@@ -151,13 +150,15 @@ def check_names(setting: str, objective: str) -> None:
 
 
 def print_recipes() -> int:
-    rows = [["setting", "pairs", "model", "batch", "samples", "steps"]]
+    from neuclip.report.page import Table, text_table
+
+    rows = []
     for name in paper_settings():
         settings, lines = read_paper(name, Settings.objective_name), paper_lines(name, Settings.objective_name)
         batch, steps = settings.train.batch_size, settings.train.samples // settings.train.batch_size
         pairs, samples = lines["setting.pairs"][0], lines["train.samples"][0]
         rows.append([name, pairs, settings.model.name, f"{batch:,}", samples, f"{steps:,}"])
-    print(aligned(rows))
+    print(text_table(Table("", ["setting", "pairs", "model", "batch", "samples", "steps"], rows)))
     print("".join(f"{name:<10}{first_line(OBJECTIVES[name])}\n" for name in paper_objectives()))
     print("To get one run: neuclip recipe SETTING OBJECTIVE, for example neuclip recipe cc3m neuclip > cc3m.yaml")
     return 0

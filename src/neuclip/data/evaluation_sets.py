@@ -18,7 +18,7 @@ from neuclip.data.locations import DATASET_TYPE, SHARD_COUNT
 from neuclip.data.source import fingerprint
 from neuclip.data.task_sets import CLASSNAMES, TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.errors import RunFailed, UserError
-from neuclip.files import cache_folder, write_json
+from neuclip.files import write_json
 from neuclip.formatting import byte_size
 from neuclip.progress import track
 from neuclip.tasks import Task
@@ -52,11 +52,6 @@ class HubCopy:
 
 class NotOnTheHub(RunFailed):
     """The hub answers, and has no copy of a task in the layout."""
-
-
-def default_root() -> Path:
-    """Where sets go, and are looked for, when no root is given."""
-    return cache_folder() / "evaluation-sets"
 
 
 def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]], None]) -> list[Got]:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from neuclip.data.held_out import HeldOutSets
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
-from neuclip.evaluation.runner import evaluate_held_out
+from neuclip.evaluation.held_out import evaluate_held_out
 from neuclip.models.export import export_model
 from neuclip.models.interpolation import interpolate
 from neuclip.models.towers import BuiltModel

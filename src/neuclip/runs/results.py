@@ -26,7 +26,7 @@ from neuclip.distributed.error_sync import main_rank_first, on_main_rank, raise_
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.gallery import gallery
-from neuclip.evaluation.runner import Evaluation, evaluate_held_out
+from neuclip.evaluation.held_out import Evaluation, evaluate_held_out
 from neuclip.formatting import plural
 from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
@@ -34,7 +34,7 @@ from neuclip.records import HELD_OUT, append_line, keep_lines, read_lines, write
 from neuclip.report.contents import late_median
 from neuclip.report.run_report import write_report
 from neuclip.runs.environment import peak_memory_bytes
-from neuclip.runs.error import error_is_due, estimator_errors, measure_error
+from neuclip.runs.error import error_figures, measure_error
 from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
 from neuclip.training.batches import open_fault_log
@@ -75,8 +75,7 @@ def print_held_out(sets: HeldOutSets) -> None:
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
     """Collective. One line in evaluation.jsonl, and one for the user."""
-    errors = measure_errors(run) if run.step and error_is_due(run) else None
-    evaluation = record_evaluation(run, sets, estimator_errors(errors) if errors else {})
+    evaluation, _ = record_evaluation(run, sets)
     if evaluation.figures and is_main():
         headline = headline_text(evaluation.figures, evaluation.refused)
         print(f"at {run.samples:,} samples: {headline}", file=sys.stderr)
@@ -86,8 +85,7 @@ def finish(run: Run, sets: HeldOutSets) -> None:
     """Collective. Everything that a finished run leaves behind."""
     seconds = run.seconds
     on_main_rank(lambda: export_model(run.built, run.folder.model))  # first: whatever fails below, there is a model
-    evaluation = record_evaluation(run, sets)
-    errors = measure_errors(run) if run.settings.evaluation.error_anchors else None
+    evaluation, errors = record_evaluation(run, sets)
     on_main_rank(lambda: write_results(run, sets, evaluation, errors, seconds))
 
 
@@ -109,30 +107,26 @@ def write_results(
         print(f"Search: neuclip search {run.folder.path} {shlex.quote(str(folder))} 'your words'")
 
 
-def measure_errors(run: Run) -> dict[str, Any]:
-    """Collective. The normalizer error of the model that is exported."""
-    with statistics_of_main_rank(run.built.towers):
-        return measure_error(run)
-
-
-def record_evaluation(run: Run, sets: HeldOutSets, errors: dict[str, float] | None = None) -> Evaluation:
-    """Collective. Measure on all ranks, and write one line, with the normalizer `errors` if they were measured too."""
+def record_evaluation(run: Run, sets: HeldOutSets) -> tuple[Evaluation, dict[str, Any] | None]:
+    """Collective. Measure on all ranks and write one line: the held-out figures and, with evaluation.error_anchors, the
+    normalizer error, both of the model that is exported."""
     settings = run.settings
     embedder = Embedder(
         run.built, settings.evaluation.batch_size, settings.data.workers, max_bad_share=settings.data.max_bad_share
     )
     with statistics_of_main_rank(run.built.towers):
         evaluation = evaluate_held_out(embedder, sets)
+        errors = measure_error(run) if run.step and settings.evaluation.error_anchors else None
 
     def write() -> None:
-        if figures := evaluation.figures | (errors or {}):
+        if figures := evaluation.figures | (error_figures(errors) if errors else {}):
             # A finished run that is resumed is measured again at the same place.
             keep_lines(run.folder.evaluation, lambda record: record["samples"] < run.samples)
             append_line(run.folder.evaluation, {"samples": run.samples, "step": run.step, **figures})
         list_faults(run.folder.skipped, evaluation.faults)
 
     on_main_rank(write)
-    return evaluation
+    return evaluation, errors
 
 
 @contextmanager

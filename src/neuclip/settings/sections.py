@@ -235,21 +235,9 @@ class EvaluationSettings(Section):
     at_start: bool = option(False, "evaluate before the first step too: what the model knew before fine-tuning")
     batch_size: int = option(256, "images per forward pass", at_least=1)
     error_anchors: int = option(
-        0, "anchors for the normalizer error at the end; 0: none (see `neuclip error`)", at_least=0
-    )
-    error_every: int = option(
-        0, "samples between normalizer errors, measured at evaluations; 0: at the end", at_least=0
+        0, "anchors for the normalizer error, measured at every evaluation; 0: none (see `neuclip error`)", at_least=0
     )
     gallery: int = option(12, "example queries per direction in the report", at_least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.error_every and not (self.error_anchors and self.every):
-            raise OptionError(
-                "evaluation.error_every needs anchors and evaluations during training; "
-                f"give --evaluation.error_anchors 2000 --evaluation.every {self.every or self.error_every} too",
-                "error_every",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from neuclip.data.held_out import HeldOutSets
 from neuclip.data.source import Fault, Source
 from neuclip.distributed.error_sync import on_main_rank
 from neuclip.errors import RunFailed
-from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBad
+from neuclip.evaluation.classification import classify
+from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBadSamples
 from neuclip.evaluation.retrieval import recall
-from neuclip.evaluation.zero_shot import evaluate_task
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Evaluation:
         skipped = sum(fault.times for fault in self.faults[name])
         self.figures.update({f"{name}.{key}": value for key, value in (*figures.items(), ("skipped", skipped))})
 
-    def refuse(self, name: str, source: Source, refusal: TooManyBad) -> None:
+    def refuse(self, name: str, source: Source, refusal: TooManyBadSamples) -> None:
         self.refused[name] = refusal.reason
         self.add(name, {"images": len(source) - len(refusal.faults)}, source, refusal.faults)
 
@@ -53,16 +53,15 @@ def evaluate_held_out(embedder: Embedder, sets: HeldOutSets) -> Evaluation:
     for name, source in sets.retrieval.items():
         try:
             embedded = embedder.embed_pairs(source, f"evaluating on {name}")
-        except TooManyBad as refusal:
+        except TooManyBadSamples as refusal:
             evaluation.refuse(name, source, refusal)
             continue
-        figures = on_main_rank(partial(recall, embedded)) or {}
         evaluation.embedded[name] = embedded
-        evaluation.add(name, figures, source, embedded.faults)
+        evaluation.add(name, on_main_rank(partial(recall, embedded)) or {}, source, embedded.faults)
     for name, task in sets.zero_shot.items():
         try:
-            figures, faults = evaluate_task(embedder, task)
-        except TooManyBad as refusal:
+            figures, faults = classify(embedder, task)
+        except TooManyBadSamples as refusal:
             evaluation.refuse(name, task.source, refusal)
             continue
         evaluation.add(name, figures, task.source, faults)

@@ -1,4 +1,4 @@
-"""Metrics against values of DataComp's own evaluators, a brute force over classes, and scikit-learn where it is."""
+"""Classification and its metrics against DataComp's own evaluators, double loops, and scikit-learn where it is."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from neuclip.evaluation.metrics import (
-    CHUNK,
+from neuclip.evaluation.classification import (
     Predictions,
-    best_candidates,
+    accuracy,
+    classifier,
     group_shares,
-    guessed_jaccard,
-    jaccard,
     macro_f1,
     mean_per_class_recall,
     predict,
     share,
     worst_group,
 )
-from neuclip.evaluation.tasks import chance_of, classification_metrics, cue_prompt
+from neuclip.evaluation.tasks import (
+    best_candidates,
+    chance_of,
+    classification_metrics,
+    cue_prompt,
+    guessed_jaccard,
+    jaccard,
+)
 from neuclip.tasks import find_task
+from tests.evaluation.small_towers import ColourTowers, colour_embedder, count_colours
 
 PLACES = range(60)
 LABELS = torch.tensor([7 if i % 11 == 0 else (7 * i + 3) % 6 for i in PLACES])
@@ -73,7 +80,7 @@ def test_equal_class_names_go_to_the_lowest_label_at_any_place():
     generator = torch.Generator().manual_seed(0)
     classifier = torch.randn(301, 24, generator=generator)
     classifier[300] = classifier[17]  # the last column is where matrix products are cut differently
-    images = torch.randn(CHUNK + 5, 24, generator=generator)
+    images = torch.randn(4101, 24, generator=generator)
     own = torch.full((len(images),), 300)
     predicted, ranks = predict(images, classifier, own)
     twins = predict(images, classifier, torch.full_like(own, 17)).ranks
@@ -81,14 +88,40 @@ def test_equal_class_names_go_to_the_lowest_label_at_any_place():
     assert torch.equal(ranks, twins + 1)
 
 
-def test_predictions_equal_a_sort_in_double_precision():
+def test_class_rows_are_the_normalized_mean_of_unit_rows():
+    towers, templates = ColourTowers(), ["{c}", "{c} and red", "blue {c} {c}"]
+    got = classifier(colour_embedder(towers, batch_size=4), ["red", "blue"], templates)
+    for row, name in zip(got, ["red", "blue"], strict=True):
+        sentences = [template.replace("{c}", name) for template in templates]
+        mean = sum(towers.encode_text(count_colours([sentence]))[0] for sentence in sentences)
+        assert torch.allclose(row, F.normalize(mean, dim=0), atol=1e-6)
+
+
+def test_predictions_and_accuracy_equal_a_sort():
     generator = torch.Generator().manual_seed(1)
-    images, classifier = (torch.randn(n, 16, generator=generator) for n in (500, 40))
-    labels = torch.randint(0, 40, (500,), generator=generator)
-    order = (images.double() @ classifier.double().T).argsort(dim=1, descending=True)
-    predicted, ranks = predict(images, classifier, labels)
+    images, weights = (torch.randn(n, 16, generator=generator, dtype=torch.float64) for n in (500, 40))
+    labels = torch.randint(0, 39, (500,), generator=generator)  # class 39 has no image
+    order = (images @ weights.T).argsort(dim=1, descending=True)
+    predicted, ranks = predict(images, weights, labels)
     assert torch.equal(predicted, order[:, 0])
     assert torch.equal(ranks, 1 + (order == labels[:, None]).int().argmax(dim=1))
+    figures = accuracy(images, weights, labels)
+    right = order[:, 0] == labels
+    assert figures["top1"] == pytest.approx(right.double().mean())
+    assert figures["top5"] == pytest.approx((order[:, :5] == labels[:, None]).any(dim=1).double().mean())
+    recalls = [right[labels == label].double().mean().item() for label in range(39) if (labels == label).any()]
+    assert figures["mean_per_class"] == pytest.approx(sum(recalls) / len(recalls))
+
+
+def test_ties_go_to_the_lowest_label_in_every_metric():
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(30):
+        images, weights = (torch.randint(-1, 2, (n, 3), generator=generator).float() for n in (50, 9))
+        labels = torch.randint(0, 9, (50,), generator=generator)
+        orders = [sorted(range(9), key=lambda c: (-row[c], c)) for row in (images @ weights.T).tolist()]
+        predicted, ranks = predict(images, weights, labels)
+        assert predicted.tolist() == [order[0] for order in orders]
+        assert ranks.tolist() == [order.index(own) + 1 for order, own in zip(orders, labels.tolist(), strict=True)]
 
 
 def test_a_label_without_a_class_is_never_right():
@@ -147,12 +180,6 @@ def test_chance_is_what_random_guesses_reach(metric):
     assert sum(reached) / 50 == pytest.approx(
         chance_of(metric, labels, 4, groups if task == "geode" else None), abs=0.01
     )
-
-
-def test_chance_of_fmow_without_other_leaves_that_region_out():
-    labels, regions = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 1, 5])
-    assert chance_of("acc_worst_region", labels, 2, regions) == 0.25
-    assert chance_of("acc_worst_region_without_other", labels, 2, regions) == 0.75
 
 
 def test_chance_of_a_puzzle_is_the_mean_over_all_choices():
