@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
-from zipfile import BadZipFile
 
 from neuclip.errors import UserError
 
@@ -33,17 +32,7 @@ UNFINISHED_SECONDS = 2 * DAY  # a file that was not written to for this long bel
 UNUSED_SECONDS = 30 * DAY
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IN_USE = (errno.EACCES, errno.EAGAIN)  # what the system says of a lock that another process holds
-DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    EOFError,
-    RecursionError,
-    MemoryError,
-    BadZipFile,
-)
+DAMAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RecursionError, MemoryError)
 
 
 def cache_folder() -> Path:

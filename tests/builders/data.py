@@ -577,11 +577,6 @@ def caption_counts(source: Source) -> str:
     return str(sources.fingerprint(source)[1])
 
 
-def image_folder(source: Source) -> Path | None:
-    """Where the images lie as files of their own."""
-    return source.folder
-
-
 def parts(source: Source) -> tuple[Source, ...]:
     return source.parts if isinstance(source, Mixture) else (source,)
 

@@ -340,10 +340,10 @@ def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path, cache):
         shard.parent.chmod(0o755)
 
 
-def test_without_a_writable_cache_shards_are_read_all_the_same(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_one_line_with_the_way_out(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file" / "cache"))
-    assert len(content(open_source(write_shards(tmp_path / "shards", [2, 2])))) == 4
+    assert "point NEUCLIP_CACHE to a folder with room" in refusal(write_shards(tmp_path / "shards", [2, 2]))
 
 
 def test_mapped_rows_are_not_copied_to_other_processes(tmp_path, monkeypatch):
