@@ -171,6 +171,6 @@ def _check(folder: Path, paths: list[Path], expected: int) -> Converted:
         reason, count = skipped.most_common(1)[0]
         raise RunFailed(
             f"{folder}: none of {expected:,} samples could be read, most often: {reason} ({count:,}); "
-            f"all are listed in {folder / SKIPPED}"
+            f"all are listed in {folder / SKIPPED}; repair the data and convert them into a new folder"
         )
     return Converted(folder, samples, len(paths), skipped)
