@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,9 +16,10 @@ from neuclip.formatting import plural
 from neuclip.progress import waiting
 
 if TYPE_CHECKING:
-    from neuclip.search.searcher import Match, Searcher
+    from neuclip.search.index import Match, Searcher
 
 TOP = 10
+PAGE_TOP = 24
 NAMED = 5  # bad images
 
 COMMAND = Command(
@@ -28,9 +28,9 @@ COMMAND = Command(
 The folder is embedded once; later only what is new or changed is. A score is a cosine: 1 is the same direction.""",
     flags=(
         Flag("image", str, "search by this image file"),
-        Flag("top", int, f"how many images [default: {TOP}]", at_least=1),
+        Flag("top", int, f"how many images [default: {TOP}, on the page {PAGE_TOP}]", at_least=1),
         Flag("with", str, "a second run or model, to see both side by side"),
-        Flag("page", bool, "a page in the browser instead, on this machine only; needs pip install 'neuclip[search]'"),
+        Flag("page", bool, "a page in the browser instead, on this machine only"),
         JSON,
     ),
     examples=(
@@ -50,11 +50,8 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError("the query is empty; give some words, or an image")
     for one in targets:
         check_target(one)
-    if values.get("page"):
-        if text or image or values.get(JSON.name):
-            raise UserError("--page has its own search box; leave out the query, --image and --json")
-        if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-            raise UserError(f"--page needs {' and '.join(missing)}; pip install 'neuclip[search]'")
+    if values.get("page") and (text or image or values.get(JSON.name)):
+        raise UserError("--page has its own search box; leave out the query, --image and --json")
     if text and image:
         raise UserError(f"a query ({text}) and --image {image} are given; leave one out")
     if text and Path(text).is_file():
@@ -64,14 +61,14 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"{folder} {what}; give a folder of images")
     searchers = open_searchers(targets, Path(folder))
     if values.get("page"):
-        return serve_page(searchers, top)
+        return serve_page(searchers, values.get("top", PAGE_TOP))
     found = find(searchers, text, image, top)
     if values.get(JSON.name):
         print_json(as_plain(searchers, found, text or image))
     elif text or image:
         print_matches(searchers, found)
     else:
-        count = plural(searchers[0].index.usable, "image")
+        count = plural(len(searchers[0].ids), "image")
         print(f"{count} embedded; now search: neuclip search {target} {folder} 'QUERY'")
     return 0
 
@@ -80,13 +77,12 @@ def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
     """The folder is listed before any model is opened: one without images is found at once."""
     with waiting("loading torch"):
         from neuclip.runs.target import open_target
-        from neuclip.search.folder import SearchedFolder
-        from neuclip.search.searcher import Searcher
+        from neuclip.search.index import Folder, Searcher
 
-    folder = SearchedFolder.open(path)
+    folder = Folder.open(path)
     searchers = [Searcher.open(target, open_target(target)[0], folder) for target in targets]
     bad_images = describe_bad_images(searchers)
-    if not any(searcher.index.usable for searcher in searchers):
+    if not any(len(searcher.ids) for searcher in searchers):
         raise UserError(f"{path} has no image to search: {bad_images}; give another folder")
     if bad_images:
         print(bad_images, file=sys.stderr)
@@ -95,7 +91,7 @@ def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
 
 def describe_bad_images(searchers: Sequence[Searcher]) -> str:
     """One line, with the first of them; "" if there are none."""
-    faults = {fault.where: fault.reason for searcher in searchers for fault in searcher.index.faults}
+    faults = {str(one.folder.path / path): why for one in searchers for path, why in one.faults.items()}
     if not faults:
         return ""
     reasons = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(faults.values()).most_common())
@@ -136,8 +132,8 @@ def as_plain(searchers: Sequence[Searcher], found: list[list[Match]], query: str
         "models": [
             {
                 "model": searcher.name,
-                "images": searcher.index.usable,
-                "skipped": [{"path": fault.where, "reason": fault.reason} for fault in searcher.index.faults],
+                "images": len(searcher.ids),
+                "skipped": [{"path": str(folder / path), "reason": why} for path, why in searcher.faults.items()],
                 "matches": [{"path": str(folder / match.path), "score": match.score} for match in matches],
             }
             for searcher, matches in zip(searchers, found, strict=True)
@@ -146,10 +142,10 @@ def as_plain(searchers: Sequence[Searcher], found: list[list[Match]], query: str
 
 
 def serve_page(searchers: list[Searcher], top: int) -> int:
-    from neuclip.search.server import serve
+    """Until Ctrl-C."""
+    from neuclip.search.server import Page
 
-    def announce(address: str) -> None:
-        print(f"{address}\nOnly this machine can open it, with the whole address. Ctrl-C ends it.", flush=True)
-
-    serve(searchers, top=top, announce=announce)
+    with Page(searchers, top) as page:
+        print(f"{page.address}\nOnly this machine can open it, with the whole address. Ctrl-C ends it.", flush=True)
+        page.serve_forever()
     return 0
