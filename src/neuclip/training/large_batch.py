@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,6 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-
-from neuclip.plan import chunk_count
 
 WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
 
@@ -47,7 +46,7 @@ class LargeBatch(nn.Module):
         self.micro_batch_size = micro_batch_size
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:  # (b, ...) each -> (b, ...) or () each
-        count = chunk_count(len(inputs[0]), self.micro_batch_size)
+        count = math.ceil(len(inputs[0]) / self.micro_batch_size) if self.micro_batch_size else 1
         if count <= 1:
             return _AllUsed.apply(*_outputs(self.model, inputs))
         if any(x.requires_grad for x in inputs):
