@@ -222,7 +222,7 @@ def test_a_checkpoint_is_read_once(run):
     state = EMPTY | {"model": {"weights": torch.rand(2_000_000)}, "data": [torch.ones(2), 3]}
     save_checkpoint(run, state, samples=8, keep=2)
     size, before = checkpoints_in(run)[0].stat().st_size, bytes_read()
-    loaded = load_newest(run)
+    _, loaded = load_newest(run)
     assert size <= bytes_read() - before < 1.1 * size
     assert torch.equal(loaded["model"]["weights"], state["model"]["weights"]) and loaded["data"][1] == 3
     checkpoints_in(run)[0].write_bytes(b"")  # what was loaded has its own memory
@@ -258,7 +258,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_that_is_said(run, capsy
     whole, damaged = save(run, 100), save(run, 200)
     flip_a_bit(damaged)
     assert torch.load(damaged)["model"].tolist() == [201, 200, 200]  # torch does not notice
-    assert load_newest(run)["model"].tolist() == [100, 100, 100] and damaged.exists()
+    assert load_newest(run)[1]["model"].tolist() == [100, 100, 100] and damaged.exists()
     told = capsys.readouterr().err
     assert "000200.pt: is damaged" in told and "the checksum of" in told
     assert told.endswith("the one before it is samples-000000000100.pt\n")

@@ -223,9 +223,11 @@ def _own_memory(value: Any) -> Any:
     return type(value)(map(_own_memory, value)) if isinstance(value, list | tuple) else value
 
 
-def load_newest(folder: RunFolder, *, check: bool = True, set_aside: bool = False) -> dict[str, Any] | None:
-    """The state of the newest checkpoint that is not damaged; None: the run has none. Damaged ones are named on stderr,
-    and with `set_aside` renamed, or they would count among those to keep."""
+def load_newest(
+    folder: RunFolder, *, check: bool = True, set_aside: bool = False
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that is not damaged and its state; None: the run has none. Damaged ones are named on
+    stderr, and with `set_aside` renamed, or they would count among those to keep."""
     damaged: list[tuple[Path, UserError]] = []
     for path in reversed(checkpoints_in(folder)):
         try:
@@ -237,7 +239,7 @@ def load_newest(folder: RunFolder, *, check: bool = True, set_aside: bool = Fals
             print(reason, file=sys.stderr)
             if set_aside:
                 other.rename(other.with_suffix(".damaged"))
-        return state
+        return path, state
     if damaged:
         raise damaged[-1][1]
     return None

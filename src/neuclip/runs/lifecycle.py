@@ -65,15 +65,15 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
     """Collective; on any number of ranks. Records past the last checkpoint are cut off: they are written again."""
     on_main_rank(lambda: check_resumable(settings, folder))
     # The main rank checks the file; a run that was killed before its first checkpoint starts from the beginning.
-    state = main_rank_first(lambda: folders.load_newest(folder, check=is_main(), set_aside=is_main()) or {})
+    found = main_rank_first(lambda: folders.load_newest(folder, check=is_main(), set_aside=is_main()) or ())
     try:
         source = open_training_source(settings)
     except UserError as error:
         raise UserError(f"{error}; if the data were moved, add --data.train and where they are now") from error
-    run = build_run(settings, source, state)
+    run = build_run(settings, source, found[1] if found else None)
     run.folder = folder
-    if state:
-        newest = folders.checkpoints_in(folder)[-1]  # those that are damaged were set aside
+    if found:
+        newest, state = found
         with sync_errors(), reading(newest, "move it away to continue from the one before, or start a new run"):
             check_state(run, state)
             run.load_state(state)

@@ -30,7 +30,7 @@ def load_pretrained(pretrained: str) -> dict[str, Any] | None:
     if not pretrained or not path.exists():
         return None
     if RunFolder(path).settings.is_file():
-        return load_newest(RunFolder(path))
+        return newest[1] if (newest := load_newest(RunFolder(path))) else None
     return load_checkpoint(path) if path.is_file() and _is_checkpoint(path) else None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.errors import UserError
+from neuclip.files import reading
 from neuclip.machine import choose_device
 from neuclip.models.config import HUB, LOCAL, find_config
 from neuclip.models.hub import only_if_allowed
@@ -56,10 +57,12 @@ def load_run(folder: RunFolder, checkpoint: Path | None = None) -> tuple[BuiltMo
     """The model as it was at a checkpoint, by default the newest, LoRA merged, the run's settings, and the checkpoint's
     state."""
     settings = read_settings(folder.settings, [])
-    state = load_checkpoint(checkpoint) if checkpoint else load_newest(folder)
-    if state is None:
+    newest = (checkpoint, load_checkpoint(checkpoint)) if checkpoint else load_newest(folder)
+    if newest is None:
         raise UserError(f"{folder.path} has no checkpoint; train it first: neuclip train --resume {folder.path}")
+    path, state = newest
     built = build_towers(settings, choose_device(settings.run.device), state)
-    built.towers.model.load_state_dict(state["model"])
+    with reading(path, f"bring back a whole copy of it and of {folder.settings.name}"):
+        built.towers.model.load_state_dict(state["model"])
     remove_lora(built.towers.model)
     return built, settings, state
