@@ -15,8 +15,8 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import lifecycle
 from neuclip.runs.build import resolve_held_out
-from neuclip.runs.checkpoint import checkpoints_in, samples_at
 from neuclip.runs.error import normalizer_errors
+from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from tests.builders.images import write_shards
@@ -46,7 +46,7 @@ def runs(small_settings, tmp_path_factory) -> dict[str, RunFolder]:
 
 
 def samples_of(folder: RunFolder) -> list[int]:
-    return [samples_at(path) for path in checkpoints_in(folder.checkpoints)]
+    return [samples_at(path) for path in checkpoints_in(folder)]
 
 
 def test_milestones_are_the_first_steps_past_equal_parts_of_the_budget(runs):

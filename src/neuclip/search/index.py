@@ -23,7 +23,8 @@ from torch import Tensor
 
 from neuclip.data.source import BadSample, Fault
 from neuclip.errors import RunFailed
-from neuclip.files import available_cores, cache_folder, lock, write_text
+from neuclip.files import cache_folder, lock, write_text
+from neuclip.machine import available_cores
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
 from neuclip.records import append_lines, read_lines
