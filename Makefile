@@ -12,7 +12,7 @@ AND_TYPES := tested=$$?; wait $$checking; checked=$$?; echo "mypy:"; cat $$types
 DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test check bench picture clean
 
 install: $(INSTALLED)
 
@@ -43,6 +43,10 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks.objectives
 	$(BIN)/python benchmarks/loader/against_open_clip.py
+
+# docs/report.png from the demo's own report. Needs chromium.
+picture: install
+	$(BIN)/python scripts/picture.py docs/report.png
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """Training speed alone and beside two other busy runs, with CPU threads that spin while they wait and that sleep.
 
-libgomp's threads spin by default; `neuclip` makes them sleep unless the user chose (src/neuclip/cli/threads.py). Every
+libgomp's threads spin by default; `neuclip` makes them sleep unless the user chose (src/neuclip/cli/main.py). Every
 figure is the median over the steps of a real `neuclip train` with torch's default number of threads; both ways take
 turns in every round, and the median over rounds counts. The neighbours spin in both cases.
 

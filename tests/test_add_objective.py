@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from neuclip import FastCLIP, api, objectives
-from neuclip.doctor.diagnosis import examine
 from neuclip.objectives.objective import objective
 from neuclip.records import RunFolder, read_lines
+from neuclip.report.charts import CURVES
+from neuclip.report.contents import read_contents
+from neuclip.report.findings import findings
+from neuclip.runs.doctor import examine
 from neuclip.settings import objectives as settings_table
 from neuclip.settings.objectives import FastCLIPSettings
 from neuclip.settings.options import option
@@ -29,6 +32,7 @@ class SCENTSettings(FastCLIPSettings):
     """FastCLIP with a gamma per sample: a proximal step of mirror descent on each log-normalizer."""
 
     title = "SCENT"
+    calibration_advice = "Try a larger objective.log_alpha."
 
     log_alpha: float = option(10.0, "log of the step size; larger: closer to the mini-batch form", at_most=50)
 
@@ -61,14 +65,17 @@ def test_an_objective_defined_elsewhere_is_trained_evaluated_measured_and_report
     assert "calibration_image" in records[-1]
     assert any("recall" in key for key in api.evaluate(str(folder.path)))
     assert api.normalizer_errors([folder.path], anchors=10, seed=0)["runs"][0]["mean"]["method"] > 0
+    contents = read_contents(folder)
+    poor = replace(contents, summary=contents.summary | {"calibration": 3.0})
+    assert "too small. Try a larger objective.log_alpha." in next(s for s in findings(poor) if "Calibration" in s)
+    assert {curve.key for curve in CURVES} <= {key for record in contents.records for key in record}
     assert "SCENT" in folder.report.read_text()
     assert "log_alpha: 1.5" in folder.settings.read_text()
 
 
 def test_doctor_and_help_know_the_new_objective(settings):
-    findings, _ = examine(settings, sample=5)
-    assert findings.ready and findings["objective.state_bytes_per_rank"] == PAIRS * 2 * 4
-    assert any("visited 1.2 times" in advice.what for advice in findings.warnings)
+    found = examine(settings)
+    assert found.ready and any("visited 1.2 times" in what for what, _, _ in found.warnings)
     text = help_text(["objective"])
     assert "a proximal step of mirror descent on each log-normalizer" in text and "--objective.log_alpha X" in text
 

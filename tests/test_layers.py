@@ -11,7 +11,7 @@ import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
 FLOOR = {"errors", "files", "formatting", "progress", "secrets", "settings", "records", "tasks"}
-MIDDLE = FLOOR | {"distributed"}
+MIDDLE = FLOOR | {"distributed", "machine"}
 PARTS = MIDDLE | {"objectives", "models", "data", "plan"}
 MAY_IMPORT = {
     "errors": set(),
@@ -21,25 +21,25 @@ MAY_IMPORT = {
     "settings": {"errors", "secrets"},
     "files": {"errors"},
     "records": {"errors", "files", "settings"},
-    "tasks": {"errors", "settings"},
+    "tasks": {"errors", "files"},
     "distributed": FLOOR,
+    "machine": {"errors"},
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
     "models": MIDDLE,
-    "data": MIDDLE | {"datasets"},
-    "datasets": MIDDLE | {"data"},
+    "data": MIDDLE,
     "training": PARTS,
     "evaluation": PARTS,
     "report": FLOOR,
-    "doctor": FLOOR | {"models", "data", "datasets", "objectives", "plan"},
-    "search": FLOOR | {"models", "data"},
-    "runs": PARTS | {"datasets", "training", "evaluation", "report"},
+    "search": FLOOR | {"machine", "models", "data"},
+    "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
-    "cli": FLOOR | {"api", "data", "datasets", "doctor", "report", "runs", "search"},
+    "cli": FLOOR | {"api", "data", "report", "runs", "search"},
 }
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
 INSIDE = {
     "data": [
+        {"evaluation_sets"},
         {"held_out", "convert"},
         {"task_sets", "loader"},
         {"open", "features"},
@@ -47,7 +47,7 @@ INSIDE = {
         {"tables", "tar"},
         {"faults"},
         {"locations", "decoding"},
-        {"source", "order"},
+        {"source", "order", "by_name"},
     ],
     "objectives": [
         {"__init__"},
@@ -105,11 +105,14 @@ def test_imports_go_down_only_inside_a_folder(folder):
     assert wrong == []
 
 
-def test_the_core_knows_of_data_sets_by_name_the_catalogue_alone():
-    for file in files():
-        if layer(file) not in ("datasets", "cli"):
-            found = [module for module in imports(file, lazy=True) if module.startswith("neuclip.datasets")]
-            assert all("catalogue" in module for module in found), file
+def test_the_icons_know_the_package_and_the_package_knows_them_in_one_place():
+    knowing = [file for file in PACKAGE.rglob("*.py") if any(map(is_icons, imports(file, lazy=True)))]
+    assert knowing == [PACKAGE / "data" / "by_name.py"]
+    assert not any(map(is_icons, imports(knowing[0], lazy=False)))
+
+
+def is_icons(module: str) -> bool:
+    return module.split(".")[0] == "neuclip_icons"
 
 
 def test_formulas_know_torch_alone():

@@ -23,7 +23,7 @@ def installs(target: str, folder: Path) -> list[str]:
 def test_the_demo_installs_no_test_packages_and_pip_shows_its_progress(tmp_path):
     demo = installs("demo", tmp_path)
     assert len(demo) == 1 and demo[0].endswith("-e '.[demo]'")
-    for target in ("install", "check", "test", "bench"):
+    for target in ("install", "check", "test", "bench", "picture"):
         both = installs(target, tmp_path)
         assert both[0] == demo[0] and len(both) == 2 and both[1].endswith("-e '.[test]'"), target
     assert not any("quiet" in line or " -q" in line for line in both)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.main import main
-from neuclip.datasets import catalogue
+from neuclip.data.by_name import built_folder
 from tests.builders.data import write_task
 from tests.builders.images import write_shard, write_shards
 from tests.builders.models import NORMS_FILE
@@ -48,7 +48,7 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
     docs/finetuning.md run there; the demo's data set is a small one, as if it had been prepared before."""
     monkeypatch.chdir(tmp_path)
     for part in ("train", "new-drawings", "new-concepts"):
-        write_shards(catalogue.prepared_folder("icons-30k") / part, 40)
+        write_shards(built_folder("icons-30k") / part, 40)
     for shard in range(20):
         write_shard(tmp_path / "shards" / f"{shard:05d}.tar", range(shard * 4, shard * 4 + 4))
     write_task(tmp_path / "sets" / "wds_cifar10_test", classnames=[f"thing {number}" for number in range(10)])

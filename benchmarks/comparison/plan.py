@@ -129,7 +129,7 @@ def tuning_data(root: Path, setting: Setting) -> Flags:
 def final_data(root: Path, setting: Setting, seed: int) -> Flags:
     """The first seed also shows the error over training, which costs a pass over the data each time."""
     folder, every = data_folder(root, setting), str(setting.samples // ERROR_POINTS)
-    on_the_way = {"evaluation.every": every, "evaluation.error_every": every} if seed == FINAL_SEEDS[0] else {}
+    on_the_way = {"evaluation.every": every} if seed == FINAL_SEEDS[0] else {}
     return {
         "data.train": training_shards(root, setting),
         "evaluation.retrieval": ",".join(str(folder / part) for part in setting.tests),

@@ -3,61 +3,81 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 from torch import nn
 
-from neuclip.distributed.error_sync import process_group, sync_errors
-from neuclip.distributed.same_settings import require_same_settings
-from neuclip.distributed.stopping import stop_requests
+from neuclip.distributed.ranks import from_main_rank, process_group, stop_requests
+from neuclip.evaluation.task_results import TaskResults
+from neuclip.machine import choose_device
 from neuclip.models.towers import Tokenize
 from neuclip.models.transforms import Transform
-from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
-from neuclip.runs.build import absolute_paths, resolve_held_out
+from neuclip.runs.build import resolve
 from neuclip.runs.error import normalizer_errors
-from neuclip.runs.evaluate import Given, measure, measure_datacomp
-from neuclip.runs.load import open_target, resolve_model
+from neuclip.runs.evaluate import Datacomp, Overrides, measure
+from neuclip.runs.folder import run_to_continue
+from neuclip.runs.load import open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import loop
 from neuclip.training.stored_features import store_features
 
-__all__ = ["evaluate", "load", "measure", "measure_datacomp", "normalizer_errors", "train"]
+__all__ = ["Datacomp", "evaluate", "load", "measure", "measure_datacomp", "normalizer_errors", "train"]
 
 
-def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:
-    """Train as `settings` say (default: recipe tiny), or continue the run `resume`. Returns the run's folder.
+def train(settings: Settings | None = None, *, resume: Path | Literal["auto"] | None = None) -> Path:
+    """Train as `settings` say (default: recipe tiny), or continue the run `resume`; "auto" continues the run of
+    `run.name` if it was started, and starts it if not. Returns the run's folder.
 
     Under torchrun every rank calls it: they train one run together, and the main rank writes.
 
     >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
     """
-    settings = settings or read_settings()
-    with stop_requests(), process_group(choose_device(settings.run.device)):
-        with sync_errors():
-            settings = absolute_paths(resolve_model(resolve_held_out(settings)))
-        require_same_settings(settings, resuming=resume is not None)
+    own = settings or read_settings()
+    with stop_requests() as stop, process_group(choose_device(own.run.device)):
+        # The main rank's hold on all ranks.
+        settings, folder = from_main_rank(lambda: (resolve(own), run_to_continue(own, resume)))
         sets = results.open_held_out(settings)
-        with lifecycle.open_run(settings, resume) as run:
-            results.print_held_out(sets)
-            store_features(run)
-            loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)
+        with lifecycle.open_run(settings, folder, stop) as run:
+            results.say_before_training(run, sets)
+            results.evaluate_missed(run, sets)
+            store_features(run, stop)
+            loop.train(
+                run,
+                stop,
+                evaluate=lambda run: results.evaluate_on_the_way(run, sets),
+                save=lambda run: lifecycle.save(run, stop),
+            )
             results.finish(run, sets)
     return run.folder.path
 
 
-def evaluate(target: str, **given: Unpack[Given]) -> dict[str, float]:
+def evaluate(target: str, **overrides: Unpack[Overrides]) -> dict[str, float]:
     """Held-out figures of a run, a checkpoint or a model: `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a
-    tag of open_clip or the path of a file. What is not given comes from the run's settings.
+    tag of open_clip or the path of a file. `overrides` come before the run's settings.
 
     Each set has a figure `skipped`: the samples that could not be used. Too many of them raise RunFailed.
 
     >>> evaluate("runs/first", retrieval=("shards/{00020..00021}.tar",))        # doctest: +SKIP
     """
-    evaluation = measure(target, **given)
+    evaluation, _ = measure(target, **overrides)
+    assert evaluation is not None
     evaluation.raise_refused()
     return evaluation.figures
+
+
+def measure_datacomp(
+    target: str, *, data: str | Path, tasks: str = "datacomp", output: str | Path = "", **overrides: Unpack[Overrides]
+) -> TaskResults:
+    """Those of DataComp's tasks whose data are below the folder `data`, on whatever `evaluate` measures. Results are
+    kept in a file task by task; what is there already is not measured again.
+
+    >>> measure_datacomp("runs/first", data="evaluation-sets", tasks="imagenet,retrieval")        # doctest: +SKIP
+    """
+    _, results = measure(target, held_out=False, datacomp=Datacomp(data, tasks, output), **overrides)
+    assert results is not None
+    return results
 
 
 def load(target: str) -> tuple[nn.Module, Transform, Tokenize]:

@@ -1,8 +1,11 @@
-"""DataComp's 38 evaluation tasks: what each is called, measured by and made of. No torch, no files but the table."""
+"""DataComp's 38 evaluation tasks: what each is called, measured by and made of, and the averages over groups of them.
+
+No torch, no files but the table."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neuclip.errors import UserError, nearest
+from neuclip.files import cache_folder
 
 Kind = Literal["classification", "retrieval", "puzzles"]
 
@@ -23,6 +27,8 @@ GROUPS = {
     "wilds": "WILDS",
     "fairness": "Fairness",
 }
+REPORTED = ("datacomp", "imagenet", "retrieval", "imagenet_shifts", "vtab", "datacomp_retrieval")
+DEFAULT_PROMPTS = "default"  # in a line of results, instead of the hash of the task's own templates
 WHOLE = 0.99  # of a task's items: a few images that do not decode change little
 
 
@@ -96,6 +102,71 @@ def choose_tasks(names: str) -> tuple[Task, ...]:
     return tuple(task for task in tasks() if task.key in chosen)
 
 
+def default_root() -> Path:
+    """Where sets go, and are looked for, when no root is given."""
+    return cache_folder() / "evaluation-sets"
+
+
 def _words(task: Task) -> tuple[str, ...]:
     """What it may be called. The last part of a key is enough: `dtd` for `vtab/dtd`."""
     return (task.key, task.key.rpartition("/")[2], task.name, *task.folders)
+
+
+@dataclass(frozen=True)
+class Average:
+    """`value` is None while tasks of the group are missing; `lacking` says which, and why."""
+
+    group: str
+    name: str
+    value: float | None
+    chance: float | None
+    measured: int
+    members: int
+    lacking: tuple[str, ...]
+
+
+def averages(lines: Iterable[Mapping[str, Any]]) -> list[Average]:
+    """Of all reported groups from which a task was measured, by the main metrics of `lines` of results.
+
+    >>> [average] = averages([{"key": "cifar10", "metrics": {"main_metric": 0.9}}])
+    >>> average.name, average.value, average.measured, average.lacking[0]
+    ('Datacomp Average', None, 1, 'Caltech-101: not measured')
+    """
+    by_key = {line["key"]: line for line in lines}
+    groups = {group: [task for task in tasks() if group in task.groups] for group in REPORTED}
+    return [
+        _average(group, members, by_key)
+        for group, members in groups.items()
+        if any(task.key in by_key for task in members)
+    ]
+
+
+def _average(group: str, members: list[Task], by_key: Mapping[str, Mapping[str, Any]]) -> Average:
+    lacking = {task.name: why for task in members if (why := _what_lacks(task, by_key.get(task.key)))}
+    lines = [by_key[task.key] for task in members if task.key in by_key]
+    values = [line["metrics"].get("main_metric") for line in lines]
+    chances = [line.get("meta", {}).get("chance") for line in lines]
+    return Average(
+        group,
+        GROUPS[group],
+        None if lacking else sum(values) / len(values),
+        None if lacking or None in chances else sum(chances) / len(chances),
+        len(lines),
+        len(members),
+        tuple(f"{name}: {why}" for name, why in lacking.items()),
+    )
+
+
+def _what_lacks(task: Task, line: Mapping[str, Any] | None) -> str:
+    """Why a task cannot be averaged; "" if it can."""
+    if line is None:
+        return "not measured"
+    if line["metrics"].get("main_metric") is None:
+        return f"has no {task.metric}"
+    meta = line.get("meta", {})
+    items, classes = meta.get("items", task.size), meta.get("classes", task.classes)
+    if not task.is_whole(items):
+        return f"measured on {items:,} of {task.size:,}"
+    if classes != task.classes:
+        return f"measured with {classes:,} class names, it has {task.classes:,}"
+    return "measured with default prompts" if meta.get("templates") == DEFAULT_PROMPTS else ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from neuclip.data.tar.remote import Limits
@@ -117,7 +117,7 @@ class Hub(ThreadingHTTPServer):
         self.closing = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
-    def listing(self, repository: str) -> dict[str, object]:
+    def listing(self, repository: str) -> dict[str, Any]:
         folder = self.root / repository
         files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.name.endswith(".npz"))
         return {"id": repository, "sha": REVISION, "siblings": [self.sibling(folder, file) for file in files]}
@@ -144,7 +144,9 @@ class HubHandler(Handler):
         if path.startswith("/api/datasets/"):
             owner, name = path.removeprefix("/api/datasets/").split("/")[:2]
             if (self.server.root / owner / name).is_dir():
-                return self.reply(200, json.dumps(self.server.listing(f"{owner}/{name}")).encode(), with_content)
+                listing = self.server.listing(f"{owner}/{name}")
+                answer = self.tree(listing) if "/tree/" in path else listing
+                return self.reply(200, json.dumps(answer).encode(), with_content)
         elif path.startswith("/datasets/") and "/resolve/" in path:
             repository, _, rest = path.removeprefix("/datasets/").partition("/resolve/")
             file = self.server.root / repository / rest.partition("/")[2]
@@ -153,6 +155,14 @@ class HubHandler(Handler):
             if file.is_file():
                 return self.send_file(file, with_content)
         return self.reply(404, b"{}", with_content, {"X-Error-Code": "RepoNotFound"})
+
+    def tree(self, listing: dict[str, Any]) -> list[dict[str, object]]:
+        """The same files as another request of huggingface_hub wants them."""
+        return [
+            {"type": "file", "path": file["rfilename"], "oid": file["blobId"], "size": file["size"]}
+            | ({"lfs": file["lfs"]} if "lfs" in file else {})
+            for file in listing["siblings"]
+        ]
 
     def send_file(self, file: Path, body: bool) -> None:
         content = file.read_bytes()

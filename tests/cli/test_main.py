@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import neuclip
-from neuclip.cli.main import COMMANDS, exit_code_of, main
-from neuclip.errors import RunFailed, UserError
+from neuclip.cli.main import COMMANDS, THREADS_WAIT, exit_code_of, main
+from neuclip.errors import RunFailed, RunInterrupted, UserError
+from neuclip.settings.reading import read_settings
+from neuclip.settings.writing import settings_as_yaml
 
 SOURCE = Path(neuclip.__file__).parents[1]
 HEAVY = ("torch", "numpy", "PIL", "open_clip")
 
 
-def neuclip_process(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "neuclip"]
+def start(arguments: list[str], **streams) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run([sys.executable, *arguments], text=True, env=environment, check=False, **streams)
 
 
 def raising(error: BaseException):
@@ -32,45 +33,76 @@ def raising(error: BaseException):
     return action
 
 
+@pytest.fixture
+def run_folder(tmp_path, monkeypatch) -> Path:
+    """A run as far as the command line looks: a folder with its settings. It is the working folder's only run."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/first")
+    folder.mkdir(parents=True)
+    (folder / "settings.yaml").write_text(settings_as_yaml(read_settings(None, ["--run.seed", "7"])))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("trian", "no command 'trian'; did you mean train?"),
         ("zzz", "no command 'zzz'; choose train, eval, error, "),
-        ("--zzz", "the flag --zzz has no command before it; choose train, eval"),
+        ("--zzz", "no command before --zzz; choose train, eval"),
+        ("data", "data needs an action; choose get, convert or index"),
+        ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),
+        ("data convert", "give neuclip data convert SOURCE FOLDER"),
+        ("data covnert", "no action 'covnert' of data; did you mean convert?"),
+        ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),
         ("train --train.batchsize 8", "did you mean --train.batch_size?"),
         ("train --trian.batch_size 8", "did you mean --train.batch_size?"),
         ("train --jsno", "no flag --jsno; did you mean --json?"),
+        ("train --objective neuclp", "did you mean neuclip?"),
         ("train --train.samples many", "--train.samples is 'many'; give a whole number"),
         ("train --optimizer.learning_rate -1", "--optimizer.learning_rate is -1.0; give a number above 0"),
-        ("train --objective.num_prototypes 0", "--objective.num_prototypes is 0; give 1 or more"),
         ("train --objective clip --objective.inner_steps 1", "objective.inner_steps belongs to objective neuclip"),
+        ("train --resume runs/first --checkpoint.keep 0", "neuclip: --checkpoint.keep is 0; give 1 or more"),
+        ("train --resume runs/frist", "no run at runs/frist; did you mean runs/first?"),
         ("train tinny.yaml", "no recipe tinny.yaml"),
-        ("train tiny tiny", "unexpected 'tiny'"),
+        ("train runs", "give data as --data.train runs"),
+        ("train tiny tiny", "unexpected 'tiny'; give neuclip train [RECIPE]"),
         ("train tiny --resume x", "remove the recipe 'tiny'"),
-        ("train -x", "no flag '-x'"),
-        ("eval", "give neuclip eval RUN|CHECKPOINT|MODEL"),
-        ("eval runs/nowhere", "no run or checkpoint at runs/nowhere"),
-        ("eval x --bath-size 3", "did you mean --batch-size?"),
+        ("train -x", "no flag '-x'; flags begin with two dashes"),
+        ("eval", "an argument is missing; give neuclip eval RUN|CHECKPOINT|MODEL"),
+        ("eval runs/nowhere", "no run or checkpoint at runs/nowhere; runs holds first"),
+        ("eval first", "did you mean runs/first?"),
+        ("eval x --bath-size 3", "no flag --bath-size; did you mean --batch-size?"),
         ("eval x --batch-size 1.5", "--batch-size is '1.5'; give a whole number"),
-        ("error runs/nowhere", "no run at runs/nowhere"),
+        ("eval x --batch-size 0", "--batch-size is 0; give 1 or more"),
+        ("eval x --max-bad-share 5", "--max-bad-share is 5; give 0 or more and at most 1"),
+        ("error", "an argument is missing; give neuclip error RUN..."),
+        ("error first", "no run at first; did you mean runs/first?"),
+        ("error runs", "runs is not a run: it has no settings.yaml"),
+        ("error runs/first runs/first/", "runs/first is given twice"),
+        ("error runs/first --checkpoints last", "--checkpoints is 'last'; give a whole number"),
+        ("error runs/first --anchors 0", "--anchors is 0; give 1 or more"),
         ("error x --zzz", "the flags are --eps, --anchors, --checkpoints, --seed, --json"),
-        ("report", "give neuclip report RUN..."),
-        ("compare", "give neuclip compare RUN|RESULT..."),
+        ("report", "an argument is missing; give neuclip report RUN..."),
         ("compare runs/nowhere", "no run at runs/nowhere"),
-        ("doctor", "give neuclip doctor DATA [RECIPE]"),
-        ("doctor nowhere", "nowhere: no such file"),
+        ("export runs/first", "--to is missing; give neuclip export"),
+        ("export runs/first --to onx", "did you mean onnx?"),
+        ("merge runs/first runs/first --weight 2", "--weight is 2; give 0 or more and at most 1"),
+        ("merge runs/first runs/first x --curve", "leave out --weight and the folder"),
+        ("doctor", "an argument is missing; give neuclip doctor DATA [RECIPE]"),
         ("doctor x tinny.yaml", "no recipe tinny.yaml"),
-        ("doctor x --rnaks 2", "did you mean --ranks?"),
         ("doctor x --ranks 0", "--ranks is 0; give 1 or more"),
+        ("doctor --jsno x", "did you mean --json?"),
         ("doctor x --data.train y", "the data is given twice"),
-        ("doctor x --train.batchsize 8", "did you mean --train.batch_size?"),
-        ("data lst", "did you mean list?"),
-        ("data prepare", "give neuclip data prepare NAME"),
+        (f"report {'x' * 300}", "a path is too long for this system; give a shorter one than xxx"),
+        (f"train --resume {'x' * 300}", "a path is too long for this system"),
+        ("recipe cc3", "no setting 'cc3' in the paper; did you mean cc3m?"),
+        ("recipe imagenet", "choose cc3m, cc12m, dfn-14m, dfn-192m or dfn-1b"),
+        ("recipe cc3m neuclp", "no objective 'neuclp' in the paper; did you mean neuclip?"),
+        ("recipe neuclip cc3m", "neuclip is an objective; name the setting first: neuclip recipe"),
+        ("recipe cc3m --yaml", "the flags are --json"),
     ],
 )
-def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, run_folder):
     assert main(arguments.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -78,20 +110,21 @@ def test_a_user_error_is_one_line_and_exit_code_2(arguments, message, capsys, tm
     assert message in err
 
 
-def test_the_installed_program_prints_the_same_line_and_exits_with_2():
-    done = neuclip_process("train", "--train.batchsize", "8")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "neuclip: --train.batchsize is not a setting; did you mean --train.batch_size?\n"
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
         (UserError("a\nb"), 2, "neuclip: a b\n"),
         (RunFailed("loss is not a number at step 3"), 1, "neuclip: loss is not a number at step 3\n"),
+        (RunInterrupted("stopped and saved", 143), 143, "neuclip: stopped and saved\n"),
         (KeyboardInterrupt(), 130, "neuclip: interrupted\n"),
-        (OSError(errno.ENOSPC, "No space left on device", "runs/x/records.jsonl"), 1, "neuclip: the disk is full"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/x/records.jsonl"),
+            1,
+            "neuclip: the disk is full: no space for runs/x/rec",
+        ),
         (OSError(errno.EFBIG, "File too large"), 1, "neuclip: the disk is full"),
+        (OSError(errno.ENOENT, "No such file", "/proc/x"), 1, "neuclip: /proc/x: No such file; check"),
+        (OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), 1, "neuclip: no folder for tempor"),
         (OSError(errno.EROFS, "Read-only file system", "cache/x"), 1, "neuclip: cache/x: Read-only file system; check"),
     ],
 )
@@ -102,7 +135,8 @@ def test_expected_failures_are_one_line(error, code, line, capsys):
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError("x"), OSError(errno.EACCES, "Permission denied"), BrokenPipeError(), ValueError()]
+    "error",
+    [KeyError("x"), ValueError(), BrokenPipeError(), OSError(errno.EACCES, "Denied"), OSError(errno.ENOENT, "No", "x")],
 )
 def test_a_bug_keeps_its_traceback(error, capsys):
     assert exit_code_of(raising(error)) == 1
@@ -119,63 +153,62 @@ def test_with_neuclip_debug_a_user_error_shows_its_traceback(capsys, monkeypatch
 def test_help_lists_every_command(arguments, capsys):
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert all(f"\n  {command} " in out for command in COMMANDS)
+    assert all(f"\n  {command} " in out for command in COMMANDS) and max(map(len, out.splitlines())) <= 100
 
 
-def test_help_on_a_command_can_be_asked_for_in_both_ways(capsys):
-    pages = []
-    for arguments in (["help", "data", "convert"], ["data", "convert", "--help"]):
-        assert main(arguments) == 0
-        pages.append(capsys.readouterr().out)
-    assert pages[0] == pages[1] and pages[0].startswith("usage: neuclip data convert")
+def test_help_can_be_asked_for_in_both_ways_also_of_a_group_and_of_a_section(capsys):
+    for before, after, first in (
+        ("help data convert", "data convert --help", "usage: neuclip data convert"),
+        ("help data", "data -h", "usage: neuclip data ACTION"),
+        ("help train optimizer", "train --help optimizer", "optimizer: AdamW"),
+    ):
+        assert main(before.split()) == main(after.split()) == 0
+        page = capsys.readouterr().out
+        assert page[: len(page) // 2] == page[len(page) // 2 :] and page.startswith(first)
 
 
-def test_the_version_is_that_of_the_package(capsys):
+def test_the_version_names_what_the_figures_depend_on(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"neuclip {neuclip.__version__}\n"
+    packages = r"\(torch 2\.\d+\.\d+, open_clip \d+\.\d+\.\d+, Python 3\.\d+\)"
+    assert re.fullmatch(rf"neuclip {re.escape(neuclip.__version__)} {packages}\n", capsys.readouterr().out)
 
 
-def test_help_imports_nothing_heavy():
+def test_help_of_every_command_imports_nothing_heavy_and_a_command_no_other():
     code = f"""
 import sys
 from neuclip.cli.main import COMMANDS, main
-for arguments in [[], ["--help"], ["--version"], ["zzz"], *[[command, "--help"] for command in COMMANDS]]:
+main(["report", "--help"])
+assert "neuclip.cli.train" not in sys.modules
+for arguments in [[], ["--version"], ["zzz"], *[[*command.split(), "--help"] for command in COMMANDS]]:
     main(arguments)
 sys.exit(str([name for name in {HEAVY} if name in sys.modules] or ""))
 """
-    done = neuclip_process(code=code)
+    done = start(["-c", code], capture_output=True)
     assert done.stderr.strip().splitlines()[1:] == [], done.stderr  # the first line is the answer to zzz
     assert "usage: neuclip train" in done.stdout
 
 
-def test_a_command_imports_no_other_command():
-    code = """
-import sys
-from neuclip.cli.main import main
-main(["report", "--help"])
-print("neuclip.cli.train" in sys.modules)
-"""
-    assert neuclip_process(code=code).stdout.endswith("False\n")
-
-
-def test_a_pipe_that_is_closed_early_causes_no_message():
+def test_the_program_exits_with_the_code_and_says_nothing_when_its_reader_is_gone():
+    done = start(["-m", "neuclip", "train", "--train.batchsize", "8"], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        [sys.executable, "-m", "neuclip", "train", "--help"],
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        check=False,
-    )
+    done = start(["-m", "neuclip", "train", "--help"], stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_the_help_of_every_command_has_its_flags_and_two_examples(command, capsys):
-    assert main([command, "--help"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"usage: neuclip {command}")
-    assert out.partition("examples:\n")[2].count(f"  neuclip {command} ") == 2
-    assert all(f"--{flag.name}" in out for flag in import_module(f"neuclip.cli.{command}").COMMAND.flags)
+@pytest.mark.parametrize(
+    "given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "9"}, {"TORCH_CPP_LOG_LEVEL": "INFO"}]
+)
+def test_waiting_threads_sleep_and_torch_is_quiet_unless_the_user_chose(given, monkeypatch, capsys):
+    for name in (*THREADS_WAIT, "TORCH_CPP_LOG_LEVEL"):
+        monkeypatch.setenv(name, "")  # restored after the test, whatever `main` does
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 0
+    threads = {name: os.environ[name] for name in THREADS_WAIT if name in os.environ}
+    chosen = {name: value for name, value in given.items() if name in THREADS_WAIT}
+    assert threads == (chosen or {"OMP_WAIT_POLICY": "PASSIVE"})
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == given.get("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -1,3 +1,5 @@
+"""Every image and every different text is embedded once, in eval mode; what cannot be used is left out and named."""
+
 from __future__ import annotations
 
 import json
@@ -6,10 +8,8 @@ import pytest
 import torch
 
 from neuclip.data.open import open_source
-from neuclip.data.source import Fault
 from neuclip.errors import RunFailed
-from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBad
-from neuclip.evaluation.retrieval import recall
+from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, add_and_look_up
 from neuclip.models.build import build_model
 from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, colour_embedder
@@ -27,23 +27,28 @@ def source_of(folder, **changed):
     return open_source(str(write_samples(folder / "pairs.tar", samples)))
 
 
+def several(folder):
+    """Three images, the third equal to the first; five captions, the texts of two are equal."""
+    captions = [["red thing", "red sofa"], ["blue thing"], ["red sofa", "a red dress"]]
+    samples = [
+        {"png": colour_image(colour), "json": json.dumps({"caption": texts}).encode()}
+        for colour, texts in zip(["red", "blue", "red"], captions, strict=True)
+    ]
+    return open_source(str(write_samples(folder / "several.tar", samples)))
+
+
 def embed(towers, source, workers=0) -> EmbeddedPairs:
     return colour_embedder(towers, workers=workers).embed_pairs(source, "embedding")
 
 
-def test_every_different_caption_is_embedded_once_in_order_of_appearance(tmp_path):
+def test_every_different_caption_is_embedded_once_and_belongs_to_its_image(tmp_path):
     towers = ColourTowers()
     embedded = embed(towers, source_of(tmp_path))
     assert embedded.texts == ["red thing", "blue thing", "green thing", "red sofa"]
     assert embedded.caption_text.tolist() == [0, 1, 0, 2, 1, 3, 0] == embedded.first_text.tolist()
-    assert towers.encoded_texts == len(embedded.text_features) == 4
-    assert embedded.ids.tolist() == list(range(7))
-
-
-def test_features_are_those_of_the_pair_they_stand_for(tmp_path):
-    embedded = embed(ColourTowers(), source_of(tmp_path))
+    assert towers.encoded_texts == len(embedded.text_features) == 4 and embedded.ids.tolist() == list(range(7))
     assert (embedded.image_features * embedded.text_features[embedded.caption_text]).sum(dim=1).min() > 0.99
-    assert recall(embedded)["image_to_text_recall_at_5"] == 1
+    assert not embedded.image_features.requires_grad and not embedded.text_features.requires_grad
 
 
 def test_worker_processes_change_nothing(tmp_path):
@@ -58,6 +63,23 @@ def test_bad_images_are_left_out_and_named(tmp_path):
     assert "green thing" not in embedded.texts  # a caption whose image is bad is no query
 
 
+def test_images_without_a_caption_are_left_out_and_named(tmp_path):
+    samples = [{"png": colour_image("red"), "cls": b"0"}, {"png": colour_image("blue"), "cls": b"1", "txt": b"blue"}]
+    embedded = embed(ColourTowers(), open_source(str(write_samples(tmp_path / "a.tar", samples))))
+    assert embedded.ids.tolist() == [1] and embedded.texts == ["blue"] and embedded.caption_image.tolist() == [0]
+    assert [(fault.id, fault.reason) for fault in embedded.faults] == [(0, "caption is missing")]
+
+
+def test_an_image_comes_with_all_its_captions_or_with_the_first(tmp_path):
+    embedded = embed(ColourTowers(), several(tmp_path))
+    assert embedded.texts == ["red thing", "red sofa", "blue thing", "a red dress"]
+    assert embedded.caption_image.tolist() == [0, 0, 1, 2, 2] and embedded.caption_text.tolist() == [0, 1, 2, 1, 3]
+    assert embedded.first_text.tolist() == [0, 2, 1]
+    first = colour_embedder().embed_pairs(several(tmp_path), "embedding", first_caption_only=True)
+    assert first.texts == ["red thing", "blue thing", "red sofa"]
+    assert first.caption_image.tolist() == first.caption_text.tolist() == first.first_text.tolist() == [0, 1, 2]
+
+
 def test_towers_embed_in_eval_mode_and_every_part_gets_its_mode_back(tmp_path):
     towers = ColourTowers()
     towers.locked.eval()
@@ -66,58 +88,11 @@ def test_towers_embed_in_eval_mode_and_every_part_gets_its_mode_back(tmp_path):
     assert towers.training and towers.map.training and not towers.locked.training
 
 
-def test_no_gradient_is_kept(tmp_path):
-    embedded = embed(ColourTowers(), source_of(tmp_path))
-    assert not embedded.image_features.requires_grad and not embedded.text_features.requires_grad
-
-
 def test_towers_with_broken_weights_give_no_features(tmp_path):
     towers = ColourTowers()
     torch.nn.init.constant_(towers.map.weight, float("nan"))
-    with pytest.raises(RunFailed, match="not finite"):
+    with pytest.raises(RunFailed, match="image features on pairs: 3 of 3 rows are not finite, the first is row 0"):
         embed(towers, source_of(tmp_path))
-
-
-def faults(count):
-    return [Fault(id, "image does not decode", f"a.tar: {id}.png") for id in range(count)]
-
-
-@pytest.fixture
-def twenty(tmp_path):
-    return open_source(str(write_samples(tmp_path / "a.tar", [{"png": colour_image("red"), "txt": b"red"}] * 20)))
-
-
-def test_the_share_is_exact(twenty):
-    colour_embedder(max_bad_share=0.05).refuse_bad_set(twenty, faults(1))
-    with pytest.raises(TooManyBad, match=r"^a: 2 of 20 samples cannot be used \(10.0%, data.max_bad_share is 5.0%\)"):
-        colour_embedder(max_bad_share=0.05).refuse_bad_set(twenty, faults(2))
-
-
-def test_a_set_of_which_nothing_is_left_is_refused_whatever_is_allowed(twenty):
-    colour_embedder(max_bad_share=1.0).refuse_bad_set(twenty, faults(19))
-    with pytest.raises(TooManyBad):
-        colour_embedder(max_bad_share=1.0).refuse_bad_set(twenty, faults(20))
-
-
-def several(folder):
-    """Three images, the third equal to the first; five captions, the texts of two are equal."""
-    captions = [["red thing", "red sofa"], ["blue thing"], ["red sofa", "a red dress"]]
-    samples = [
-        {"png": colour_image(colour), "json": json.dumps({"caption": texts}).encode()}
-        for colour, texts in zip(["red", "blue", "red"], captions, strict=True)
-    ]
-    return open_source(str(write_samples(folder / "several.tar", samples)))
-
-
-def test_an_image_comes_with_all_its_captions_or_with_the_first(tmp_path):
-    towers = ColourTowers()
-    embedded = embed(towers, several(tmp_path))
-    assert embedded.texts == ["red thing", "red sofa", "blue thing", "a red dress"]
-    assert embedded.caption_image.tolist() == [0, 0, 1, 2, 2] and embedded.caption_text.tolist() == [0, 1, 2, 1, 3]
-    assert embedded.first_text.tolist() == [0, 2, 1] and towers.encoded_texts == 4
-    first = colour_embedder().embed_pairs(several(tmp_path), "embedding", first_caption_only=True)
-    assert first.texts == ["red thing", "blue thing", "red sofa"]
-    assert first.caption_image.tolist() == first.caption_text.tolist() == first.first_text.tolist() == [0, 1, 2]
 
 
 def test_what_was_embedded_is_not_embedded_again(tmp_path):
@@ -134,13 +109,22 @@ def test_what_was_embedded_is_not_embedded_again(tmp_path):
     again = embedder.embed_pairs(several(tmp_path), "embedding")
     assert torch.equal(first.image_features, again.image_features)
     assert torch.equal(first.text_features, again.text_features)
+    assert embedder.embed_texts([], "embedding").shape == (0, 3)
 
 
-def test_images_without_a_caption_are_left_out_and_named(tmp_path):
-    samples = [{"png": colour_image("red"), "cls": b"0"}, {"png": colour_image("blue"), "cls": b"1", "txt": b"blue"}]
-    embedded = embed(ColourTowers(), open_source(str(write_samples(tmp_path / "a.tar", samples))))
-    assert embedded.ids.tolist() == [1] and embedded.texts == ["blue"] and embedded.caption_image.tolist() == [0]
-    assert [(fault.id, fault.reason) for fault in embedded.faults] == [(0, "caption is missing")]
+def test_what_two_ranks_embedded_has_one_feature_and_comes_in_the_order_that_is_asked_for():
+    known, features = {}, torch.eye(3)
+    assert add_and_look_up(known, ["a", "b", "a"], features, ["a", "b", "a"]).tolist() == features[[0, 1, 0]].tolist()
+    assert add_and_look_up(known, ["c", "d"], features[:2], ["d", "c"]).tolist() == features[[1, 0]].tolist()
+
+
+def test_memory_is_bounded_by_the_features_of_a_set(monkeypatch):
+    monkeypatch.setattr("neuclip.evaluation.embedding.MOST_KNOWN", 3)
+    towers = ColourTowers()
+    embedder = colour_embedder(towers)
+    embedder.embed_texts(["red", "blue", "green", "red blue"], "embedding")
+    embedder.embed_texts(["red"], "embedding")
+    assert towers.encoded_texts == 5  # four were too many to keep
 
 
 def test_texts_come_back_in_their_order_whatever_their_length(monkeypatch):
@@ -152,12 +136,3 @@ def test_texts_come_back_in_their_order_whatever_their_length(monkeypatch):
         for text, features in zip(texts, embedded, strict=True):
             alone = built.towers.model.eval().encode_text(built.tokenize([text]), normalize=True)[0]
             assert torch.allclose(features, alone, atol=1e-5)
-
-
-def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr("neuclip.evaluation.remembered.MOST", 3)
-    towers = ColourTowers()
-    embedder = colour_embedder(towers)
-    embedder.embed_texts(["red", "blue", "green", "red blue"], "embedding")
-    embedder.embed_texts(["red"], "embedding")
-    assert towers.encoded_texts == 5  # four were too many to keep

@@ -16,8 +16,8 @@ from neuclip.models import open_clip_module
 from neuclip.models.build import build_model
 from neuclip.models.export import export_model
 from neuclip.records import RunFolder
-from neuclip.runs.build import absolute_address, absolute_paths
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.build import absolute_address, resolve
+from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.runs.load import build_towers
 from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
@@ -41,14 +41,14 @@ def test_a_siglip_run_resumes_to_the_bit_and_exports_its_bias(siglip_settings, t
         tmp_path, "--run.name", "run", "--train.samples", "32", "--checkpoint.every_samples", "16"
     )
     folder = RunFolder(api.train(settings))
-    whole = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])
+    whole = load_checkpoint(checkpoints_in(folder)[-1])
     before = losses(folder.path)
     bias = whole["model"]["logit_bias"].item()
     assert bias != pytest.approx(-2, abs=1e-6)  # it was learned
     assert open_clip_module().create_model_and_transforms(f"local-dir:{folder.model}")[0].logit_bias.item() == bias
-    checkpoints_in(folder.checkpoints)[-1].unlink()
+    checkpoints_in(folder)[-1].unlink()
     api.train(settings, resume=folder.path)
-    again = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])
+    again = load_checkpoint(checkpoints_in(folder)[-1])
     assert losses(folder.path) == before and len(before) == 4
     assert again["model"]["logit_bias"].item() == bias
 
@@ -77,7 +77,7 @@ def test_a_softmax_objective_has_no_bias_and_leaves_one_that_a_model_brings_alon
         ("{photos/00000,photos/00001}.tar", "{}/{{photos/00000,photos/00001}}.tar"),
         ("a,b:3.csv", "{}/a,b:3.csv"),  # the name of one file
         ("./icons-30k", "{}/icons-30k"),  # a folder; without the dot it is a data set by name
-        ("icons-30k,mnist", "icons-30k,{}/mnist"),  # and mnist is one unless a folder is called so
+        ("icons-30k,photos", "icons-30k,{}/photos"),
         ("s3://bucket/{0..9}.tar:2,https://host/a.tar?x=1,2", "s3://bucket/{{0..9}}.tar:2,https://host/a.tar?x=1,2"),
         ("/data/gone.csv,gone/*.tar", "/data/gone.csv,gone/*.tar"),  # the error names it as it was given
         ("", ""),
@@ -88,8 +88,7 @@ def test_addresses_are_stored_so_that_they_mean_the_same_from_any_folder(given, 
     write_shards(tmp_path / "photos", 4)
     for name in ("pairs.csv", "a,b:3.csv"):
         (tmp_path / name).touch()
-    for name in ("icons-30k", "mnist"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "icons-30k").mkdir()
     assert absolute_address(given) == stored.format(*[tmp_path] * 2)
     assert absolute_address(absolute_address(given)) == absolute_address(given)
 
@@ -98,11 +97,12 @@ def test_the_names_of_held_out_sets_are_stored_with_absolute_addresses(tmp_path,
     monkeypatch.chdir(tmp_path)
     for name in ("photos", "a=b", "cars"):
         (tmp_path / name).mkdir()
-    sets = EvaluationSettings(retrieval=("mine=photos", "a=b"), zero_shot=("cars", "wheels=cars", "x=mnist"))
-    stored = absolute_paths(Settings(evaluation=sets)).evaluation
+    by_name = "x=icons-30k/zero-shot/names"
+    sets = EvaluationSettings(retrieval=("mine=photos", "a=b"), zero_shot=("cars", "wheels=cars", by_name))
+    stored = resolve(Settings(evaluation=sets)).evaluation
     assert stored.retrieval == (f"mine={tmp_path}/photos", f"{tmp_path}/a=b")
-    assert stored.zero_shot == (f"{tmp_path}/cars", f"wheels={tmp_path}/cars", "x=mnist")
-    assert absolute_paths(Settings(evaluation=stored)).evaluation == stored
+    assert stored.zero_shot == (f"{tmp_path}/cars", f"wheels={tmp_path}/cars", by_name)
+    assert resolve(Settings(evaluation=stored)).evaluation == stored
 
 
 def test_a_pattern_in_a_folder_whose_name_is_a_pattern_stays_as_it_is(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""DataComp's tasks from command to file: metrics against a brute force; what is kept, repeated, refused, set aside."""
+"""DataComp's tasks from command to file: metrics against a brute force; what is kept, repeated, refused, renamed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from PIL import Image
 
 from neuclip import api
 from neuclip.cli.main import main
+from neuclip.evaluation.task_results import results_file
 from neuclip.models.build import build_model
 from neuclip.models.export import export_model
 from neuclip.records import read_lines
-from neuclip.runs.task_results import results_file
-from tests.builders.data import CLASSNAMES, TEMPLATES, Member, image_bytes, npy, sample, write_tar, write_task
-from tests.builders.models import SMALL_FILE
+from neuclip.runs import evaluate
+from tests.builders.data import CLASSNAMES, TEMPLATES, Member, encoded, image_bytes, npy, write_tar, write_task
+from tests.builders.models import SMALL_FILE, build, timm_and_bert, write_bert
 from tests.builders.processes import main_on_ranks
 
 CIFAR, CLEVR, FMOW = "wds_cifar10_test", "wds_vtab-clevr_closest_object_distance_test", "wds_wilds-fmow_test"
@@ -155,10 +156,13 @@ def test_lines_have_what_datacomps_aggregation_reads_and_where_they_come_from(pl
     assert len(table) == 5 and table["metrics"].map(lambda metrics: metrics["main_metric"]).notna().all()
     assert set(table["dataset"]) == {"CIFAR-10", "CLEVR Distance", "FMoW", "Flickr", "WinoGAViL"}
     meta = lines["CLEVR Distance"]["meta"]
-    assert meta["switches"] == {"blank_classnames": "drop"} and lines["CIFAR-10"]["meta"]["switches"] == {}
     assert {len(meta[name]) for name in ("weights", "data", "templates")} == {64}
     assert (meta["precision"], meta["images"], meta["classes"], meta["skipped"]) == ("float32", 34, 6, 0)
     assert lines["Flickr"]["meta"]["captions"] == 12 and lines["WinoGAViL"]["meta"]["puzzles"] == 1
+
+
+def measured_again(first: dict[str, dict], second: dict[str, dict]) -> set[str]:
+    return {name for name in second if second[name]["meta"]["seconds"] != first[name]["meta"]["seconds"]}
 
 
 def test_what_is_known_is_not_measured_again_and_what_changed_is(copy):
@@ -166,17 +170,65 @@ def test_what_is_known_is_not_measured_again_and_what_changed_is(copy):
     text = (copy / "results.jsonl").read_text()
     assert measure(copy) == first and (copy / "results.jsonl").read_text() == text
     (copy / "root" / CIFAR / "zeroshot_classification_templates.txt").write_text("a drawing of a {c}\n")
-    second = measure(copy)
-    changed = {name for name in first if second[name]["meta"]["seconds"] != first[name]["meta"]["seconds"]}
-    assert changed == {"CIFAR-10"} and len(read_lines(copy / "results.jsonl")) == 5
-    third = measure(copy, compat="correct")
-    changed = {name for name in first if third[name]["meta"]["seconds"] != second[name]["meta"]["seconds"]}
-    assert changed == {"CLEVR Distance", "FMoW"}
-    correct = {name: third[name]["metrics"] for name in changed}
-    assert third["FMoW"]["meta"]["metric"] == "acc_worst_region_without_other"
-    assert correct["FMoW"]["main_metric"] == first["FMoW"]["metrics"]["acc_worst_region_without_other"]
-    kept = first["CLEVR Distance"]["metrics"]["acc1_blank_classnames_keep"]
-    assert correct["CLEVR Distance"]["main_metric"] == correct["CLEVR Distance"]["acc1"] == kept
+    assert measured_again(first, measure(copy)) == {"CIFAR-10"}
+    assert len(read_lines(copy / "results.jsonl")) == 5
+
+
+def pixels(*values: int) -> bytes:
+    """A PNG whose length does not depend on its pixels."""
+    return encoded(Image.fromarray(np.array(values, np.uint8).reshape(2, 2, 3)), compress_level=0)
+
+
+@pytest.mark.parametrize("kind", ["shard", "folder"])
+def test_changed_pixels_of_equal_length_are_noticed(copy, kind):
+    before, after = pixels(*range(12)), pixels(*range(12, 24))
+    assert len(before) == len(after)
+    shutil.rmtree(copy / "root" / CIFAR)
+
+    def write(content: bytes) -> None:
+        if kind == "shard":
+            write_task(copy / "root" / CIFAR, sizes=(1,))
+            write_tar(copy / "root" / CIFAR / "test" / "0.tar", [("s0.png", content), ("s0.cls", b"0")])
+        else:
+            for name in ("cat", "dog"):
+                (copy / "root" / CIFAR / name).mkdir(parents=True, exist_ok=True)
+            (copy / "root" / CIFAR / "cat" / "1.png").write_bytes(content)
+
+    write(before)
+    first = measure(copy, tasks="cifar10")
+    assert measure(copy, tasks="cifar10") == first
+    write(after)
+    assert measured_again(first, measure(copy, tasks="cifar10")) == {"CIFAR-10"}
+
+
+def change_json(file: Path, change) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def swap_words(tokenizer: dict) -> None:
+    words = tokenizer["model"]["vocab"]
+    words["red"], words["blue"] = words["blue"], words["red"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer.json", swap_words),
+        ("config.json", lambda config: config.update(hidden_act="relu")),
+        ("open_clip_config.json", lambda config: config["preprocess_cfg"].update(mean=[0.0] * 3, std=[0.1] * 3)),
+    ],
+)
+def test_the_same_weights_with_another_tokenizer_text_config_or_pixels_are_another_model(copy, file, change):
+    pytest.importorskip("transformers")
+    export_model(build(copy, timm_and_bert(write_bert(copy / "bert"))), copy / "model")
+    write_task(copy / "root" / CIFAR, classnames=("red", "blue", "circle", "square", "a", "red circle"))
+    first = measure(copy, tasks="cifar10,fmow")
+    change_json(copy / "model" / file, change)
+    second = measure(copy, tasks="cifar10")
+    assert second["CIFAR-10"]["meta"]["weights"] == first["CIFAR-10"]["meta"]["weights"]
+    assert measured_again(first, second) == {"CIFAR-10"} and len(read_lines(copy / "results.jsonl")) == 1
 
 
 def test_a_task_with_broken_data_is_told_at_the_end_and_the_others_are_kept(copy, capsys):
@@ -191,49 +243,25 @@ def test_a_task_with_broken_data_is_told_at_the_end_and_the_others_are_kept(copy
     assert "Datacomp Average" in printed.out and "2 of 38" in printed.out
 
 
-def test_results_of_other_weights_are_set_aside(copy, capsys):
+def test_a_file_holds_one_model_and_that_of_another_is_renamed(copy, capsys):
     first = measure(copy)
     export_small(copy, seed=1)
     second = measure(copy, tasks="cifar10")
     assert second["CIFAR-10"]["meta"]["weights"] != first["CIFAR-10"]["meta"]["weights"]
     (aside,) = copy.glob("results-*.jsonl")
     assert len(read_lines(aside)) == 5 and len(read_lines(copy / "results.jsonl")) == 1
-    assert f"now in {aside}" in capsys.readouterr().err
+    assert f"results of other weights; they are now in {aside}" in capsys.readouterr().err
     export_small(copy)
-    assert measure(copy) == first  # which came back: their seconds are those of the first time
+    assert measure(copy) == first  # its file got its name back: the seconds are those of the first time
     (aside,) = copy.glob("results-*.jsonl")
     assert read_lines(aside) == [*second.values()]
-
-
-def test_the_same_weights_with_other_pixels_are_another_model(copy):
-    first = measure(copy, tasks="cifar10,fmow")
-    file = copy / "model" / "open_clip_config.json"
-    config = json.loads(file.read_text())
-    config["preprocess_cfg"] |= {"mean": [0.0, 0.0, 0.0], "std": [0.1, 0.1, 0.1]}
-    file.write_text(json.dumps(config))
-    second = measure(copy, tasks="cifar10")
-    assert second["CIFAR-10"]["meta"]["weights"] == first["CIFAR-10"]["meta"]["weights"]
-    assert second["CIFAR-10"]["metrics"] != first["CIFAR-10"]["metrics"]
-    assert len(read_lines(copy / "results.jsonl")) == 1
-
-
-def test_an_image_of_another_size_in_a_shard_of_the_same_size_is_noticed(copy):
-    first = measure(copy, tasks="cifar10")
-    shard = copy / "root" / CIFAR / "test" / "0.tar"
-    before = shard.stat().st_size
-    members = [member for number in range(17) for member in sample(number)]
-    members[1] = (members[1][0], image_bytes(99, size=(20, 20)))
-    write_tar(shard, members)
-    assert shard.stat().st_size == before
-    assert measure(copy, tasks="cifar10")["CIFAR-10"]["meta"]["data"] != first["CIFAR-10"]["meta"]["data"]
 
 
 def test_a_line_that_a_kill_cut_off_costs_only_its_own_task(copy):
     first, file = measure(copy), copy / "results.jsonl"
     file.write_text(file.read_text()[:-100])
     second = measure(copy)
-    again = {name for name in first if second[name]["meta"]["seconds"] != first[name]["meta"]["seconds"]}
-    assert len(again) == 1 and len(read_lines(file)) == 5
+    assert len(measured_again(first, second)) == 1 and len(read_lines(file)) == 5
     assert {name: line["metrics"] for name, line in second.items()} == {
         name: line["metrics"] for name, line in first.items()
     }
@@ -283,8 +311,28 @@ def test_mistakes_are_one_line(copy, capsys, monkeypatch):
     assert "cannot be loaded into tiny" in complaint(capsys, f"tiny:{weights}", root)
     public = "ViT-B-32-quickgelu:openai"
     assert f"1 neuclip: {public} is not on this machine" in complaint(capsys, public, root)
-    Path("notes.jsonl").write_text("no results\n")
-    assert "is not a file of results" in complaint(capsys, target, root, "--output", "notes.jsonl")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no results\n",
+        b"\x80\xff\n",
+        b"[]\n",
+        b"[" * 100_000 + b"\n",
+        b'{"key": "cifar10", "metrics": {"main_metric": 0.5}}\n',  # of another program: nobody knows of which weights
+        b'{"key": "cifar10", "metrics": 5, "meta": {"weights": "a"}}\n',
+        b'{"key": "cifar10", "metrics": {"main_metric": "0.5"}, "meta": {"weights": "a"}}\n',
+        b'{"key": ["cifar10"], "metrics": {"main_metric": 0.5}, "meta": {"weights": "a"}}\n',
+    ],
+)
+def test_a_damaged_file_of_results_is_one_line_that_names_it_and_stays(copy, capsys, content):
+    (copy / "notes.jsonl").write_bytes(content)
+    flags = [f"--data={copy / 'root'}", "--tasks", "cifar10", "--output", str(copy / "notes.jsonl")]
+    text = complaint(capsys, f"local-dir:{copy / 'model'}", *flags)
+    assert f"2 neuclip: {copy / 'notes.jsonl'}: is damaged, or not what it should be (" in text
+    assert "it is not a file of results: give another --output, or move it away" in text
+    assert (copy / "notes.jsonl").read_bytes() == content
 
 
 def test_the_table_shows_chance_what_is_counted_otherwise_and_what_is_missing(copy, capsys):
@@ -299,9 +347,28 @@ def test_the_table_shows_chance_what_is_counted_otherwise_and_what_is_missing(co
     assert len(printed["tasks"]) == 5 and len(printed["missing"]) == 33 and printed["averages"][0]["value"] is None
 
 
-def test_what_is_no_whole_sample_is_counted_and_captions_are_never_run_together(copy, capsys):
+def test_own_data_and_tasks_are_measured_with_a_model_that_is_built_once(copy, capsys, monkeypatch):
+    opened, real = [], evaluate.open_target
+    monkeypatch.setattr(evaluate, "open_target", lambda target: opened.append(target) or real(target))
+    flags = ["--data", str(copy / "root"), "--tasks", "flickr", "--retrieval", str(copy / "root" / FLICKR), "--json"]
+    assert main(["eval", f"local-dir:{copy / 'model'}", *flags]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert opened == [f"local-dir:{copy / 'model'}"]
+    own = printed["figures"][f"{copy / 'root' / FLICKR}.text_to_image_recall_at_1"]
+    assert own == printed["tasks"][0]["metrics"]["image_retrieval_recall@1"]
+
+
+def test_what_cannot_be_used_is_counted_up_to_a_share_and_captions_are_never_run_together(copy, capsys):
     write_tar(copy / "root" / FMOW / "test" / "0.tar", [*fmow_members(), ("s99.cls", b"1")])
     assert measure(copy, tasks="fmow", max_bad_share=0.1)["FMoW"]["meta"]["skipped"] == 1
+    (copy / "root" / WINOGAVIL / "images" / f"{PUZZLE[0]}.png").write_bytes(b"no image")
+    write_tar(copy / "root" / FMOW / "test" / "0.tar", [*fmow_members(), ("s98.cls", b"1"), ("s99.cls", b"1")])
+    options = {"data": copy / "root", "tasks": "fmow,winogavil,flickr", "output": copy / "results.jsonl"}
+    results = api.measure_datacomp(f"local-dir:{copy / 'model'}", **options)
+    assert results.failed.keys() == {"FMoW", "WinoGAViL"} and "2 of 14 samples cannot be used" in results.failed["FMoW"]
+    assert [line["dataset"] for line in results.lines] == ["Flickr"]  # an older line of FMoW is of other data
+    puzzles = measure(copy, tasks="winogavil", max_bad_share=0.1)["WinoGAViL"]
+    assert puzzles["meta"]["puzzles"] == 0 and puzzles["metrics"]["main_metric"] is None
     (copy / "root" / FLICKR / "dataset_type.txt").unlink()
     flags = ["--data", str(copy / "root"), "--tasks", "flickr"]
     assert main(["eval", f"local-dir:{copy / 'model'}", *flags]) == 1

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from torch import nn
 
-from neuclip.cli.flags import Flag
-from neuclip.errors import UserError
 from neuclip.objectives import OBJECTIVES
 from neuclip.objectives.amorlip import AmorLIP
 from neuclip.objectives.clip import CLIP
@@ -18,7 +16,13 @@ from neuclip.objectives.fastclip import FastCLIP
 from neuclip.objectives.neuclip import NeuCLIP
 from neuclip.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
 from neuclip.settings.options import LIMITS, check_value, types_of
-from neuclip.settings.reading import SECTION_NAMES, section_type
+from neuclip.settings.reading import (
+    OBJECTIVE_KEY,
+    SECTION_NAMES,
+    declared_types,
+    may_change_at_resume,
+    section_type,
+)
 
 SECTIONS = [section_type(name, "") for name in SECTION_NAMES if name != "objective"]
 KINDS = {kind.__name__: kind for kind in [*SECTIONS, *OBJECTIVE_SETTINGS.values(), *OBJECTIVES.values()]}
@@ -133,9 +137,12 @@ def test_a_limit_is_where_its_name_says(name, limit, inside, outside):
             check_value(value, declared, {name: limit})
 
 
-def test_a_flag_keeps_its_limits_and_names_itself():
-    flag = Flag("top-share", float, "best ones", at_least=0, at_most=1)
-    assert (flag.convert("0"), flag.convert("1"), flag.convert("0.5")) == (0.0, 1.0, 0.5)
-    for value in ("-0.1", "1.1"):
-        with pytest.raises(UserError, match=f"^--top-share is {value}; give 0 or more and at most 1$"):
-            flag.convert(value)
+def test_a_run_may_continue_elsewhere_and_evaluate_otherwise_but_compute_nothing_else():
+    keys = [key for key in declared_types("neuclip") if may_change_at_resume(key, "neuclip")]
+    alone = [key for key in keys if not key.startswith(("evaluation.", "checkpoint.", "log."))]
+    assert alone == [
+        *("run.device", "run.threads", "data.train", "data.workers", "data.stored_features", "data.max_bad_share"),
+        *("data.cache_size", "data.remote_timeout", "train.micro_batch_size"),
+    ]
+    assert {"evaluation.every", "checkpoint.keep", "log.wandb"} <= set(keys)
+    assert not may_change_at_resume(OBJECTIVE_KEY, "neuclip")

@@ -1,1 +1,1 @@
-"""The command `neuclip`: parsing and printing only. One module per command, imported when it is called."""
+"""The command `neuclip`: parsing and printing only. One function per command, imported when it is called."""

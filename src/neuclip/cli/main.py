@@ -11,29 +11,96 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from neuclip import __version__
-from neuclip.cli.threads import let_threads_sleep
 from neuclip.errors import RunFailed, RunInterrupted, UserError, proposal
 from neuclip.secrets import without_secrets
 
-COMMANDS = {
-    "train": "train a model; without arguments: a demo on a data set of icons",
-    "eval": "measure retrieval and zero-shot accuracy of a run, a checkpoint or a model",
-    "error": "measure how far a run's normalizers are from the exact ones",
-    "report": "write one self-contained HTML page per run",
-    "compare": "put runs side by side: curves, means over seeds, tables for a paper",
-    "search": "find images of a folder by a text or an image, in the terminal or on a local page",
-    "merge": "write the model between a fine-tuned run and what it started from",
-    "export": "write a model for transformers, onnxruntime or open_clip",
-    "doctor": "check data and settings before training, in seconds",
-    "data": "list and prepare data sets by name; index your own, or convert it to shards",
-    "recipe": "print the paper's settings as recipes",
+COMMANDS = {  # name: module.function of this package, what it does
+    "train": ("train.train", "train a model; without arguments: a demo on a data set of icons"),
+    "eval": ("eval.evaluate", "measure retrieval and zero-shot accuracy of a run, a checkpoint or a model"),
+    "error": ("eval.error", "measure how far a run's normalizers are from the exact ones"),
+    "report": ("report.report", "write one self-contained HTML page per run"),
+    "compare": ("report.compare", "put runs side by side: curves, means over seeds, tables for a paper"),
+    "search": ("search.search", "find images of a folder by a text or an image, in the terminal or on a local page"),
+    "merge": ("export.merge", "write the model between a fine-tuned run and what it started from"),
+    "export": ("export.export", "write a model for transformers, onnxruntime or open_clip"),
+    "doctor": ("train.doctor", "build a run, take one step, and say what would go wrong"),
+    "recipe": ("train.recipe", "print the paper's settings as recipes"),
+    "data get": ("data.get", "download evaluation sets of DataComp's 38 tasks"),
+    "data convert": ("data.convert", "write your data as tar shards"),
+    "data index": ("data.index", "read tar shards once and report what is in them"),
 }
+GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
+HELP = ("--help", "-h")
 
-HELP = f"""neuclip {__version__}: CLIP training with normalizers over the whole data set.
+DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+THREADS_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of them is the user's own choice
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 done, 1 failed, 2 user error, 128 + signal if interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    set_environment()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be outside what a terminal can show
+    return exit_code_of(lambda: dispatch(arguments))
+
+
+def set_environment() -> None:
+    """What torch and its thread library read once, when they are imported.
+
+    Waiting OpenMP threads spin by default. Beside other busy processes they take the cores from threads that have
+    work: one of three runs on two cores trained at 30 to 40 samples/s, and at 270 with threads that sleep.
+    """
+    if not any(name in os.environ for name in THREADS_WAIT):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a lost rank prints C++ frames beside our line
+
+
+def dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    first, *rest = arguments or ["--help"]
+    if first in HELP or (first in GROUPS and rest[:1] and rest[0] in HELP):
+        print(overview("" if first in HELP else f"{first} "), end="")
+        return DONE
+    if first == "--version":
+        print(version_line())
+        return DONE
+    name = " ".join(arguments[:2]) if first in GROUPS else first
+    if name not in COMMANDS:
+        refuse_unknown(first, rest)
+    from neuclip.cli.command import call, help_page
+
+    module_name, _, function = COMMANDS[name][0].partition(".")
+    module = import_module(f"neuclip.cli.{module_name}")
+    command, rest = getattr(module, function), arguments[len(name.split()) :]
+    if not set(HELP) & set(rest):
+        return call(command, rest)
+    own_help = getattr(module, f"{function}_help", None)
+    print(own_help(rest) if own_help else help_page(command), end="")
+    return DONE
+
+
+def refuse_unknown(first: str, rest: list[str]) -> None:
+    """Answer with the nearest command, or with those that there are."""
+    if first in GROUPS:
+        actions = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+        what = f"no action {rest[0]!r} of {first}" if rest else f"{first} needs an action"
+        raise UserError(f"{what}; {proposal(''.join(rest[:1]), actions)}")
+    what = f"no command before {first}" if first.startswith("-") else f"no command {first!r}"
+    raise UserError(f"{what}; {proposal(first, list(dict.fromkeys(name.split()[0] for name in COMMANDS)))}")
+
+
+def overview(group: str = "") -> str:
+    """All commands, or those that begin with `group`, a line each."""
+    lines = [f"  {name:<14}{about}\n" for name, (_, about) in COMMANDS.items() if name.startswith(group)]
+    if group:
+        return f"usage: neuclip {group}ACTION ...\n\n{''.join(lines)}\nHelp on one: neuclip {group}ACTION --help\n"
+    return f"""neuclip {__version__}: CLIP training with normalizers over the whole data set.
 
 usage: neuclip COMMAND ...
 
-{"".join(f"  {name:<9}{text}{chr(10)}" for name, text in COMMANDS.items())}
+{"".join(lines)}
 Help on a command: neuclip COMMAND --help
 
 examples:
@@ -41,37 +108,20 @@ examples:
   neuclip train --help
 """
 
-DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+def version_line() -> str:
+    """'neuclip 0.1.0 (torch 2.13.0, open_clip 3.3.0, Python 3.11)', from what is installed; nothing is imported."""
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    return f"neuclip {__version__} (torch {installed('torch')}, open_clip {installed('open_clip_torch')}, {python})"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 done, 1 failed, 2 user error, 128 + signal if interrupted."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    let_threads_sleep()
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be outside what a terminal can show
-    return exit_code_of(lambda: dispatch(arguments))
+def installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes longer to import than all of the help
 
-
-def dispatch(arguments: list[str]) -> int:
-    command = arguments[0] if arguments else "--help"
-    if command == "help" and arguments[1:]:
-        return dispatch([*arguments[1:], "--help"])
-    if command in ("--help", "-h", "help"):
-        print(HELP, end="")
-        return DONE
-    if command == "--version":
-        print(f"neuclip {__version__}")
-        return DONE
-    if command not in COMMANDS:
-        what = f"the flag {command} has no command before it" if command.startswith("-") else f"no command {command!r}"
-        raise UserError(f"{what}; {proposal(command, [*COMMANDS])}")
-    module = import_module(f"neuclip.cli.{command}")
-    if {"--help", "-h"} & set(arguments):
-        help_page = getattr(module, "help_page", lambda _: module.COMMAND.help())
-        print(help_page(arguments[1:]), end="")
-        return DONE
-    return module.run(arguments[1:])
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return "is missing"
 
 
 def exit_code_of(action: Callable[[], int]) -> int:
@@ -91,23 +141,36 @@ def exit_code_of(action: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and reader_is_gone():
             return FAILED
-        if isinstance(error, OSError) and (reason := disk_error(error)):
-            return complain(reason, FAILED)
+        if isinstance(error, OSError) and (reason := system_error(error)):
+            return complain(reason, USER_ERROR if error.errno == errno.ENAMETOOLONG else FAILED)
         traceback.print_exc()
         return FAILED
 
 
-def disk_error(error: OSError) -> str:
-    """The message about a full disk or a folder that cannot be written; "" for any other error, which may be a bug."""
+def system_error(error: OSError) -> str:
+    """What to do where the system refuses to write; "" for any other error, which may be a bug."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = f" for {error.filename}" if error.filename else ""
         return (
             f"the disk is full: no space{where}; what was written is kept; free some space and continue "
             "(train: with --resume), or give another --run.folder, or NEUCLIP_CACHE for prepared data"
         )
-    if error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR):
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a path is too long for this system; give a shorter one than {error.filename2 or error.filename}"
+    if "No usable temporary directory" in str(error):  # of tempfile, which has tried TMPDIR and /tmp
+        return "no folder for temporary files can be written; free some space, or set TMPDIR to another folder"
+    refused = error.errno in (
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EEXIST,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+    )
+    if error.filename and (refused or str(error.filename).startswith(("/proc/", "/sys/"))):  # they hold no files
         return (
-            f"{error.filename}: {os.strerror(error.errno)}; check the permissions of the folder, or give another "
+            f"{error.filename}: {error.strerror}; check the permissions of the folder, or give another "
             "(NEUCLIP_CACHE is the cache folder)"
         )
     return ""

@@ -1,28 +1,70 @@
-"""`neuclip report`"""
+"""`neuclip report`, `neuclip compare`"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 
-from neuclip.cli.flags import Command
-from neuclip.cli.runs import find_run
-
-COMMAND = Command(
-    usage="report RUN...",
-    about="""Writes report.html into each run's folder and prints its path: one file with all curves and figures.
-It reads only the run's records and also works while the run is training.""",
-    flags=(),
-    examples=("neuclip report runs/first", "neuclip report runs/first runs/second"),
-    most=sys.maxsize,
-)
+from neuclip.cli.command import find_run, print_json
 
 
-def run(arguments: Sequence[str]) -> int:
-    names, _ = COMMAND.parse(arguments)
-    folders = [find_run(name) for name in names]
-    from neuclip.report.page import write_report
+def report(run: str, *runs: str) -> int:
+    """neuclip report RUN...
+
+    Writes report.html into each run's folder and prints its path: one file with all curves and figures.
+    It reads only the run's records and also works while the run is training.
+
+    neuclip report runs/first
+    neuclip report runs/first runs/second
+    """
+    folders = [find_run(name) for name in (run, *runs)]
+    from neuclip.report.run_report import write_report
 
     for folder in folders:
         print(write_report(folder))
+    return 0
+
+
+def compare(
+    run: str,
+    *runs: str,
+    output: tuple[str, ...] = ("compare.html",),
+    against: str = "",
+    measure: str = "",
+    json: bool = False,
+) -> int:
+    """neuclip compare RUN|RESULT... [--output FILE,...] [--against GROUP] [--measure DATASET.METRIC]
+
+    Writes one self-contained HTML page with runs side by side, and prints their final figures. On the page: curves over
+    samples, mean and standard deviation over seeds, settings that differ, and the difference of each group to one of
+    them over the seeds that both have, with its 95 % interval.
+    Runs that differ only in run.seed are one group. RESULT is a file of task results (JSON lines), also DataComp's own;
+    those of a run (tasks.jsonl in its folder) are read with it. Runs that are still training can be compared too.
+
+    --output: files to write, by the end of their names: .html page, .md and .tex the final figures, .csv one row per
+        run and figure
+    --against: group that the others are compared with; without it the first
+    --measure: figure that was chosen before training, such as new.image_to_text_recall_at_1; no other gets a verdict
+
+    neuclip compare runs/clip-* runs/neuclip-*
+    neuclip compare runs/neuclip ViT-B-32.jsonl --output compare.html,table.tex,figures.csv
+    """
+    paths = [Path(name) if Path(name).is_file() else find_run(name).path for name in (run, *runs)]
+    from neuclip.report import compare as comparing
+    from neuclip.report import compare_page as page
+    from neuclip.report.page import text_table
+
+    files = [Path(name) for name in output]
+    for path in files:
+        page.writer_of(path)  # refused before anything is read
+    comparison = comparing.compare(paths, against=against, measure=measure)
+    for path in files:
+        page.write_comparison(comparison, path)
+    for notice in comparison.notices():
+        print(notice, file=sys.stderr)
+    if json:
+        return print_json(page.comparison_figures(comparison))
+    print(text_table(page.final_table(comparison), notes=True))
+    for sentence in (*page.verdicts(comparison), *files):
+        print(sentence)
     return 0

@@ -8,13 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from neuclip.data import by_name
 from neuclip.data.locations import DATASET_TYPE, RETRIEVAL, expand_braces, is_retrieval_set, is_there
-from neuclip.data.mixture import HELD_OUT_SUFFIX, Selection, group_by_image, split
+from neuclip.data.mixture import HELD_OUT_SUFFIX, group_by_image, split
 from neuclip.data.open import data_name, open_as
 from neuclip.data.source import BadSample, Source, fingerprint, print_once
 from neuclip.data.tables.folder import find_captions_file
 from neuclip.data.task_sets import CLASSNAMES, Puzzles, ZeroShotTask, read_puzzles
-from neuclip.datasets import catalogue
 from neuclip.errors import UserError
 from neuclip.formatting import plural
 from neuclip.secrets import between_commas, without_queries
@@ -34,14 +34,14 @@ def held_out_addresses(settings: Settings) -> tuple[tuple[str, ...], tuple[str, 
     none. What data.hold_out keeps is measured too, unless `none` is given."""
     name, evaluation = settings.data.train, settings.evaluation
     retrieval, zero_shot = evaluation.retrieval, evaluation.zero_shot
-    known = name in catalogue.names() and catalogue.is_name(name)
+    own_retrieval, own_zero_shot = by_name.held_out(name) if name in by_name.PARTS else ((), ())
     kept = (f"{data_name(name)}{HELD_OUT_SUFFIX}",) if settings.data.hold_out else ()
     if retrieval == ("auto",):
-        retrieval = (*(catalogue.held_out(name).retrieval if known else ()), *kept)
+        retrieval = (*own_retrieval, *kept)
     elif retrieval and not any(address.endswith(HELD_OUT_SUFFIX) for address in retrieval):
         retrieval = (*retrieval, *kept)
     if zero_shot == ("auto",):
-        zero_shot = catalogue.held_out(name).zero_shot if known else ()
+        zero_shot = own_zero_shot
     return retrieval, zero_shot
 
 
@@ -127,11 +127,6 @@ def open_retrieval(address: str, settings: Settings) -> Source:
 def _check_captions(address: str, source: Source) -> None:
     """A wrong caption key leaves nothing to measure, which would otherwise be found after training; some images without
     a caption are left out of the figures, and counted there."""
-    if isinstance(source, Selection) and len(left_out := source.rows_without_caption()):
-        print_once(
-            f"{without_queries(address)}: {len(left_out):,} of {len(source.source):,} rows have no caption and are "
-            f"left out, the first is {source.source.where(int(left_out[0]))}; their images have other captions"
-        )
     _, counts = fingerprint(source)
     if not counts.without:
         return

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 
 from braceexpand import braceexpand
 
+from neuclip.data import by_name
 from neuclip.data.source import shorten
-from neuclip.datasets import catalogue
 from neuclip.errors import UserError, nearest
 from neuclip.files import read_regular, reading
 from neuclip.secrets import between_commas, without_queries, without_query
@@ -190,11 +190,6 @@ def read_list(path: Path) -> list[str]:
     lines = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
     if not lines:
         raise UserError(f"{path}: lists no shards; give one address per line")
-    if named := [line for line in lines if catalogue.is_name(line) and not is_there(path.parent / line)]:
-        raise UserError(
-            f"{path}: {named[0]} is a data set by name, and a list names shards; give it beside the list, as "
-            f"{path},{named[0]}"
-        )
     return [line if is_remote(line) else str(path.parent / line) for line in lines]
 
 
@@ -288,12 +283,12 @@ def _nothing_there(address: str) -> str:
     if "{" in address:
         return f"{address}: no such file or folder; a pattern has closed braces, such as {{a,b}}.tar or {{00..19}}.tar"
     name, slash, part = address.partition("/")
-    near = nearest(name, catalogue.names())
+    near = nearest(name, by_name.PARTS)
     proposals = [f"{near}{slash}{part}"] if near else []
     proposals += [str(path)] if (path := nearest_path(Path(address))) else []  # type: ignore[assignment]
     if best := nearest(address, proposals):
         return f"{address}: no such file, folder or data set by name; did you mean {best}?"
-    names = ", ".join(catalogue.names())
+    names = ", ".join(by_name.PARTS)
     return f"{address}: no such file or folder; check the path, or use a data set by name: {names}"
 
 

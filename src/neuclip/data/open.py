@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
+from neuclip.data import by_name
 from neuclip.data.decoding import IMAGE_SUFFIXES
 from neuclip.data.locations import (
     DATASET_TYPE,
@@ -40,7 +44,6 @@ from neuclip.data.tar.index import EVERY_LINE
 from neuclip.data.tar.remote import Limits, list_shards
 from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.data.tar.source import TarSource
-from neuclip.datasets import catalogue
 from neuclip.errors import UserError
 from neuclip.files import read_regular, reading
 from neuclip.secrets import without_query
@@ -48,7 +51,23 @@ from neuclip.settings.sections import DataSettings, Settings
 
 PACKED_SUFFIXES = (".zip", ".7z", ".bz2", ".xz", ".zst", ".rar")
 CONVERSION = "convert.json"  # what a folder of shards is converted from, written before the first shard
+OFFLINE = "HF_HUB_OFFLINE"  # 0 in the environment: what is missing is downloaded
 EXAMPLES = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of images"
+
+
+_not_fetched: ContextVar[str] = ContextVar("not_fetched", default="")
+
+
+@contextlib.contextmanager
+def local_only(run: str | Path, remedy: str = "") -> Iterator[None]:
+    """Inside, addresses come from the settings of `run`, which may be a stranger's: nothing is fetched from them unless
+    the user allows it with HF_HUB_OFFLINE=0 in the environment. `remedy`: what else the user can do."""
+    reason = f"the settings of {run} name it; set {OFFLINE}=0 for this command to fetch it{remedy}"
+    token = _not_fetched.set("" if os.environ.get(OFFLINE) == "0" else reason)
+    try:
+        yield
+    finally:
+        _not_fetched.reset(token)
 
 
 class OpenOptions(NamedTuple):
@@ -207,7 +226,7 @@ def data_name(address: str) -> str:
 
 def _part_name(address: str) -> str:
     """For records: the file's without its ending, a pattern's folder."""
-    if catalogue.is_name(address):
+    if by_name.is_name(address):
         return address
     path = Path(without_query(address)).absolute()
     while not is_there(path) and (STARS.search(path.name) or "{" in path.name):
@@ -217,9 +236,9 @@ def _part_name(address: str) -> str:
 
 
 def _open_one(address: str, options: OpenOptions) -> Source:
-    if catalogue.is_labelled(address):
+    if by_name.is_labelled(address):
         raise UserError(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
-    folder = catalogue.resolve(address)
+    folder = by_name.resolve(address)
     path, name = folder or Path(address), _part_name(address)
     if folder:  # its files are ours: what the user says about others does not hold for them
         options = OpenOptions(limits=options.limits, retrieval=options.retrieval)
@@ -241,6 +260,8 @@ def _open_remote(name: str, addresses: list[str], options: OpenOptions) -> Sourc
     for url in (url for address in addresses for url in expand_braces(address)):
         check_protocol(url)
         public = without_query(url)
+        if reason := _not_fetched.get():
+            raise UserError(f"{public}: is not fetched, because {reason}")
         kind = kind_of(public)
         if (kind and not kind.remote) or public.lower().endswith(PACKED_SUFFIXES):
             raise UserError(

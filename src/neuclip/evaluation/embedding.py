@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,18 +15,18 @@ from neuclip.data.faults import by_reason, count_unindexed
 from neuclip.data.loader import ImageBatch, read_images
 from neuclip.data.source import Fault, Source
 from neuclip.distributed.collectives import all_gather_object, gather_rows, is_main, local_range, rank, world_size
-from neuclip.distributed.error_sync import sync_errors
+from neuclip.distributed.ranks import sync_errors
 from neuclip.errors import RunFailed
-from neuclip.evaluation.remembered import RememberedFeatures
 from neuclip.models.build import BuiltModel
 from neuclip.progress import track
 
 T = TypeVar("T")
 
 SORTED_TOGETHER = 32_768  # texts that are in memory as tokens at a time
+MOST_KNOWN = 200_000  # features that are kept for later sets: 0.4 GB at 512 dimensions
 
 
-class TooManyBad(RunFailed):
+class TooManyBadSamples(RunFailed):
     """So many samples of a set are bad that a figure over the rest would say nothing about the set."""
 
     def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
@@ -77,7 +77,7 @@ class Embedder:
     What it has embedded it does not embed again: sets may share images and texts. Its methods are collective: each rank
     embeds its share, and all get everything.
 
-    >>> embedder = Embedder(built, batch_size=256, workers=4, max_bad_share=0.05)
+    >>> embedder = Embedder(built, batch_size=256, workers=4, max_bad_share=0.05)                  # doctest: +SKIP
     >>> embedder.embed_pairs(source, "evaluating on icons-30k/new-drawings").image_features       # doctest: +SKIP
     """
 
@@ -85,23 +85,17 @@ class Embedder:
     batch_size: int
     workers: int
     max_bad_share: float = 1.0
-
-    @cached_property
-    def _known_images(self) -> RememberedFeatures:
-        return RememberedFeatures(self.built.embed_dim)
-
-    @cached_property
-    def _known_texts(self) -> RememberedFeatures:
-        return RememberedFeatures(self.built.embed_dim)
+    known_images: dict[Hashable, np.ndarray] = field(default_factory=dict, repr=False)  # (d,) by digest of the image
+    known_texts: dict[Hashable, np.ndarray] = field(default_factory=dict, repr=False)  # (d,) by text
 
     def embed_pairs(self, source: Source, what: str, *, first_caption_only: bool = False) -> EmbeddedPairs:
-        """Features of every image that has a caption, and of its captions, or of the first alone. Raises TooManyBad
-        when a larger share of the samples than `max_bad_share` cannot be used, or none can."""
+        """Features of every image that has a caption, and of its captions, or of the first alone. Raises
+        TooManyBadSamples when a larger share of the samples than `max_bad_share` cannot be used, or none can."""
         images = self.embed_images(source, what)
         has_caption = torch.tensor([bool(own) for own in images.captions], dtype=torch.bool)
         missing = [Fault(id, "caption is missing", source.where(id)) for id in images.ids[~has_caption].tolist()]
         faults = (*images.faults, *missing)
-        self.refuse_bad_set(source, faults)
+        self.check_bad_share(source, faults)
         captions = [own[:1] if first_caption_only else own for own in images.captions if own]
         rows: dict[str, int] = {}
         caption_text = torch.tensor([rows.setdefault(text, len(rows)) for own in captions for text in own])
@@ -117,60 +111,68 @@ class Embedder:
             faults,
         )
 
-    def refuse_bad_set(self, source: Source, faults: Sequence[Fault]) -> None:
-        """Raises TooManyBad. Each sample was read once: the share is exact. What could not be indexed counts as bad."""
+    def check_bad_share(self, source: Source, faults: Sequence[Fault]) -> None:
+        """Raises TooManyBadSamples. Each sample was read once: the share is exact. What could not be indexed counts as
+        bad."""
         unindexed, size, limit = count_unindexed(source), len(source), self.max_bad_share
         if len(faults) + unindexed > limit * (size + unindexed) or len(faults) == size:
-            raise TooManyBad(source, faults, limit)
+            raise TooManyBadSamples(source, faults, limit)
 
     def embed_images(self, source: Source, what: str) -> EmbeddedImages:
         """Features of every image that can be read. Bad samples are left out: a replacement must not be scored."""
-        self._known_images.make_room()
+        make_room(self.known_images)
         batches = local_range(-(-len(source) // self.batch_size))
         ids = range(batches.start * self.batch_size, min(batches.stop * self.batch_size, len(source)))
         with sync_errors():
-            share, features = self._embed_share(source, ids, what)
+            new, read, features = self._embed_share(source, ids, what)
             check_finite(features, f"image features on {source.name}")
-        features, shares = gather_rows(features), all_gather_object(share)
-        self._known_images.add([digest for one in shares for digest in one.embedded], features)
+        features, shares = gather_rows(features), all_gather_object((new, read))
+        new, read = [digest for one, _ in shares for digest in one], [batch for _, one in shares for batch in one]
+        digests = [digest for batch in read for digest in batch.digests]
         return EmbeddedImages(
-            self._known_images.rows([digest for one in shares for digest in one.digests]),
-            torch.tensor([id for one in shares for id in one.ids], dtype=torch.int64),
-            [captions for one in shares for captions in one.captions],
-            tuple(fault for one in shares for fault in one.faults),
+            add_and_look_up(self.known_images, new, features, digests),
+            torch.cat([batch.ids for batch in read]),
+            [captions for batch in read for captions in batch.captions],
+            tuple(fault for batch in read for fault in batch.faults),
         )
 
     @torch.no_grad()
-    def _embed_share(self, source: Source, ids: range, what: str) -> tuple[Share, Tensor]:
-        """This rank's images, and the features of those among them that were not known."""
-        towers, share, features = self.built.towers, Share(), [torch.empty(0, self.built.embed_dim)]
+    def _embed_share(
+        self, source: Source, ids: range, what: str
+    ) -> tuple[list[bytes], list[ImageBatch], Tensor]:  # -> ..., ..., (len(new), d)
+        """The digests of this rank's images that were not known, all its images without their pixels, and the features
+        of the first."""
+        towers, features = self.built.towers, [torch.empty(0, self.built.embed_dim)]
+        new: dict[bytes, None] = {}
+        read: list[ImageBatch] = []
         batches = read_images(
             source, transform=self.built.transform, batch_size=self.batch_size, workers=self.workers, ids=ids
         )
         with eval_mode(towers):
             for batch in self._track(batches, what, len(source), "images"):
-                new = []
+                rows = []
                 for row, digest in enumerate(batch.digests):
-                    if digest not in self._known_images and digest not in share.embedded:
-                        share.embedded[digest] = None
-                        new.append(row)
-                if new:
-                    images = batch.images if len(new) == len(batch.images) else batch.images[new]
+                    if digest not in self.known_images and digest not in new:
+                        new[digest] = None
+                        rows.append(row)
+                if rows:
+                    images = batch.images if len(rows) == len(batch.images) else batch.images[rows]
                     features.append(towers.encode_image(images.to(towers.device)).float().cpu())
-                share.add(batch)
-        return share, torch.cat(features)
+                read.append(batch._replace(images=torch.empty(0)))
+        return list(new), read, torch.cat(features)
 
     def embed_texts(self, texts: list[str], what: str) -> Tensor:  # -> (len(texts), d)
         """Unit features of the texts, on the CPU, float32."""
-        self._known_texts.make_room()
-        new = [text for text in dict.fromkeys(texts) if text not in self._known_texts]
+        make_room(self.known_texts)
+        new = [text for text in dict.fromkeys(texts) if text not in self.known_texts]
+        shares = [new[number :: world_size()] for number in range(world_size())]
+        features = torch.empty(0, self.built.embed_dim)
         if new:
-            shares = [new[number :: world_size()] for number in range(world_size())]
             with sync_errors():
                 features = self._encode_texts(shares[rank()], what)
                 check_finite(features, "text features")
-            self._known_texts.add([text for share in shares for text in share], gather_rows(features))
-        return self._known_texts.rows(texts)
+            features = gather_rows(features)
+        return add_and_look_up(self.known_texts, [text for share in shares for text in share], features, texts)
 
     @torch.no_grad()
     def _encode_texts(self, texts: list[str], what: str) -> Tensor:  # -> (len(texts), d)
@@ -183,9 +185,9 @@ class Embedder:
     def _token_batches(self, texts: list[str]) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows of `texts` and their tokens; texts of about the same length together, so that little of a batch is
         padding."""
+        towers = self.built.towers
         for start in range(0, len(texts), SORTED_TOGETHER):
             tokens = self.built.tokenize(texts[start : start + SORTED_TOGETHER])
-            towers = self.built.towers
             lengths = towers.text_lengths(tokens.to(towers.device)).cpu()
             for rows in lengths.argsort(stable=True).split(self.batch_size):
                 yield start + rows, tokens[rows]
@@ -195,21 +197,23 @@ class Embedder:
         return track(batches, what, total, unit, step=self.batch_size * world_size()) if is_main() else batches
 
 
-@dataclass
-class Share:
-    """What one rank knows about its images."""
+def make_room(known: dict[Hashable, np.ndarray]) -> None:
+    """Before a set is embedded: of too many all are forgotten, so that memory is bounded by the features of a set."""
+    if len(known) > MOST_KNOWN:
+        known.clear()
 
-    ids: list[int] = field(default_factory=list)
-    captions: list[tuple[str, ...]] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    embedded: dict[bytes, None] = field(default_factory=dict)  # the digests that were new, in the order of their rows
 
-    def add(self, batch: ImageBatch) -> None:
-        self.ids += batch.ids.tolist()
-        self.captions += batch.captions
-        self.digests += batch.digests
-        self.faults += batch.faults
+def add_and_look_up(
+    known: dict[Hashable, np.ndarray], new: Sequence[Hashable], features: Tensor, wanted: Sequence[Hashable]
+) -> Tensor:  # (len(new), d) -> (len(wanted), d)
+    """Add the `features` of the keys `new` to those that are known, and give those of the keys `wanted`. A key that two
+    ranks embedded keeps its first row, so that equal images have equal features."""
+    before = len(known)
+    for key, row in zip(new, features.numpy(), strict=True):
+        known.setdefault(key, row)
+    if new == wanted and len(known) == before + len(new):
+        return features  # a large set is not copied
+    return torch.from_numpy(np.stack([known[key] for key in wanted])) if wanted else features[:0]
 
 
 @contextmanager

@@ -6,14 +6,14 @@ A anchors, n pairs, d embedding, B the run's global batch. s_ij is the similarit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from neuclip.distributed.collectives import all_gather_object, gather_shares, is_main, local_range
-from neuclip.distributed.error_sync import on_main_rank, sync_errors
+from neuclip.distributed.ranks import on_main_rank, sync_errors
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import check_finite
 from neuclip.objectives.objective import NoEstimate
@@ -35,8 +35,7 @@ def normalizer_error(
     caption_of: Tensor,
     sample_ids: Tensor | None = None,
     dataset_size: int | None = None,
-    held_ids: Tensor | None = None,
-) -> dict[str, Any]:  # (n, d), (n, d), (n,), (n,), (h,)
+) -> dict[str, Any]:  # (n, d), (n, d), (n,), (n,)
     """Mean squared difference of log-normalizers on `anchors` seeded random pairs, for the method and for a mini-batch.
 
     Both estimators see the same anchors in the same random batches. Anchors for which the method answers not-a-number
@@ -53,43 +52,46 @@ def normalizer_error(
         sample_ids: the data set's number of each row; default: the row. Anchors are drawn among these numbers, so that
             every model on the same data is measured at the same ones.
         dataset_size: how many numbers there are; default: up to the largest.
-        held_ids: samples whose own features the method holds, if any; anchors among them are left out of a third mean.
     """
     _check(image_features, text_features, batch_size, eps)
     size, tau = len(image_features), 1 / float(logit_scale)
     sample_ids = torch.arange(size) if sample_ids is None else sample_ids
     drawn = draw_rows(sample_ids, dataset_size or int(sample_ids.max()) + 1, seed)
-    truth = _exact_over_ranks(image_features, text_features, drawn[:anchors], tau=tau, eps=eps)
+    index = drawn[:anchors]
+    truth = _exact_over_ranks(image_features, text_features, index, tau=tau, eps=eps)
+    scale = torch.as_tensor(logit_scale)
+
+    def of_batch(batch: Tensor, own: Tensor) -> Both:
+        return both_log_normalizers(image_features[batch], text_features[batch], own, tau=tau, eps=eps)
+
+    def of_method(batch: Tensor, own: Tensor) -> Both:
+        # It is handed whole batches of the run's size, as in training: CLIP's estimate depends on them.
+        image, text, ids = (rows[batch].to(scale.device) for rows in (image_features, text_features, sample_ids))
+        image, text = objective.log_normalizers(image, text, scale, sample_ids=ids, eps=eps)
+        return image.cpu()[own], text.cpu()[own]
 
     def score() -> dict[str, Any]:
-        index = drawn[:anchors]
         repeated = (torch.bincount(caption_of)[caption_of] > 1).cpu()[index]
-        held = None if held_ids is None or not len(held_ids) else torch.isin(sample_ids[index], held_ids)
-        result = {"eps": eps, "temperature": tau} | _facts(truth, eps, repeated, held)
-        batches = {"anchors": len(index), "batch_size": min(batch_size, size)}
-        estimate = minibatch_log_normalizers(image_features, text_features, drawn, **batches, tau=tau, eps=eps)
-        estimators = {"minibatch": squared_errors(estimate, truth, repeated)}
+        result: dict[str, Any] = {"eps": eps, "temperature": tau, **_facts(truth, eps, repeated), "estimators": {}}
+        batches = list(windows(drawn, anchors=len(index), batch_size=min(batch_size, size)))
         try:
-            estimate = _method_log_normalizers(
-                objective, image_features, text_features, logit_scale, sample_ids, drawn, **batches, eps=eps
-            )
-            estimators = {"method": squared_errors(estimate, truth, repeated, held), **estimators}
+            result["estimators"]["method"] = squared_errors(in_batches(of_method, batches), truth, repeated)
         except NoEstimate as reason:  # no normalizer at all, or nothing stored yet
             result["method_note"] = str(reason)
-        return result | {"estimators": estimators}
+        result["estimators"]["minibatch"] = squared_errors(in_batches(of_batch, batches), truth, repeated)
+        return result
 
     return cast("dict[str, Any]", all_gather_object(on_main_rank(score))[0])
 
 
-def _facts(truth: Both, eps: float, repeated: Tensor, held: Tensor | None) -> dict[str, Any]:
+def _facts(truth: Both, eps: float, repeated: Tensor) -> dict[str, Any]:
     """Of the anchors: what their errors must be read with."""
     near_floor = torch.cat(truth) < (math.log(eps) + 1 if eps else -math.inf)
-    facts = {
+    return {
         "anchors": len(repeated),
         "duplicates": int(repeated.sum()),
         "share_at_floor": near_floor.double().mean().item(),
     }
-    return facts if held is None else facts | {"held": int(held.sum())}
 
 
 def draw_rows(sample_ids: Tensor, dataset_size: int, seed: int) -> Tensor:  # (n,) -> (n,)
@@ -100,29 +102,37 @@ def draw_rows(sample_ids: Tensor, dataset_size: int, seed: int) -> Tensor:  # (n
     return torch.argsort(place[sample_ids], stable=True)
 
 
+def windows(drawn: Tensor, *, anchors: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Consecutive full batches of `drawn` that cover its first `anchors` entries, each with the places in it of the
+    anchors not yet covered. The last one reaches back where too few pairs are left."""
+    for start in range(0, anchors, batch_size):
+        first = min(start, len(drawn) - batch_size)
+        yield drawn[first : first + batch_size], torch.arange(start, min(start + batch_size, anchors)) - first
+
+
+def in_batches(estimate: Callable[[Tensor, Tensor], Both], batches: Iterable[tuple[Tensor, Tensor]]) -> Both:
+    """What `estimate` says of all anchors, (A,) each side: it gets a batch's pairs, and the places in it of anchors."""
+    image, text = zip(*(estimate(batch, own) for batch, own in batches), strict=True)
+    return torch.cat(image), torch.cat(text)
+
+
 def squared_errors(
-    estimate: Both, truth: Both, repeated: Tensor, held: Tensor | None = None
-) -> dict[str, float | int | None]:  # (A,), (A,), (A,), (A,)
-    """Mean squared difference by side, their mean, that over anchors with unique captions, and with `held` that over
-    anchors not held (None: no such)."""
+    estimate: Both, truth: Both, repeated: Tensor
+) -> dict[str, float | int | None]:  # (A,) x 2, (A,) x 2, (A,) bool
+    """Mean squared difference by side, their mean, and that over anchors with unique captions (None: no such)."""
     if any(side.isinf().any() for side in estimate):
         raise RunFailed("the estimated log-normalizers are infinite for some anchors; use an eps above 0")
     errors = torch.stack([(a.double() - b.double()).square() for a, b in zip(estimate, truth, strict=True)])  # (2, A)
     known = ~errors.isnan().any(dim=0)
     if not known.any():
         raise NoEstimate("the method has no estimate yet for any of the anchors")
-
-    def mean_of(chosen: Tensor) -> float | None:
-        some = errors[:, known & chosen]
-        return some.mean().item() if some.numel() else None
-
     image, text = errors[:, known].mean(dim=1).tolist()
+    unique = errors[:, known & ~repeated]
     return {
         "image": image,
         "text": text,
         "mean": (image + text) / 2,
-        "mean_without_duplicates": mean_of(~repeated),
-        **({} if held is None else {"mean_without_held": mean_of(~held)}),
+        "mean_without_duplicates": unique.mean().item() if unique.numel() else None,
         "without_estimate": int((~known).sum()),
     }
 
@@ -214,61 +224,6 @@ def _add_block(block: Tensor, peak: Tensor, total: Tensor, bounded: bool) -> Non
     total *= torch.exp2(peak - higher)
     total += block.sub_(higher[:, None]).exp2_().sum(dim=1)
     peak.copy_(higher)
-
-
-def minibatch_log_normalizers(
-    image_features: Tensor,
-    text_features: Tensor,
-    drawn: Tensor,
-    *,
-    anchors: int,
-    batch_size: int,
-    tau: float,
-    eps: float,
-) -> Both:  # (n, d), (n, d), (n,) -> (anchors,), (anchors,)
-    """What a batch says: for each of the first `anchors` pairs of `drawn`, a permutation of all pairs, the exact
-    log-normalizers among the `batch_size` pairs of its window of `drawn`."""
-    sides = [
-        both_log_normalizers(image_features[batch], text_features[batch], own, tau=tau, eps=eps)
-        for batch, own in windows(drawn, anchors=anchors, batch_size=batch_size)
-    ]
-    image, text = zip(*sides, strict=True)
-    return torch.cat(image), torch.cat(text)
-
-
-def windows(drawn: Tensor, *, anchors: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Consecutive full batches of `drawn` that cover its first `anchors` entries, each with the places in it of the
-    anchors not yet covered. The last one reaches back where too few pairs are left."""
-    for start in range(0, anchors, batch_size):
-        first = min(start, len(drawn) - batch_size)
-        yield drawn[first : first + batch_size], torch.arange(start, min(start + batch_size, anchors)) - first
-
-
-def _method_log_normalizers(
-    objective: Any,
-    image_features: Tensor,
-    text_features: Tensor,
-    logit_scale: Tensor | float,
-    sample_ids: Tensor,
-    drawn: Tensor,
-    anchors: int,
-    batch_size: int,
-    eps: float,
-) -> Both:
-    """The method's estimates. It is handed whole batches of the run's size, as in training: CLIP's depends on them."""
-    device = logit_scale.device if isinstance(logit_scale, Tensor) else image_features.device
-    image_side, text_side = [], []
-    for batch, own in windows(drawn, anchors=anchors, batch_size=batch_size):
-        image, text = objective.log_normalizers(
-            image_features[batch].to(device),
-            text_features[batch].to(device),
-            torch.as_tensor(logit_scale),
-            sample_ids=sample_ids[batch].to(device),
-            eps=eps,
-        )
-        image_side.append(image.cpu()[own])
-        text_side.append(text.cpu()[own])
-    return torch.cat(image_side), torch.cat(text_side)
 
 
 def _check(image_features: Tensor, text_features: Tensor, batch_size: int, eps: float) -> None:

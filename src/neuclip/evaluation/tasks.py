@@ -1,9 +1,14 @@
-"""One of DataComp's 38 tasks: from its data and a model to the metrics that DataComp reports, under its names."""
+"""One of DataComp's 38 tasks: from its data and a model to the metrics that DataComp reports, under its names.
+
+The main metric is counted as in all published results. Two tasks are meant otherwise than DataComp's code counts them,
+FMoW and CLEVR Distance: the value that is meant stands beside the other in every result.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,44 +17,41 @@ from neuclip.data.held_out import TaskData
 from neuclip.data.source import Fault, Source
 from neuclip.data.task_sets import Puzzles, ZeroShotTask
 from neuclip.errors import UserError
-from neuclip.evaluation.embedding import Embedder
-from neuclip.evaluation.metrics import (
+from neuclip.evaluation.classification import (
     Predictions,
-    best_candidates,
+    classifier,
     group_shares,
     guess_shares,
-    guessed_jaccard,
-    jaccard,
     macro_f1,
-    mean,
     mean_per_class_recall,
     predict,
+    prompts,
     share,
     worst_group,
 )
+from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.retrieval import recall
-from neuclip.evaluation.zero_shot import classifier, prompts
 from neuclip.tasks import Task
-
-Compat = Literal["datacomp", "correct"]
 
 # FMoW's regions are Asia, Europe, Africa, the Americas, Oceania and Other. DataComp means to leave out Other, which has
 # four test images, and does not: its evaluator compares names where it only has numbers.
 OTHER_REGION = 5
 WITHOUT_OTHER = "acc_worst_region_without_other"
-BLANK = "acc1_blank_classnames_"  # and keep or drop
+# CLEVR Distance has an empty class name. DataComp drops it: the classes after it move up by one, their labels do not.
+WITH_BLANK = "acc1_blank_classnames_keep"
 TOP_FIVE_GROUPS, WORST_REGION, WORST_GROUP, MACRO_F1 = "acc_top5_wg", "acc_worst_region", "acc_wg", "F1-macro_all"
 GROUPED = (WORST_REGION, WORST_GROUP, TOP_FIVE_GROUPS)
 DIRECTIONS = {"image_retrieval": "text_to_image", "text_retrieval": "image_to_text"}  # what is retrieved, and by what
 PUZZLE_SIZES = {"5": (5, 5), "6": (6, 6), "10": (10, 10), "12": (12, 12), "5-6": (0, 6), "10-12": (10, 10**9)}
 
+Metrics = dict[str, float | None]
+
 
 @dataclass(frozen=True)
-class Measured:
+class TaskScore:
     """`metrics` have one named main_metric, which the averages are over."""
 
-    metrics: dict[str, float | None]
-    metric: str  # the name of the main one
+    metrics: Metrics
     chance: float | None  # of the main one: what guessing reaches on these data
     counts: dict[str, int]  # of what was measured on: images, classes, captions, puzzles
     faults: tuple[Fault, ...]  # the samples left out
@@ -59,11 +61,11 @@ class Measured:
         return self.counts["puzzles" if task.kind == "puzzles" else "images"]
 
 
-def measure_task(embedder: Embedder, task: Task, opened: TaskData, compat: Compat) -> Measured:
-    """Raises TooManyBad when a larger share of the images than the embedder's `max_bad_share` cannot be used."""
+def measure_task(embedder: Embedder, task: Task, opened: TaskData) -> TaskScore:
+    """Raises TooManyBadSamples when a larger share of the images than the embedder's `max_bad_share` cannot be used."""
     what = f"evaluating on {task.name}"
     if isinstance(opened, ZeroShotTask):
-        return _classify(embedder, task, opened, compat, what)
+        return _classify(embedder, task, opened, what)
     return _solve(embedder, opened, task, what) if isinstance(opened, Puzzles) else _retrieve(embedder, opened, what)
 
 
@@ -74,48 +76,20 @@ def texts_of(opened: TaskData) -> list[str]:
     return [cue_prompt(puzzle.cue) for puzzle in opened.puzzles] if isinstance(opened, Puzzles) else []
 
 
-def switches(task: Task, opened: TaskData, compat: Compat) -> dict[str, str]:
-    """What `compat` decides in this task; nothing in all but two of the 38."""
-    as_published = compat == "datacomp"
-    if isinstance(opened, ZeroShotTask) and not all(opened.classnames):
-        return {"blank_classnames": "drop" if as_published else "keep"}
-    return {"other_region": "keep" if as_published else "drop"} if task.metric == WORST_REGION else {}
-
-
-def _classify(embedder: Embedder, task: Task, opened: ZeroShotTask, compat: Compat, what: str) -> Measured:
+def _classify(embedder: Embedder, task: Task, opened: ZeroShotTask, what: str) -> TaskScore:
     weights = classifier(embedder, opened.classnames, opened.templates)
     images = embedder.embed_images(opened.source, what)
-    embedder.refuse_bad_set(opened.source, images.faults)
+    embedder.check_bad_share(opened.source, images.faults)
     labels = torch.tensor(opened.labels)[images.ids]
     groups = _groups(task, opened, images.ids)
-    named = torch.tensor([bool(name) for name in opened.classnames])
-    # Without the empty name the classes after it move up by one and their labels do not. So did DataComp count.
-    classifiers = {"keep": weights, "drop": weights[named]}
-    found = {
-        blank: classification_metrics(task, predict(images.features, one, labels), labels, len(one), groups)
-        for blank, one in classifiers.items()
-        if blank == "keep" or not named.all()
-    }
-    chosen = switches(task, opened, compat)
-    metrics = found[chosen.get("blank_classnames", "keep")]
-    metrics |= {f"{BLANK}{blank}": one["acc1"] for blank, one in found.items() if len(found) > 1}
-    main = WITHOUT_OTHER if chosen.get("other_region") == "drop" else task.metric
+    has_name = torch.tensor([bool(name) for name in opened.classnames])
+    named = weights[has_name]
+    metrics = classification_metrics(task, predict(images.features, named, labels), labels, len(named), groups)
+    if not has_name.all():
+        metrics[WITH_BLANK] = share(predict(images.features, weights, labels).ranks == 1)
+    metrics["main_metric"] = metrics[task.metric]
     counts = {"images": len(labels), "classes": len(opened.classnames)}
-    chance = chance_of(main, labels, len(weights), groups)
-    return Measured({**metrics, "main_metric": metrics[main]}, main, chance, counts, images.faults)
-
-
-def chance_of(metric: str, labels: Tensor, classes: int, groups: Tensor | None = None) -> float | None:
-    """What guessing reaches, each class named as often as it occurs; with five tries, each class as often as others.
-    Accuracies and recalls of DataComp's published chance levels are these, but they name no groups."""
-    if metric in (MACRO_F1, "mean_per_class_recall"):
-        return 1 / len(labels.unique())
-    if metric == TOP_FIVE_GROUPS:
-        return min(1.0, 5 / classes)
-    right = guess_shares(labels)
-    if groups is None:
-        return share(right)
-    return worst_group(right, groups, without=OTHER_REGION if metric == WITHOUT_OTHER else None)
+    return TaskScore(metrics, chance_of(task.metric, labels, len(weights), groups), counts, images.faults)
 
 
 def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # -> (n,) int64
@@ -132,11 +106,11 @@ def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # 
 
 def classification_metrics(
     task: Task, predictions: Predictions, labels: Tensor, classes: int, groups: Tensor | None = None
-) -> dict[str, float | None]:
+) -> Metrics:
     """acc1, acc5 (with five classes or more) and mean_per_class_recall of every task, and what the task has beside
     them. Of a task with groups, the share of right answers in each."""
     predicted, ranks = predictions
-    metrics: dict[str, float | None] = {
+    metrics: Metrics = {
         "acc1": share(ranks == 1),
         "acc5": share(ranks <= 5) if classes >= 5 else None,
         "mean_per_class_recall": mean_per_class_recall(predicted, labels),
@@ -152,10 +126,21 @@ def classification_metrics(
     return metrics
 
 
-def _retrieve(embedder: Embedder, source: Source, what: str) -> Measured:
+def chance_of(metric: str, labels: Tensor, classes: int, groups: Tensor | None = None) -> float | None:
+    """What guessing reaches, each class named as often as it occurs; with five tries, each class as often as others.
+    Accuracies and recalls of DataComp's published chance levels are these, but they name no groups."""
+    if metric in (MACRO_F1, "mean_per_class_recall"):
+        return 1 / len(labels.unique())
+    if metric == TOP_FIVE_GROUPS:
+        return min(1.0, 5 / classes)
+    right = guess_shares(labels)
+    return share(right) if groups is None else worst_group(right, groups)
+
+
+def _retrieve(embedder: Embedder, source: Source, what: str) -> TaskScore:
     pairs = embedder.embed_pairs(source, what)
     figures = recall(pairs)
-    metrics: dict[str, float | None] = {
+    metrics: Metrics = {
         f"{retrieved}_recall@{k}": figures[f"{direction}_recall_at_{k}"]
         for retrieved, direction in DIRECTIONS.items()
         for k in (1, 5, 10)
@@ -163,15 +148,14 @@ def _retrieve(embedder: Embedder, source: Source, what: str) -> Measured:
     both = mean(figures[f"{direction}_recall_at_1"] for direction in DIRECTIONS.values())
     chance = mean(figures[f"{direction}_chance_at_1"] for direction in DIRECTIONS.values())
     counts = {"images": int(figures["images"]), "captions": int(figures["captions"])}
-    metrics |= {"mean_recall@1": both, "main_metric": both}
-    return Measured(metrics, "mean_recall@1", chance, counts, pairs.faults)
+    return TaskScore(metrics | {"mean_recall@1": both, "main_metric": both}, chance, counts, pairs.faults)
 
 
-def _solve(embedder: Embedder, opened: Puzzles, task: Task, what: str) -> Measured:
+def _solve(embedder: Embedder, opened: Puzzles, task: Task, what: str) -> TaskScore:
     """A puzzle asks which of its images go with a cue. As many are chosen as are right; a puzzle with an image that
     cannot be read is left out."""
     images = embedder.embed_images(opened.source, what)
-    embedder.refuse_bad_set(opened.source, images.faults)
+    embedder.check_bad_share(opened.source, images.faults)
     row = {id: number for number, id in enumerate(images.ids.tolist())}
     whole = [puzzle for puzzle in opened.puzzles if all(id in row for id in puzzle.candidates)]
     cues = embedder.embed_texts([cue_prompt(puzzle.cue) for puzzle in whole], f"{what}, cues")
@@ -183,14 +167,13 @@ def _solve(embedder: Embedder, opened: Puzzles, task: Task, what: str) -> Measur
         scores.append((len(features), jaccard(best_candidates(features @ cue, len(right)), right)))
         guessed.append((len(features), guessed_jaccard(len(features), len(right))))
     metrics, chances = _means_by_size(scores), _means_by_size(guessed)
-    counts = {"images": len(row), "puzzles": len(whole)}
     metrics["main_metric"] = metrics[task.metric]
-    return Measured(metrics, task.metric, chances[task.metric], counts, images.faults)
+    return TaskScore(metrics, chances[task.metric], {"images": len(row), "puzzles": len(whole)}, images.faults)
 
 
-def _means_by_size(scores: list[tuple[int, float]]) -> dict[str, float | None]:
+def _means_by_size(scores: list[tuple[int, float]]) -> Metrics:
     """Of all puzzles, and of those with so many candidates."""
-    means = {"avg_jaccard_score": mean(score for _, score in scores)}
+    means: Metrics = {"avg_jaccard_score": mean(score for _, score in scores)}
     for name, (fewest, most) in PUZZLE_SIZES.items():
         means[f"jaccard_score_{name}"] = mean(score for size, score in scores if fewest <= size <= most)
     return means
@@ -204,3 +187,32 @@ def cue_prompt(cue: str) -> str:
     """
     cue = cue.lower()
     return f"An {cue}" if cue.startswith(("a", "e", "i", "o", "u")) else f"A {cue}"
+
+
+def best_candidates(scores: Tensor, count: int) -> list[int]:  # (n,) -> places of the `count` highest
+    return torch.sort(scores, descending=True, stable=True).indices[:count].tolist()
+
+
+def jaccard(chosen: Collection[int], right: Collection[int]) -> float:
+    """|common| / |together| of two sets.
+
+    >>> jaccard([1, 2], [2, 3])
+    0.3333333333333333
+    """
+    return len({*chosen} & {*right}) / len({*chosen} | {*right})
+
+
+def guessed_jaccard(candidates: int, right: int) -> float:
+    """What `jaccard` is on average when as many candidates as are right are chosen at random.
+
+    >>> guessed_jaccard(2, 1)
+    0.5
+    """
+    ways = {hits: math.comb(right, hits) * math.comb(candidates - right, right - hits) for hits in range(right + 1)}
+    return sum(hits / (2 * right - hits) * number for hits, number in ways.items()) / math.comb(candidates, right)
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """None where there is nothing to average."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None

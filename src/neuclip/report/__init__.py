@@ -1,1 +1,1 @@
-"""The HTML page of a training run: records in, one self-contained file out. Imports no torch."""
+"""Pages from records: one run, several runs side by side. Each is one self-contained file. Imports no torch."""

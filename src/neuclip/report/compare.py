@@ -1,98 +1,275 @@
-"""Runs and results side by side: one self-contained HTML page, or the same as Markdown, LaTeX or CSV."""
+"""Runs side by side: which are one group, what was measured alike, and paired differences over seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, NamedTuple
 
-from neuclip.errors import RunFailed, UserError
-from neuclip.files import write_text
-from neuclip.report.compare_curves import ERROR_MEANING, all_curves
-from neuclip.report.compare_inputs import Group, different_settings, group_members, read_member
-from neuclip.report.compare_notices import all_notices, held_out_sizes
-from neuclip.report.compare_scores import (
-    ERROR,
-    Score,
-    Target,
-    all_targets,
-    final_scores,
-    incomplete_averages,
-    rare_evaluations,
-)
-from neuclip.report.compare_tables import (
-    BEST_RULE,
-    HTML,
-    LATEX,
-    MARKDOWN,
-    Style,
-    escape_table,
-    figures_csv,
-    groups_table,
-    latex_table,
-    markdown_table,
-    reach_table,
-    score_table,
-    seeds_table,
-    settings_table,
-)
-from neuclip.report.evaluations import DEFINITION, DIFFERENT_DEFINITION
-from neuclip.report.page import TEMPLATES, own_file, security_policy
-from neuclip.report.tables import Table
+from neuclip import files
+from neuclip.errors import UserError
+from neuclip.records import RunFolder
+from neuclip.report.contents import RunContents, as_mapping, finite, flatten, read_contents
+from neuclip.report.measures import CALIBRATION, NORMALIZER_ERROR, SPEED, Measure, chance, datasets, measured, size
+from neuclip.tasks import GROUPS, Task, tasks
 
-MOST_NAMES = 4  # in the title
+OF_ONE_RUN = ("run.seed", "run.name", "run.folder")  # runs that differ in nothing else are one group
+SAYS_NOTHING = ("tasks", "results", "eval_results")  # names of files: then the folder's name is better
+SEED_AT_END = re.compile(r"([-_. ]+(seed|s))?[-_. ]*\d*$")
+AVERAGES = ("datacomp", "imagenet", "retrieval")  # those of the paper
+CONFIDENCE = 0.95
+MOST_NAMES = 4  # in one sentence
+DIFFERENT_DATA = "The runs were trained on different data, which may explain every difference below"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run, or one file of task results."""
+
+    name: str
+    path: Path
+    run: RunContents | None = None
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by key, flat: "metrics.main_metric"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Without those that belong to one run; empty for a file of results."""
+        known = self.run.settings if self.run else {}
+        return {name: value for name, value in known.items() if name not in OF_ONE_RUN}
+
+    @property
+    def seed(self) -> int | None:
+        return self.run.settings.get("run.seed") if self.run else None
+
+    @property
+    def finished(self) -> bool:
+        return self.run is None or self.run.finished
+
+    @cached_property
+    def figures(self) -> dict[Measure, float]:
+        """Everything that was measured at the end."""
+        if self.run is None:
+            return task_figures(self.tasks)
+        rest = {CALIBRATION: self.run.calibration, SPEED: self.run.number("samples_per_second")}
+        known = {measure: value for measure, value in rest.items() if value is not None}
+        return measured(self.run.final) | known | task_figures(self.tasks)
+
+    def chance(self, measure: Measure) -> float | None:
+        """What guessing gives; of an average where it is known of all its tasks."""
+        ours = [task for task in tasks() if measure.dataset in (task.name, *map(GROUPS.get, task.groups))]
+        chances = [finite(self.tasks.get(task.key, {})).get("meta.chance") for task in ours]
+        known = [one for one in chances if one is not None]
+        if known and len(known) == len(ours):
+            return mean(known)
+        return chance(measure, self.run.final) if self.run else None
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """How each thing was measured, by its name: where members disagree, its figures are not compared."""
+        facts = {task_name(key): task_conditions(result) for key, result in self.tasks.items()}
+        if self.run:
+            final = self.run.final
+            facts |= {name: size(name, final) for name in datasets(final, ".*_recall_at_1|top1")}
+            if (eps := self.run.number("normalizer_error.eps")) is not None:
+                facts["normalizer error"] = f"eps {eps:g}"
+        return {name: fact for name, fact in facts.items() if fact}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed, ordered by it."""
+
+    name: str
+    members: Sequence[Member]
+
+    @property
+    def counted(self) -> Sequence[Member]:
+        """Whose figures enter means and curves: the finished runs, or all where none has finished."""
+        return [member for member in self.members if member.finished] or self.members
+
+    @property
+    def runs(self) -> list[RunContents]:
+        return [member.run for member in self.counted if member.run]
+
+    def values(self, measure: Measure) -> list[float]:
+        return [member.figures[measure] for member in self.counted if measure in member.figures]
+
+    def by_seed(self, measure: Measure) -> dict[int | None, float]:
+        """Of the seeds that it has once: of two runs with one seed none is the partner of another group's."""
+        seeds = [member.seed for member in self.counted]
+        return {
+            one.seed: one.figures[measure]
+            for one in self.counted
+            if measure in one.figures and seeds.count(one.seed) == 1
+        }
+
+
+class Difference(NamedTuple):
+    """The mean of paired differences and its interval."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, and what follows from them."""
+    """Groups of runs. Differences are to the first of them unless `against` names another. `measure` is the one that an
+    experiment is about (DATASET.METRIC): then no other figure gets a verdict."""
 
-    groups: list[Group]
+    groups: Sequence[Group]
+    against: str = ""
+    measure: str = ""
 
-    @cached_property
-    def scores(self) -> list[Score]:
-        return final_scores(self.groups)
+    def __post_init__(self) -> None:
+        names = [group.name for group in self.groups]
+        if self.against and self.against not in names:
+            raise UserError(f"no group {self.against!r} to compare with; there are {', '.join(names)}")
+        keys = [measure.key for measure in self.measures]
+        if self.measure and self.measure not in keys:
+            raise UserError(f"no figure {self.measure!r}; there are {', '.join(keys)}")
 
-    @cached_property
-    def targets(self) -> list[Target]:
-        return all_targets(self.groups)
-
-    @cached_property
-    def notices(self) -> list[str]:
-        return all_notices(self.groups)
+    @property
+    def baseline(self) -> Group:
+        return next((group for group in self.groups if group.name == self.against), self.groups[0])
 
     @property
     def title(self) -> str:
-        names = [group.name for group in self.groups]
-        return ", ".join(names) if len(names) <= MOST_NAMES else f"{', '.join(names[:MOST_NAMES])}, ..."
+        return some_names([group.name for group in self.groups])
 
     @property
-    def notes(self) -> list[str]:
-        """What the figures mean, and by which rule the best is marked."""
-        several = any(len(group.counted) > 1 for group in self.groups)
-        metrics = {score.measure.metric for score in self.scores}
-        notes = ["± is the standard deviation over n runs (n − 1 in its denominator)."] if several else []
-        notes += [BEST_RULE] if len(self.groups) > 1 else []
-        notes += held_out_sizes(self.groups)
-        if any("_recall_at_" in metric for metric in metrics):
-            notes.append(f"Recall@k: {DEFINITION}.")
-        if any("different_text" in metric for metric in metrics):
-            notes.append(f"{DIFFERENT_DEFINITION[0].upper()}{DIFFERENT_DEFINITION[1:]}.")
-        notes += [f"Normalizer error: {ERROR_MEANING[0].lower()}{ERROR_MEANING[1:]}"] if ERROR in metrics else []
-        return notes + incomplete_averages(self.groups)
+    def members(self) -> list[Member]:
+        return [member for group in self.groups for member in group.members]
 
-    @property
-    def reach_notes(self) -> list[str]:
-        notes = [
-            "The first evaluation at which the mean over the runs is at or above the score; nothing is interpolated. "
-            "“Or before”: it was the first evaluation of all."
-        ]
-        return notes + rare_evaluations(self.targets, self.groups)
+    @cached_property
+    def measures(self) -> list[Measure]:
+        """Held-out sets and tasks first, then the normalizer error, then what is no score."""
+        found = dict.fromkeys(one for group in self.groups for member in group.counted for one in member.figures)
+        return sorted(found, key=lambda one: (one.better == 0, one == NORMALIZER_ERROR))
+
+    @cached_property
+    def different(self) -> dict[str, dict[str, list[str]]]:
+        """What was not measured in the same way everywhere: which value, and the members that have it."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for member in self.members:
+            for what, value in member.conditions.items():
+                found.setdefault(what, {}).setdefault(value, []).append(member.name)
+        return {what: by_value for what, by_value in found.items() if len(by_value) > 1}
+
+    @cached_property
+    def training_data(self) -> dict[str, list[str]]:
+        """The data of the runs and who has it: by fingerprint where all have one that does not depend on the seed, as
+        the same data may lie in two places; otherwise by address."""
+        runs = [(member.name, member.run) for member in self.members if member.run]
+        prints = [str(run.environment.get("data.sha256") or "") for _, run in runs]
+        chosen_by_seed = any(run.settings.get("data.hold_out") for _, run in runs)
+        found: dict[str, list[str]] = {}
+        for (name, run), sha256 in zip(runs, prints, strict=True):
+            address = str(run.settings.get("data.train", "unknown"))
+            by_print = all(prints) and not chosen_by_seed
+            found.setdefault(f"fingerprint {sha256[:8]}" if by_print else address, []).append(name)
+        return found
+
+    def is_comparable(self, measure: Measure) -> bool:
+        """Whether all members measured it in the same way."""
+        if measure == NORMALIZER_ERROR:
+            return "normalizer error" not in self.different and len(self.training_data) < 2
+        members = [task.name for task in tasks() if measure.dataset in map(GROUPS.get, task.groups)]
+        return not any(name in self.different for name in (measure.dataset, *members))
+
+    def difference(self, group: Group, measure: Measure) -> Difference | None:
+        """To the baseline, over the seeds that both have; None where there are fewer than two, or nothing to compare.
+        Student's t of the paired differences, its level shared by all groups (Bonferroni)."""
+        ours, theirs = group.by_seed(measure), self.baseline.by_seed(measure)
+        gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+        if group is self.baseline or len(gaps) < 2 or not measure.better or not self.is_comparable(measure):
+            return None
+        level = 1 - (1 - CONFIDENCE) / (len(self.groups) - 1)
+        half = t_quantile((1 + level) / 2, len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
+        return Difference(mean(gaps), mean(gaps) - half, mean(gaps) + half, len(gaps))
+
+    def gets_verdict(self, measure: Measure) -> bool:
+        return not self.measure or measure.key == self.measure
+
+    def notices(self) -> Iterator[str]:
+        """What a reader must know before comparing, the most important first."""
+        if len(self.training_data) > 1:
+            yield f"{DIFFERENT_DATA} ({who_has_what(self.training_data)})."
+        alike: dict[str, list[str]] = {}  # by who differs: many tasks may differ between the same runs
+        for what, by_value in self.different.items():
+            alike.setdefault(" / ".join(map(some_names, by_value.values())), []).append(what)
+        for who, names in alike.items():
+            verb, who = ("is", who_has_what(self.different[names[0]])) if len(names) == 1 else ("are", who)
+            yield f"{some_names(names)} {verb} not the same in all runs ({who}): these figures cannot be compared."
+        for group in self.groups:
+            yield from group_notices(group)
 
 
-def compare(paths: Sequence[Path]) -> Comparison:
+def some_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def who_has_what(by_value: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{value} in {some_names(names)}" for value, names in by_value.items())
+
+
+def group_notices(group: Group) -> Iterator[str]:
+    for member in group.members:
+        if not member.finished and member.run:
+            left_out = ", and it is left out of means and curves" if member not in group.counted else ""
+            seen, planned = member.run.samples_seen, member.run.samples_planned
+            yield f"{member.name} has not finished: {seen:,.0f} of {planned:,.0f} samples seen{left_out}."
+        for name in AVERAGES:
+            ours = [task for task in tasks() if name in task.groups]
+            count = sum(is_whole(task, member.tasks) for task in ours)
+            if 0 < count < len(ours):
+                yield f"{GROUPS[name]} needs all {len(ours)} tasks in full: {member.name} has {count}."
+    seeds = [member.seed for member in group.members if member.run]
+    if repeated := sorted({str(seed) for seed in seeds if seeds.count(seed) > 1}):
+        yield f"{group.name} has seed {', '.join(repeated)} more than once: its spread is not that of seeds."
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Of Student's t, by bisection of its distribution function (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+
+    >>> round(t_quantile(0.975, 2), 3), round(t_quantile(0.975, 7), 3)
+    (4.303, 2.365)
+    """
+
+    def below(t: float) -> float:
+        angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+        term = total = (math.cos(angle) if freedom > 1 else 0.0) if odd else 1.0
+        for power in range(2 + odd, freedom - 1, 2):
+            term *= math.cos(angle) ** 2 * (power - 1) / power
+            total += term
+        part = math.sin(angle) * total
+        return 0.5 + ((angle + part) / math.pi if odd else part / 2)
+
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < probability else (low, middle)
+    return low
+
+
+# Reading
+
+
+def compare(paths: Sequence[Path], *, against: str = "", measure: str = "") -> Comparison:
     """Read runs and files of task results; runs that differ only in their seed become one group.
 
     >>> compare([Path("runs/clip"), Path("runs/neuclip")]).title  # doctest: +SKIP
@@ -102,129 +279,97 @@ def compare(paths: Sequence[Path]) -> Comparison:
     for path, place in zip(paths, places, strict=True):
         if places.count(place) > 1:
             raise UserError(f"{path} is given twice; give each run once")
-    return Comparison(group_members(read_member(path) for path in paths))
+    return Comparison(group_members([read_member(path) for path in paths]), against, measure)
 
 
-def main_tables(comparison: Comparison, style: Style) -> list[Table]:
-    """One of held-out sets and normalizers, one of tasks, where there are such figures."""
-    scores = [score for score in comparison.scores if score.measure.main]
-    kinds = {
-        "Main figures": [score for score in scores if not score.measure.of_task],
-        "Tasks": [score for score in scores if score.measure.of_task],
-    }
-    return [score_table(caption, comparison.groups, ours, style) for caption, ours in kinds.items() if ours]
+def read_member(path: Path) -> Member:
+    """A run's folder, or a file with a task result per line; UserError if it is neither."""
+    if path.is_file():
+        name = path.resolve().parent.name if path.stem in SAYS_NOTHING else path.stem
+        return Member(name, path, tasks=read_tasks(path))
+    run = read_contents(RunFolder(path))
+    return Member(run.name, path, run, read_tasks(run.folder.tasks) if run.folder.tasks.is_file() else {})
 
 
-def more_table(comparison: Comparison, style: Style) -> Table:
-    others = [score for score in comparison.scores if not score.measure.main]
-    return score_table("More figures", comparison.groups, others, style)
+def read_tasks(path: Path) -> dict[str, dict[str, Any]]:
+    """By the key of the task; of a task that is there twice, the later one. DataComp's own files, whose fairness tasks
+    have no main metric, are read as well."""
+    remedy = "give the folder of a run, or a file that `neuclip eval --tasks` wrote"
+    with files.reading(path, remedy):
+        lines = files.read_regular(path).decode().splitlines()
+    results: dict[str, dict[str, Any]] = {}
+    for place, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            result = as_mapping(json.loads(line))
+            key, metric = str(result["key"]), as_mapping(result["metrics"])["main_metric"]
+        except (ValueError, RecursionError, KeyError):
+            if place == len(lines) and results:
+                continue  # cut off by a kill
+            shape = '{"key": ..., "metrics": {"main_metric": ...}}'
+            raise UserError(f"{path} line {place} is not a task result ({shape}); {remedy}") from None
+        if finite({key: metric}):  # not null
+            results[key] = flatten(result)
+    if not results:
+        raise UserError(f"{path} holds no task result; {remedy}")
+    return results
 
 
-def render_html(comparison: Comparison) -> str:
-    script, groups = own_file("hover.js"), comparison.groups
-    return TEMPLATES.get_template("compare.html").render(
-        comparison=comparison,
-        style=own_file("style.css"),
-        script=script,
-        policy=security_policy(script),
-        groups_table=groups_table(groups),
-        main_tables=main_tables(comparison, HTML),
-        more_table=more_table(comparison, HTML),
-        figures=all_curves(groups),
-        reach_table=reach_table(groups, comparison.targets),
-        settings_table=settings_table(groups),
-        seeds_table=seeds_table(groups, comparison.scores),
-    )
+def group_members(members: Sequence[Member]) -> list[Group]:
+    """In the order in which the first member of each group was given."""
+    names = [member.name for member in members]
+    by_settings: dict[str, list[Member]] = {}
+    for member in members:
+        if names.count(member.name) > 1:  # in different folders
+            member = replace(member, name=str(member.path))
+        key = json.dumps(member.settings, sort_keys=True) if member.settings else str(member.path)
+        by_settings.setdefault(key, []).append(member)
+    groups = [sorted(ours, key=lambda one: (one.seed or 0, one.name)) for ours in by_settings.values()]
+    titles = [group_name(ours) for ours in groups]
+    return [
+        Group(ours[0].name if titles.count(title) > 1 else title, ours)
+        for title, ours in zip(titles, groups, strict=True)
+    ]
 
 
-def render_markdown(comparison: Comparison) -> str:
-    """The page without its curves."""
-    groups = comparison.groups
-    parts = [f"# {MARKDOWN.text(comparison.title)}\n"]
-    parts += [f"> {MARKDOWN.text(notice)}\n" for notice in comparison.notices]
-    plain = [reach_table(groups, comparison.targets), settings_table(groups), seeds_table(groups, comparison.scores)]
-    tables = [escape_table(groups_table(groups), MARKDOWN), *main_tables(comparison, MARKDOWN)]
-    tables.append(more_table(comparison, MARKDOWN))
-    for table in [*tables, *(escape_table(table, MARKDOWN) for table in plain)]:
-        if table.rows:
-            parts += [f"## {table.caption}\n", markdown_table(table)]
-    notes = [*comparison.notes, *(comparison.reach_notes if comparison.targets else [])]
-    return "\n".join([*parts, *(f"- {MARKDOWN.text(note)}" for note in notes)]) + "\n"
+def group_name(members: Sequence[Member]) -> str:
+    """What the names have in common: 'clip' for clip-1 and clip-2, or clip-seed1 and clip-seed2."""
+    if len(members) == 1:
+        return members[0].name
+    names = [member.run.name if member.run else member.name for member in members]
+    columns = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    shared = SEED_AT_END.sub("", "".join(letters[0] for letters in columns))
+    return shared or f"{members[0].name} and {len(members) - 1} more"
 
 
-def render_latex(comparison: Comparison) -> str:
-    """The main figures, for a paper: needs the package booktabs. Notes and warnings are comments above."""
-    notes = [r"\usepackage{booktabs}", *comparison.notices, *comparison.notes]
-    comments = "".join(f"% {' '.join(note.split())}\n" for note in notes)
-    return comments + "\n".join(latex_table(table) for table in main_tables(comparison, LATEX))
+def task_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[Measure, float]:
+    """The averages that are complete, then the tasks in DataComp's order, then tasks that it does not have."""
+    values = {key: finite(result)["metrics.main_metric"] for key, result in results.items()}
+    figures: dict[Measure, float] = {}
+    for group in AVERAGES:
+        ours = [task for task in tasks() if group in task.groups]
+        if all(is_whole(task, results) for task in ours):
+            average = Measure(GROUPS[group], "average", f"mean of {len(ours)} tasks")
+            figures[average] = mean(values[task.key] for task in ours)
+    known = {task.key: task for task in tasks()}
+    for key in sorted(values, key=lambda key: [*known].index(key) if key in known else len(known)):
+        metric = known[key].metric if key in known else "main_metric"
+        figures[Measure(task_name(key), metric, metric.replace("_", " "))] = values[key]
+    return figures
 
 
-RENDERERS: dict[str, Callable[[Comparison], str]] = {
-    ".html": render_html,
-    ".md": render_markdown,
-    ".tex": render_latex,
-    ".csv": lambda comparison: figures_csv(comparison.groups),
-}
+def task_name(key: str) -> str:
+    return next((task.name for task in tasks() if task.key == key), key)
 
 
-def renderer_of(path: Path) -> Callable[[Comparison], str]:
-    """By the end of the file's name; UserError for another."""
-    if path.suffix.lower() not in RENDERERS:
-        raise UserError(f"--output {path}: give a name that ends in {', '.join(RENDERERS)}")
-    return RENDERERS[path.suffix.lower()]
+def is_whole(task: Task, results: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the task was measured, and on all of its images as far as the result says."""
+    return task.key in results and task.is_whole(finite(results[task.key]).get("meta.items", task.size))
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
-    text = renderer_of(path)(comparison)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-    except OSError as error:
-        raise RunFailed(f"cannot write {path}: {error.strerror}; give another --output") from error
-
-
-def comparison_as_dict(comparison: Comparison) -> dict[str, Any]:
-    """For `--json`: every value, nothing rounded."""
-    names = [group.name for group in comparison.groups]
-    return {
-        "groups": [
-            {
-                "name": group.name,
-                "runs": [
-                    {"name": one.name, "path": str(one.path), "seed": one.seed or None, "finished": one.finished}
-                    for one in group.members
-                ],
-            }
-            for group in comparison.groups
-        ],
-        "figures": [
-            {
-                "dataset": score.measure.dataset,
-                "metric": score.measure.metric,
-                "best": None if score.best is None else names[score.best],
-                "groups": {
-                    name: {"mean": spread.mean, "standard_deviation": spread.deviation, "values": spread.values}
-                    for name, spread in zip(names, score.spreads, strict=True)
-                    if spread
-                },
-            }
-            for score in comparison.scores
-        ],
-        "reached": [
-            {
-                "dataset": target.measure.dataset,
-                "metric": target.measure.metric,
-                "final_of": target.group.name,
-                "score": target.score,
-                "samples": {
-                    name: reached.samples for name, reached in zip(names, target.reached, strict=True) if reached
-                },
-            }
-            for target in comparison.targets
-        ],
-        "settings": {
-            name: dict(zip(names, values, strict=True))
-            for name, values in different_settings(comparison.groups).items()
-        },
-        "notices": comparison.notices,
-    }
+def task_conditions(result: Mapping[str, Any]) -> str:
+    """The data and switches of a task; DataComp's own files say nothing about them."""
+    known = {key.removeprefix("meta."): value for key, value in result.items()}
+    switches = [f"{key.removeprefix('switches.')} {x}" for key, x in known.items() if key.startswith("switches.")]
+    return ", ".join([*switches, *([f"data {str(known['data'])[:8]}"] if "data" in known else [])])

@@ -1,115 +1,107 @@
-"""The files of a run, read once. A missing or damaged file is noted and costs only its own part of the page."""
+"""The files of a run, read once, as flat values: `run.settings["train.batch_size"]`, `run.number("seconds")`."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from neuclip import files
 from neuclip.errors import UserError
-from neuclip.records import HELD_OUT, RunFolder, read_lines
+from neuclip.records import RunFolder, read_lines
+from neuclip.secrets import without_queries
 from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.reading import build_settings, parse_recipe
 from neuclip.settings.writing import settings_as_dict
 
+Figures = dict[str, float]  # flat keys, finite numbers only: `get` answers a number or None
+REMEDY = "move it away, and the page is made without it"
+BEYOND_MEASUREMENT = 1e100
+
 
 @dataclass(frozen=True)
 class RunContents:
-    """The files of one run as plain Python values; an absent file is an empty value."""
+    """One run as plain values; an absent file is an empty value."""
 
     folder: RunFolder
-    settings: dict[str, Any]
-    records: list[dict[str, Any]]
-    evaluations: list[dict[str, Any]]
-    summary: dict[str, Any]
-    environment: dict[str, Any]
-    gallery: dict[str, Any]
-    merges: list[dict[str, Any]]
-    skipped: dict[str, Counter[str]]  # by reason: of the training data under "", of held-out sets under their names
-    unreadable: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    records: list[Figures] = field(default_factory=list)
+    evaluations: list[Figures] = field(default_factory=list)  # oldest first; each with its "samples"
+    merges: list[Figures] = field(default_factory=list)  # of `neuclip merge --curve`; each with its "weight"
+    gallery: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return str(self.setting("run", "name") or self.folder.path.resolve().name)
+        return str(self.settings.get("run.name") or self.folder.path.resolve().name)
 
     @property
     def objective(self) -> str:
         """The method as its authors write it; '' without settings."""
-        name = self.setting("objective", "name")
+        name = self.settings.get("objective.name")
         return OBJECTIVES[name].title if name in OBJECTIVES else ""
 
     @property
-    def predicts_normalizers(self) -> bool:
-        name = self.setting("objective", "name")
-        return name not in OBJECTIVES or OBJECTIVES[name].predicts_normalizers
+    def final(self) -> Figures:
+        """The newest evaluation."""
+        return self.evaluations[-1] if self.evaluations else {}
 
     @property
-    def batch_size(self) -> int | None:
-        size = number(self.setting("train", "batch_size"))
-        return None if size is None else int(size)
+    def before(self) -> Figures:
+        """What evaluation.at_start measured before the first step; empty before there is more to compare it with."""
+        return self.evaluations[0] if len(self.evaluations) > 1 and self.evaluations[0]["samples"] == 0 else {}
 
     @property
     def samples_seen(self) -> float:
         """The largest count in any of the files."""
-        lines = [*self.records[-1:], *self.evaluations[-1:], {"samples": self.summary.get("samples_seen")}]
-        return max(number(line.get("samples")) or 0.0 for line in lines)
+        lines = (*self.records[-1:], *self.evaluations[-1:])
+        return max([self.number("samples_seen") or 0.0, *(line.get("samples", 0.0) for line in lines)])
 
     @property
-    def samples_planned(self) -> float | None:
-        """`train.samples` rounded down to whole batches."""
-        budget = number(self.setting("train", "samples"))
-        if budget is None or not self.batch_size:
-            return budget
-        return budget // self.batch_size * self.batch_size
+    def samples_planned(self) -> float:
+        """`train.samples` rounded down to whole batches; 0 without settings."""
+        budget, batch_size = (self.settings.get(f"train.{name}", 0) for name in ("samples", "batch_size"))
+        return budget // batch_size * batch_size if batch_size else 0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.summary) and self.samples_seen >= self.samples_planned
 
     @property
     def calibration(self) -> float | None:
         """That of the summary; while the run goes on, what the summary would say now."""
-        final = number(self.summary.get("calibration"))
+        final = self.number("calibration")
         return late_median(self.records, "calibration") if final is None else final
 
-    def last_value(self, key: str) -> float | None:
-        """The newest record's value that is not null."""
-        values = (number(record.get(key)) for record in reversed(self.records))
-        return next((value for value in values if value is not None), None)
-
     @property
-    def normalizer_errors(self) -> tuple[float | None, float | None]:
-        """Mean squared error of the method's log-normalizers and of a mini-batch's; None where it was not measured."""
-        estimators = as_dict(as_dict(self.summary.get("normalizer_error")).get("estimators"))
-        method, batch = (number(as_dict(estimators.get(name)).get("mean")) for name in ("method", "minibatch"))
-        return method, batch
+    def started(self) -> str:
+        """'17 November 2026, 19:46 UTC': whenever the page is made, it is the same."""
+        try:
+            time = datetime.fromisoformat(str(self.environment.get("started"))).astimezone(UTC)
+        except ValueError:
+            return ""
+        return f"{time.day} {time:%B %Y, %H:%M} UTC"
 
-    @property
-    def truncated_captions(self) -> float | None:
-        """Share of captions that fill the context, from the summary or, while the run goes on, the last record."""
-        return number((self.summary or (self.records[-1] if self.records else {})).get("truncated_captions"))
+    def number(self, key: str) -> float | None:
+        """A figure of the summary; None where there is none."""
+        return finite(self.summary).get(key)
 
-    @property
-    def finished(self) -> bool:
-        planned = self.samples_planned
-        return bool(self.summary) and (planned is None or self.samples_seen >= planned)
+    def last(self, key: str) -> float | None:
+        """Of the newest record that has it."""
+        return next((record[key] for record in reversed(self.records) if key in record), None)
 
-    @property
-    def last_written(self) -> datetime | None:
-        """When the run last wrote something, in UTC."""
-        folder = self.folder
-        paths = (folder.records, folder.evaluation, folder.summary, folder.settings)
-        times = [time for path in paths if (time := modification_time(path)) is not None]
-        return datetime.fromtimestamp(max(times), tz=UTC) if times else None
-
-    def setting(self, section: str, name: str) -> Any:
-        return as_dict(self.settings.get(section)).get(name)
+    def under(self, prefix: str) -> dict[str, Any]:
+        """The part of the summary below `prefix`: `run.under("skipped")` is {"image does not decode": 3}."""
+        return below(prefix, self.summary)
 
 
 def read_contents(folder: RunFolder) -> RunContents:
-    """Read what there is; UserError for a folder that no run wrote to."""
+    """UserError for a folder that no run wrote to, and for a file that cannot be read."""
     if not folder.path.is_dir():
         raise UserError(f"{folder.path} is not a folder; give the folder of a run, such as runs/NAME")
     if not any(path.is_file() for path in (folder.settings, folder.records, folder.summary)):
@@ -117,88 +109,94 @@ def read_contents(folder: RunFolder) -> RunContents:
             f"{folder.path} is not a run: it has no settings.yaml, records.jsonl or summary.json; "
             "give the folder that `neuclip train` made"
         )
-    unreadable: list[str] = []
-
-    def read(path: Path, reader: Callable[[Path], Any], kind: type) -> Any:
-        if not path.is_file():
-            return kind()
-        try:
-            value = reader(path)
-        except (OSError, ValueError, RecursionError):  # UserError, UnicodeDecodeError and JSON's are ValueErrors
-            value = None
-        if not isinstance(value, kind):
-            unreadable.append(path.name)
-            return kind()
-        return value
-
+    summary = flatten(read_json(folder.summary))
+    lines = [finite(line) for line in read_json_lines(folder.evaluation)]
     return RunContents(
-        folder=folder,
-        settings=read(folder.settings, read_settings_of_run, dict),
-        records=dicts_in(read(folder.records, read_lines, list)),
-        evaluations=dicts_in(read(folder.evaluation, read_lines, list)),
-        summary=read(folder.summary, read_json, dict),
-        environment=read(folder.environment, read_json, dict),
-        gallery=read(folder.gallery, read_json, dict),
-        merges=dicts_in(read(folder.merges, read_lines, list)),
-        skipped=count_skipped(dicts_in(read(folder.skipped, read_lines, list))),
-        unreadable=unreadable,
+        folder,
+        settings=read_settings(folder.settings),
+        environment=flatten(read_json(folder.environment)),
+        summary=summary,
+        records=[finite(line) for line in read_json_lines(folder.records)],
+        evaluations=with_final([line for line in lines if "samples" in line], summary),
+        merges=[line for line in map(finite, read_json_lines(folder.merges)) if "weight" in line],
+        gallery=read_json(folder.gallery),
     )
 
 
-def late_median(records: list[dict[str, Any]], key: str) -> float | None:
-    """Of the last quarter of the records: a rare equal caption in a batch sends a single record far off."""
-    last_quarter = records[-max(1, len(records) // 4) :]
-    values = [value for record in last_quarter if (value := number(record.get(key))) is not None]
-    return median(values) if values else None
-
-
-def count_skipped(records: list[dict[str, Any]]) -> dict[str, Counter[str]]:
-    counts: dict[str, Counter[str]] = {}
-    for record in records:
-        times = record.get("times", 1)  # one line may count several samples
-        reasons = counts.setdefault(str(record.get(HELD_OUT, "")), Counter())
-        reasons[str(record.get("reason", "no reason given"))] += times if isinstance(times, int) else 1
-    return counts
-
-
-def read_settings_of_run(path: Path) -> dict[str, dict[str, Any]]:
-    """All sections with all settings. What no run of this version can have is a UserError."""
-    sections = settings_as_dict(build_settings(parse_recipe(path.read_text(encoding="utf-8"), path.name)))
-    return {
-        section: {name: "default" if value is None else value for name, value in values.items()}
-        for section, values in sections.items()
+def with_final(evaluations: list[Figures], summary: Mapping[str, Any]) -> list[Figures]:
+    """The evaluations on the way, and last that of the summary with its normalizer errors; none is listed twice."""
+    estimators = finite(below("normalizer_error.estimators", summary))
+    errors = {
+        f"normalizer_error.{key.removesuffix('.mean')}": x for key, x in estimators.items() if key.endswith(".mean")
     }
+    final = finite(below("evaluation", summary)) | errors
+    seen = finite(summary).get("samples_seen", evaluations[-1]["samples"] if evaluations else 0.0)
+    if not final:
+        return evaluations
+    return [*(line for line in evaluations if line["samples"] < seen), {"samples": seen} | final]
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_settings(path: Path) -> dict[str, Any]:
+    """All settings, flat. What no run of this version can have is a UserError."""
+    if not path.is_file():
+        return {}
+    with files.reading(path, REMEDY):
+        text = files.read_regular(path).decode()
+        return flatten(settings_as_dict(build_settings(parse_recipe(text, str(path)))))
 
 
-def dicts_in(values: Any) -> list[dict[str, Any]]:
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with files.reading(path, REMEDY):
+        return as_mapping(json.loads(files.read_regular(path)))
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None for null, text, true, NaN and whatever else a file may hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        as_float = float(value)
-    except OverflowError:  # JSON allows integers that no float holds
-        return None
-    # No measurement is larger or smaller than this, and drawing such a value would overflow.
-    if not math.isfinite(as_float) or abs(as_float) > 1e100:
-        return None
-    return as_float if abs(as_float) > 1e-100 else 0.0
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    with files.reading(path, REMEDY):
+        return [as_mapping(line) for line in read_lines(path)]
 
 
-def as_dict(value: Any) -> dict[str, Any]:
-    """`value` if it is a dict, else an empty one: damaged files must not stop the page."""
-    return value if isinstance(value, dict) else {}
+def as_mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
 
 
-def modification_time(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # absent, or just replaced by the running training
-        return None
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted names; addresses without their passwords and signatures.
+
+    >>> flatten({"data": {"count": 3, "train": "s3://a/b.tar?secret"}})
+    {'data.count': 3, 'data.train': 's3://a/b.tar'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = without_secrets(value)
+    return flat
+
+
+def without_secrets(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [without_secrets(one) for one in value]
+    return without_queries(value) if isinstance(value, str) else value
+
+
+def below(prefix: str, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """What flat values hold below `prefix`, by the rest of their names."""
+    start = f"{prefix}."
+    return {key.removeprefix(start): value for key, value in flat.items() if key.startswith(start)}
+
+
+def finite(values: Mapping[str, Any]) -> Figures:
+    """Its numbers: what is null, text, true, NaN or beyond any measurement is left out."""
+    return {key: float(x) for key, x in values.items() if type(x) in (int, float) and abs(x) < BEYOND_MEASUREMENT}
+
+
+def late_median(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Of the last quarter of the records: a rare equal caption in a batch sends a single record far off."""
+    found = [finite(record) for record in records[-max(1, len(records) // 4) :]]
+    values = [record[key] for record in found if key in record]
+    return median(values) if values else None

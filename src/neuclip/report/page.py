@@ -1,129 +1,207 @@
-"""The page itself: one self-contained HTML file beside the run's records."""
+"""Pages: a title, notices and sections of blocks (tables, charts, tiles, notes, galleries) as one HTML file.
+
+The report of a run, a comparison of runs and the pairs that doctor shows are all written here. A table can also be had
+as text for the terminal, as Markdown and as LaTeX.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from neuclip import files
 from neuclip.errors import RunFailed
-from neuclip.files import write_text
-from neuclip.formatting import format_count, format_number, format_samples, percent
-from neuclip.records import RunFolder
-from neuclip.report.contents import RunContents, as_dict, read_contents
-from neuclip.report.evaluations import all_evaluations, before_training
-from neuclip.report.figures import all_figures
-from neuclip.report.gallery import read_gallery
-from neuclip.report.headline import tiles
-from neuclip.report.tables import (
-    evaluation_tables,
-    files_table,
-    mapping_table,
-    normalizer_note,
-    normalizer_table,
-    skipped_sentences,
-    truncated_captions_sentence,
+from neuclip.formatting import format_count
+from neuclip.report.charts import Chart
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+LATEX_LETTERS = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "−": r"$-$", "–": "--", "\n": " "}
 )
-from neuclip.report.verdict import verdict
-from neuclip.secrets import without_queries
-
-TEMPLATES = Environment(
-    loader=PackageLoader("neuclip.report"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
-TEMPLATES.filters |= {
-    "format_count": format_count,
-    "format_number": format_number,
-    "format_samples": format_samples,
-    "percent": percent,
-}
+MARKDOWN_LETTERS = str.maketrans({"\\": "\\\\", "|": "\\|", "\n": " "})
+EMBEDDED_IMAGE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Write `report.html` into the run's folder from whatever files there are, and return its path.
+class Cell(NamedTuple):
+    """What stands in a table: a text, below it a note, smaller, and more under the pointer."""
 
-    >>> write_report(RunFolder("runs/first"))  # doctest: +SKIP
-    PosixPath('runs/first/report.html')
+    text: str
+    note: str = ""
+    hover: str = ""
+    strong: bool = False  # the note is set in bold
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.note})" if self.note else self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first `text_columns` columns are text, the others numbers.
+
+    >>> table = Table("Recall", ["set", "recall@1"], [["new", Cell("12.3 %", "chance 0.10 %")]])
+    >>> print(text_table(table), end="")
+    set  recall@1
+    new    12.3 %
     """
-    page = render_page(read_contents(folder))
-    try:
-        write_text(folder.report, page)
-    except OSError as error:
-        raise RunFailed(f"cannot write {folder.report}: {error.strerror}; make room or give write access") from error
-    return folder.report
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    text_columns: int = 1
+    notes: Sequence[str] = ()
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
 
-def render_page(run: RunContents) -> str:
-    """The whole document as text."""
-    evaluations = all_evaluations(run)
-    last, before = evaluations[-1] if evaluations else None, before_training(evaluations)
-    script = own_file("hover.js")
-    return TEMPLATES.get_template("page.html").render(
-        run=run,
-        last=last,
-        style=own_file("style.css"),
-        script=script,
-        policy=security_policy(script),
-        facts=facts(run),
-        notices=notices(run),
-        verdict=verdict(run, evaluations),
-        tiles=tiles(run, last, before),
-        figures=all_figures(run, evaluations),
-        evaluation_tables=evaluation_tables(last, before) if last else [],
-        normalizer_table=normalizer_table(run),
-        normalizer_note=normalizer_note(run),
-        gallery=read_gallery(run),
-        sentences=[*skipped_sentences(run, last), truncated_captions_sentence(run)],
-        details={
-            "Settings": [mapping_table(str(name), fields) for name, fields in run.settings.items()],
-            "Environment": [mapping_table("Versions, device and data", run.environment)] if run.environment else [],
-            "Files": [files_table(run)],
-        },
-    )
+@dataclass(frozen=True)
+class Tiles:
+    """The figures at the top: label, value, and a note to judge it by."""
+
+    kind: ClassVar[str] = "tiles"
+    tiles: Sequence[tuple[str, str, str]]
 
 
-def facts(run: RunContents) -> list[str]:
-    """What was trained on what, and when."""
-    written = run.last_written
-    return [
-        run.objective,
-        str(run.setting("model", "name") or ""),
-        without_queries(str(run.setting("data", "train") or "")),
-        str(as_dict(run.environment.get("data")).get("captions") or ""),
-        f"{written.day} {written:%B %Y, %H:%M} UTC" if written else "",
-    ]
+@dataclass(frozen=True)
+class Charts:
+    kind: ClassVar[str] = "charts"
+    charts: Sequence[Chart]
 
 
-def notices(run: RunContents) -> list[str]:
-    """What a reader must know before reading on: how far an unfinished run is, and what is missing."""
-    sentences = [] if run.finished else [unfinished_sentence(run)]
-    not_measured = as_dict(run.summary.get("not_measured"))
-    sentences += [f"{name} was not measured: {reason}." for name, reason in not_measured.items()]
-    return sentences + [f"{name} could not be read; its contents are missing below." for name in run.unreadable]
+@dataclass(frozen=True)
+class Notes:
+    """Sentences, as paragraphs or as a list."""
+
+    kind: ClassVar[str] = "notes"
+    sentences: Sequence[str]
+    as_list: bool = False
 
 
-def unfinished_sentence(run: RunContents) -> str:
-    seen, planned = run.samples_seen, run.samples_planned
-    if not seen:
-        return "This run has not finished: it has not logged a step so far."
-    progress = f"{format_samples(seen)} samples seen"
-    if planned:
-        progress = f"{format_samples(seen)} of {format_samples(planned)} samples seen ({percent(seen / planned)})"
-    return f"This run has not finished: {progress}. The page shows what was written so far."
+class Match(NamedTuple):
+    caption: str
+    image: str  # as a data: address; empty where there is none to show
+    score: float
+    right: bool
+
+
+class Query(NamedTuple):
+    """Something that was searched for, the rank of the right answer and the first matches; or a pair to look at."""
+
+    caption: str
+    image: str = ""
+    rank: float | None = None
+    matches: Sequence[Match] = ()
+
+
+@dataclass(frozen=True)
+class Gallery:
+    kind: ClassVar[str] = "gallery"
+    title: str
+    queries: Sequence[Query]
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Table | Tiles | Charts | Notes | Gallery]
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    what: str  # "training run"
+    title: str
+    facts: Sequence[str] = ()
+    notices: Sequence[str] = ()
+    sections: Sequence[Section] = field(default_factory=list)
+
+
+def render_html(page: Page) -> str:
+    """The whole document. The browser loads nothing from anywhere and runs no script but the page's own."""
+    script, style = own_file("chart.js"), own_file("style.css")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    text = templates().get_template("page.html").render(page=page, style=style, script=script, policy=policy)
+    return text.lstrip()  # what the macros leave before the document
+
+
+@cache
+def templates() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("neuclip.report")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {"format_count": format_count, "embedded_image": embedded_image}
+    return made
 
 
 def own_file(name: str) -> str:
     return resources.files("neuclip.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def security_policy(script: str) -> str:
-    """Tells the browser to load nothing from anywhere and to run no script but the page's own."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+def embedded_image(source: str) -> str:
+    """Only images that the file itself holds: the page must not fetch anything."""
+    return source if EMBEDDED_IMAGE.fullmatch(source) else ""
+
+
+def text_table(table: Table, *, notes: bool = False) -> str:
+    """Columns as wide as their widest cell, for the terminal; with `notes` those of the cells stand in parentheses."""
+    cells = [[str(cell) if notes else cell.text for cell in row] for row in table.cells]
+    rows = [list(table.head), *cells]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if place < table.text_columns else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def markdown_table(table: Table) -> str:
+    """A table of GitHub's Markdown, the notes below it."""
+    head, *rows = escaped_rows(table, lambda text: text.translate(MARKDOWN_LETTERS), "**{}**")
+    rule = ["---" if place < table.text_columns else "---:" for place in range(len(head))]
+    notes = "".join(f"\n{note.translate(MARKDOWN_LETTERS)}\n" for note in table.notes if note)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows)) + notes
+
+
+def latex_table(table: Table) -> str:
+    """A tabular of the booktabs package, the notes as comments above."""
+    rows = escaped_rows(table, lambda text: text.translate(LATEX_LETTERS), r"\textbf{{{}}}")
+    head, *body = [" & ".join(row) + r" \\" for row in rows]
+    columns = "".join("l" if place < table.text_columns else "r" for place in range(len(table.head)))
+    notes = [f"% {' '.join(note.split())}" for note in (r"\usepackage{booktabs}", *table.notes) if note]
+    lines = [*notes, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+    return "\n".join([*lines, r"\end{tabular}"]) + "\n"
+
+
+def escaped_rows(table: Table, escape: Callable[[str], str], strong: str) -> list[list[str]]:
+    """Head and rows; `strong` is a format such as '**{}**'."""
+    rows = [
+        [strong.format(escape(str(cell))) if cell.strong else escape(str(cell)) for cell in row] for row in table.cells
+    ]
+    return [[escape(cell) for cell in table.head], *rows]
+
+
+def write_page(path: Path, text: str) -> Path:
+    """RunFailed where it cannot be written."""
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise RunFailed(f"cannot write {path}: {error.strerror}; make room or give write access") from error
+    return path

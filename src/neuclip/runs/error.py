@@ -9,19 +9,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from torch import Tensor
-
+from neuclip.data.open import local_only
 from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import is_main, single_process
 from neuclip.errors import RunFailed, UserError
-from neuclip.evaluation import normalizer_error as error
 from neuclip.evaluation.embedding import Embedder
+from neuclip.evaluation.normalizer_error import normalizer_error
 from neuclip.models.build import BuiltModel
 from neuclip.objectives.objective import Objective
 from neuclip.progress import track
 from neuclip.records import RunFolder
 from neuclip.runs.build import build_objective, open_training_source
-from neuclip.runs.checkpoint import checkpoints_in, samples_at
+from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.load import load_run
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import read_settings
@@ -30,7 +29,7 @@ from neuclip.training.run import Run
 
 
 @dataclass(frozen=True)
-class Trained:
+class MeasuredRun:
     """A run whose normalizers are measured."""
 
     folder: RunFolder
@@ -38,56 +37,55 @@ class Trained:
     source: Source
     data: dict[str, int | str]  # fingerprint
 
-    @classmethod
-    def open(cls, path: Path) -> Trained:
-        folder = RunFolder(path)
-        settings = read_settings(folder.settings, [])
-        source = open_training_source(settings)
-        return cls(folder, settings, source, fingerprint(source)[0])
-
 
 def normalizer_errors(
-    runs: Sequence[Path], *, anchors: int, seed: int, eps: float | None = None, checkpoints: str = "5"
+    runs: Sequence[Path], *, anchors: int, seed: int, eps: float | None = None, checkpoints: int = 5
 ) -> dict[str, Any]:
     """How far each run's normalizers, and those of a batch of its size, are from the exact ones over the training data:
     for all runs the same anchors, the same eps, and checkpoints at equal numbers of samples seen.
 
-    `eps`: None is the largest of the runs' own; a method that stores eps with its normalizers cannot tell what a
-    smaller one would have let through. `checkpoints`: "all" that every run has, the "last", or a number of them, evenly
-    spaced.
+    `eps`: None is the largest of the runs' own; FastCLIP's averages include its eps and cannot be compared at a smaller
+    one. `checkpoints`: how many, evenly spaced, of those that all runs have.
 
     >>> normalizer_errors([Path("runs/a"), Path("runs/b")], anchors=10_000, seed=0)["runs"][0]["mean"]  # doctest: +SKIP
     """
-    trained = [Trained.open(path) for path in runs]
-    refuse_other_data(trained)
-    own_eps = [run.settings.objective.eps for run in trained]
-    eps = max(own_eps) if eps is None else eps
-    rows = choose(match_checkpoints(trained), checkpoints)
-    work = [(run, row[number]) for row in rows for number, run in enumerate(trained)]
-    found: dict[Path, dict[str, Any]] = {}
-    for count, (run, path) in enumerate(track(work, "normalizer errors", len(work), "checkpoints"), start=1):
+    opened = [_open(path) for path in runs]
+    refuse_other_data(opened)
+    eps = max(run.settings.objective.eps for run in opened) if eps is None else eps
+    rows = choose(match_checkpoints(opened), checkpoints)
+    work = [(number, path) for row in rows for number, path in enumerate(row)]
+    found: list[list[dict[str, Any]]] = [[] for _ in opened]
+    for count, (number, path) in enumerate(track(work, "normalizer errors", len(work), "checkpoints"), start=1):
+        run = opened[number]
         what = f"{run.folder.path.name} at {samples_at(path):,} samples ({count} of {len(work)}): embedding"
-        found[path] = error_at(run, path, eps=eps, anchors=anchors, seed=seed, what=what)
-    columns = [[found[row[number]] for row in rows] for number in range(len(trained))]
+        found[number].append(error_at(run, path, eps=eps, anchors=anchors, seed=seed, what=what))
     return {
         "eps": eps,
-        "anchors": columns[0][0]["anchors"],
+        "anchors": found[0][0]["anchors"],
         "seed": seed,
         "runs": [
             {
                 "run": str(run.folder.path),
                 "objective": run.settings.objective_name,
                 "batch_size": run.settings.train.batch_size,
-                "own_eps": own,
+                "own_eps": run.settings.objective.eps,
                 "mean": mean_over_checkpoints(errors),
                 "checkpoints": errors,
             }
-            for run, own, errors in zip(trained, own_eps, columns, strict=True)
+            for run, errors in zip(opened, found, strict=True)
         ],
     }
 
 
-def refuse_other_data(runs: Sequence[Trained]) -> None:
+def _open(path: Path) -> MeasuredRun:
+    folder = RunFolder(path)
+    settings = read_settings(folder.settings, [])
+    with local_only(path):
+        source = open_training_source(settings)
+    return MeasuredRun(folder, settings, source, fingerprint(source)[0])
+
+
+def refuse_other_data(runs: Sequence[MeasuredRun]) -> None:
     """Normalizers are over a data set: on another one neither the anchors nor the figures are the same."""
     first = runs[0]
     for run in runs:
@@ -98,11 +96,11 @@ def refuse_other_data(runs: Sequence[Trained]) -> None:
             )
 
 
-def match_checkpoints(runs: Sequence[Trained]) -> list[tuple[Path, ...]]:
-    """One checkpoint of each run, at as many samples as their batches allow: less than one batch apart."""
+def match_checkpoints(runs: Sequence[MeasuredRun]) -> list[tuple[Path, ...]]:
+    """One checkpoint of each run, at as many samples as their batches allow: less than one batch apart. Step 0 is left
+    out: no method has trained yet."""
     apart = max(run.settings.train.batch_size for run in runs)
-    # The weights before training are nobody's method.
-    saved = [[path for path in checkpoints_in(run.folder.checkpoints) if samples_at(path)] for run in runs]
+    saved = [[path for path in checkpoints_in(run.folder) if samples_at(path)] for run in runs]
     rows: list[tuple[Path, ...]] = []
     for path in saved[0]:
         nearest = [
@@ -120,11 +118,9 @@ def match_checkpoints(runs: Sequence[Trained]) -> list[tuple[Path, ...]]:
     return rows
 
 
-def choose(rows: list[tuple[Path, ...]], checkpoints: str) -> list[tuple[Path, ...]]:
-    """All, the last, or so many, the nearest to equal parts of the samples seen."""
-    if checkpoints in ("all", "last"):
-        return rows if checkpoints == "all" else rows[-1:]
-    count, end = int(checkpoints), samples_at(rows[-1][0])
+def choose(rows: list[tuple[Path, ...]], count: int) -> list[tuple[Path, ...]]:
+    """So many, the nearest to equal parts of the samples seen; the last is always among them."""
+    end = samples_at(rows[-1][0])
     wanted = [end * part / count for part in range(1, count + 1)]
     nearest = {min(rows, key=lambda row: abs(samples_at(row[0]) - samples)) for samples in wanted}
     return [row for row in rows if row in nearest]
@@ -136,8 +132,8 @@ def mean_over_checkpoints(errors: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: fmean(found["estimators"][name]["mean"] for found in errors) for name in names}
 
 
-def error_at(run: Trained, checkpoint: Path, *, eps: float, anchors: int, seed: int, what: str) -> dict[str, Any]:
-    """The error at one checkpoint, with what it must be read with."""
+def error_at(run: MeasuredRun, checkpoint: Path, *, eps: float, anchors: int, seed: int, what: str) -> dict[str, Any]:
+    """The error at one checkpoint."""
     built, settings, state = load_run(run.folder, checkpoint)
     if state["data"] != run.data:
         raise RunFailed(
@@ -146,19 +142,10 @@ def error_at(run: Trained, checkpoint: Path, *, eps: float, anchors: int, seed: 
         )
     objective = build_objective(settings, built, len(run.source))
     objective.load_state_dict(state["objective"])
-    errors = error_on_training_data(
-        settings,
-        built,
-        objective.eval(),
-        run.source,
-        held_ids=objective.held_samples(),
-        eps=eps,
-        anchors=anchors,
-        seed=seed,
-        what=what,
+    measured = error_on_training_data(
+        settings, built, objective.eval(), run.source, eps=eps, anchors=anchors, seed=seed, what=what
     )
-    found = {"checkpoint": checkpoint.name, "samples": state["samples"], "step": state["step"]}
-    return found | since_restart(objective) | errors
+    return {"checkpoint": checkpoint.name, "samples": state["samples"], "step": state["step"], **measured}
 
 
 def error_on_training_data(
@@ -167,7 +154,6 @@ def error_on_training_data(
     objective: Objective | None,
     source: Source,
     *,
-    held_ids: Tensor,
     eps: float,
     anchors: int,
     seed: int,
@@ -176,7 +162,7 @@ def error_on_training_data(
     """Collective; the same on all ranks. Only the main rank needs the objective."""
     embedder = Embedder(built, settings.evaluation.batch_size, settings.data.workers)
     pairs = embedder.embed_pairs(source, what, first_caption_only=True)
-    return error.normalizer_error(
+    return normalizer_error(
         pairs.image_features,
         pairs.text_features[pairs.first_text],
         logit_scale=built.towers.logit_scale.detach(),
@@ -188,51 +174,31 @@ def error_on_training_data(
         caption_of=pairs.first_text,
         sample_ids=pairs.ids,
         dataset_size=len(source),
-        held_ids=held_ids,
     )
-
-
-def since_restart(objective: Objective) -> dict[str, int]:
-    """Steps since features were last stored; 0: those of the last step were."""
-    steps = objective.steps_since_restart
-    return {} if steps is None else {"steps_since_restart": steps}
 
 
 def measure_error(run: Run) -> dict[str, Any]:
     """Collective; the same on all ranks. The error of a run that is being trained, with its own eps."""
     settings = run.settings
-    errors = error_on_training_data(
+    state = run.objective.state_dict()  # of all ranks
+    whole = None
+    if is_main():
+        with single_process():
+            whole = build_objective(settings, run.built, len(run.source))
+            whole.load_state_dict(state)
+            whole.eval()
+    return error_on_training_data(
         settings,
         run.built,
-        whole_objective(run),
+        whole,
         run.source,
-        held_ids=run.objective.held_samples(),
         eps=settings.objective.eps,
         anchors=settings.evaluation.error_anchors,
         seed=settings.run.seed,
         what="embedding the training data",
     )
-    return since_restart(run.objective) | errors
 
 
-def whole_objective(run: Run) -> Objective | None:
-    """Collective. On the main rank a copy of the objective that holds the state of all ranks; None on the others."""
-    state = run.objective.state_dict()
-    if not is_main():
-        return None
-    with single_process():
-        copy = build_objective(run.settings, run.built, len(run.source))
-        copy.load_state_dict(state)
-        return copy.eval()
-
-
-def estimator_errors(measured: dict[str, Any]) -> dict[str, float]:
+def error_figures(measured: dict[str, Any]) -> dict[str, float]:
     """`normalizer_error.method` and `.minibatch`; a method without an estimate has only the second."""
     return {f"normalizer_error.{name}": errors["mean"] for name, errors in measured["estimators"].items()}
-
-
-def error_is_due(run: Run) -> bool:
-    """Whether a multiple of `evaluation.error_every` has been passed since the last evaluation."""
-    every, error_every = run.settings.evaluation.every, run.settings.evaluation.error_every
-    latest = run.samples // every * every  # evaluations come at the first step past a multiple of `every`
-    return bool(error_every) and latest // error_every > (latest - every) // error_every

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
-from neuclip.distributed.error_sync import process_group, raise_on_main, sync_errors
+from neuclip.data.held_out import HeldOutSets
+from neuclip.data.open import local_only
+from neuclip.distributed.ranks import process_group, raise_on_main, sync_errors
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
-from neuclip.evaluation.runner import Evaluation, evaluate_held_out
-from neuclip.evaluation.tasks import Compat
-from neuclip.models.build import BuiltModel
-from neuclip.plan import choose_device
-from neuclip.runs.environment import set_threads
+from neuclip.evaluation.held_out import Evaluation, evaluate_held_out
+from neuclip.evaluation.task_results import TaskResults, check_output, find_folders, measure_tasks, results_file
+from neuclip.machine import choose_device, set_threads, versions
 from neuclip.runs.load import open_target
 from neuclip.runs.results import open_held_out
-from neuclip.runs.task_results import refuse_unwritable, results_file
-from neuclip.runs.tasks import TaskResults, find_folders, measure_tasks
 from neuclip.settings.sections import Settings
 from neuclip.tasks import choose_tasks
 
 
-class Given(TypedDict, total=False):
-    """What is said instead of the run's settings; None is the same as nothing."""
+class Overrides(TypedDict, total=False):
+    """Overrides of the run's settings; None leaves them as they are."""
 
     retrieval: tuple[str, ...] | None
     zero_shot: tuple[str, ...] | None
@@ -34,50 +33,58 @@ class Given(TypedDict, total=False):
     caption_key: str | None
 
 
-def measure(target: str, **given: Unpack[Given]) -> Evaluation:
-    """Held-out figures of whatever `open_target` opens, with the reason for each set that is refused. What is not given
-    comes from the run's settings. Under torchrun all ranks call it and share the work."""
-    limit = given.pop("max_bad_share", None)
-    known = {name: value for name, value in given.items() if value is not None}
+@dataclass(frozen=True)
+class Datacomp:
+    """Which of DataComp's tasks are measured, on the data below which folder, and into which file (default: that of
+    the run or model)."""
+
+    data: str | Path = "."
+    tasks: str = "datacomp"
+    output: str | Path = ""
+
+
+def measure(
+    target: str, *, held_out: bool = True, datacomp: Datacomp | None = None, **overrides: Unpack[Overrides]
+) -> tuple[Evaluation | None, TaskResults | None]:
+    """Measure whatever `open_target` opens, which is built once: on its held-out sets, with the reason for each set
+    that is refused, and on `datacomp`. Under torchrun all ranks call it and share the work.
+
+    Results of tasks are kept in a file task by task; what is there already is not measured again.
+    """
+    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     with process_group(choose_device("auto")):
         with sync_errors():
+            file = check_datacomp(target, datacomp) if datacomp else None  # before the model, which takes long
             built, settings = open_target(target)
-        evaluation = replace(settings.evaluation, **known)  # type: ignore[arg-type]
-        sets = open_held_out(replace(settings, evaluation=evaluation))
-        if not (sets.retrieval or sets.zero_shot):
-            raise_on_main(
-                UserError(
-                    f"nothing to evaluate {target} on; give --retrieval DATA, --zero-shot FOLDER, or --data ROOT with "
-                    "DataComp's tasks"
-                )
+            set_threads(settings.run.threads, built.towers.device)
+        limit = given.pop("max_bad_share", settings.data.max_bad_share)
+        settings = replace(settings, evaluation=replace(settings.evaluation, **given))
+        embedder = Embedder(built, settings.evaluation.batch_size, settings.data.workers, max_bad_share=limit)
+        sets = _open_sets(target, settings, by_user="retrieval" in given) if held_out else None
+        evaluation = evaluate_held_out(embedder, sets) if sets else None
+        if datacomp is None or file is None:
+            return evaluation, None
+        chosen = choose_tasks(datacomp.tasks)
+        return evaluation, measure_tasks(embedder, chosen, Path(datacomp.data), file, versions())
+
+
+def check_datacomp(target: str, datacomp: Datacomp) -> Path:
+    """The file for its results. UserError where there are no such tasks, none of their data, or no such file."""
+    find_folders(choose_tasks(datacomp.tasks), Path(datacomp.data))
+    file = Path(datacomp.output or results_file(target))
+    check_output(file)
+    return file
+
+
+def _open_sets(target: str, settings: Settings, *, by_user: bool) -> HeldOutSets:
+    """Collective. What the user names is fetched; what a run names, which may be a stranger's, is not."""
+    with nullcontext() if by_user else local_only(target, ", or give --retrieval"):
+        sets = open_held_out(settings)
+    if not (sets.retrieval or sets.zero_shot):
+        raise_on_main(
+            UserError(
+                f"nothing to evaluate {target} on; give --retrieval DATA, --zero-shot FOLDER, or --data ROOT with "
+                "DataComp's tasks"
             )
-        return evaluate_held_out(_embedder(built, settings, evaluation.batch_size, limit), sets)
-
-
-def measure_datacomp(
-    target: str,
-    *,
-    data: str | Path = ".",
-    tasks: str = "datacomp",
-    compat: Compat = "datacomp",
-    output: str | Path = "",
-    batch_size: int | None = None,
-    max_bad_share: float | None = None,
-) -> TaskResults:
-    """DataComp's tasks, or those named, whose data are below `data`. Results are kept in a file task by task; what is
-    there already is not measured again."""
-    with process_group(choose_device("auto")):
-        with sync_errors():
-            chosen = choose_tasks(tasks)
-            find_folders(chosen, Path(data))  # before the model, which takes long
-            file = Path(output or results_file(target))
-            refuse_unwritable(file)
-            built, settings = open_target(target)
-        embedder = _embedder(built, settings, batch_size or settings.evaluation.batch_size, max_bad_share)
-        return measure_tasks(embedder, chosen, Path(data), file, compat)
-
-
-def _embedder(built: BuiltModel, settings: Settings, batch_size: int, max_bad_share: float | None) -> Embedder:
-    set_threads(settings.run.threads, built.towers.device)
-    limit = settings.data.max_bad_share if max_bad_share is None else max_bad_share
-    return Embedder(built, batch_size, settings.data.workers, max_bad_share=limit)
+        )
+    return sets

@@ -8,21 +8,19 @@ from typing import Any
 
 import torch
 
+from neuclip.data.held_out import held_out_addresses
 from neuclip.errors import UserError
 from neuclip.files import reading
+from neuclip.machine import choose_device
 from neuclip.models.build import BuiltModel, build_model
 from neuclip.models.config import LOCAL, ModelSource, check, check_preprocess, find_model
 from neuclip.models.hub import CONFIG, HUB
 from neuclip.models.modes import apply_modes, merge_lora
 from neuclip.models.weights import require_same_architecture, with_weights
-from neuclip.plan import choose_device
 from neuclip.records import RunFolder
-from neuclip.runs.build import resolve_held_out
-from neuclip.runs.checkpoint import find_checkpoint, load_checkpoint
+from neuclip.runs.folder import OWN_CONFIG, load_checkpoint, load_newest
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings, Settings
-
-OWN_CONFIG = "open_clip_config"  # in the state of a checkpoint
 
 
 def open_target(target: str) -> tuple[BuiltModel, Settings]:
@@ -32,7 +30,7 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
     is_checkpoint = path.suffix == ".pt" and path.is_file()
     folder = RunFolder(path.parent.parent if is_checkpoint else path)
     if folder.settings.is_file():
-        return load_run(folder, path if is_checkpoint else find_checkpoint(folder))[:2]
+        return load_run(folder, path if is_checkpoint else None)[:2]
     if path.is_file() and path.suffix != ".json":
         raise UserError(f"{target} is not a checkpoint of a run; give MODEL:{target} with the model its weights are of")
     built = _build(target)
@@ -57,11 +55,16 @@ def _build(target: str) -> BuiltModel:
     )
 
 
-def load_run(folder: RunFolder, checkpoint: Path) -> tuple[BuiltModel, Settings, dict[str, Any]]:
-    """The model as it was at a checkpoint, LoRA merged, the run's settings, and the checkpoint's state. Of the settings
-    only how images are prepared and where to compute count here: a run of a stranger names no files to fetch."""
-    settings, state = read_settings(folder.settings, []), load_checkpoint(checkpoint)
-    built = build_model(checkpoint_source(state, checkpoint), crop_scale=settings.data.crop_scale)
+def load_run(folder: RunFolder, checkpoint: Path | None = None) -> tuple[BuiltModel, Settings, dict[str, Any]]:
+    """The model as it was at a checkpoint, by default the newest, LoRA merged, the run's settings, and the checkpoint's
+    state. Of the settings only how images are prepared and where to compute count here: a run of a stranger names no
+    files to fetch."""
+    settings = read_settings(folder.settings, [])
+    newest = (checkpoint, load_checkpoint(checkpoint)) if checkpoint else load_newest(folder)
+    if newest is None:
+        raise UserError(f"{folder.path} has no checkpoint; train it first: neuclip train --resume {folder.path}")
+    path, state = newest
+    built = build_model(checkpoint_source(state, path), crop_scale=settings.data.crop_scale)
     built.towers.to(choose_device(settings.run.device))
     return built, settings, state
 
@@ -104,24 +107,24 @@ def build_towers(settings: Settings, device: torch.device, saved: ModelSource | 
 
 def model_source(model: ModelSettings) -> ModelSource:
     """What `model.name` and `model.pretrained` stand for together."""
-    checkpoint = pretrained_checkpoint(model.pretrained)
-    if checkpoint is None:
+    parent = load_pretrained(model.pretrained)
+    if parent is None:
         return with_weights(find_model(model.name), model.pretrained)
-    state = load_checkpoint(checkpoint)
+    checkpoint, state = parent
     saved = checkpoint_source(state, checkpoint)
     if state["model_name"] != model.name:
         require_same_architecture(find_model(model.name), saved, model.pretrained)
     return saved
 
 
-def pretrained_checkpoint(pretrained: str) -> Path | None:
-    """The newest checkpoint of a run, or the checkpoint itself; None if `pretrained` is something else."""
+def load_pretrained(pretrained: str) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint, or the newest of the run, that `pretrained` names, and its state; None if it names none."""
     path = Path(pretrained)
     if not pretrained or not path.exists():
         return None
     if RunFolder(path).settings.is_file():
-        return find_checkpoint(RunFolder(path))
-    return path if path.is_file() and _is_checkpoint(path) else None
+        return load_newest(RunFolder(path))
+    return (path, load_checkpoint(path)) if path.is_file() and _is_checkpoint(path) else None
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -132,6 +135,12 @@ def _is_checkpoint(path: Path) -> bool:
     return isinstance(state, dict) and OWN_CONFIG in state
 
 
+def resolve_held_out(settings: Settings) -> Settings:
+    """With the held-out sets that `auto` stands for."""
+    retrieval, zero_shot = held_out_addresses(settings)
+    return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
+
+
 def resolve_model(settings: Settings) -> Settings:
     """With the model's name: where it is empty, that of the run or folder in `model.pretrained`."""
     model = settings.model
@@ -140,9 +149,8 @@ def resolve_model(settings: Settings) -> Settings:
     pretrained, folder = model.pretrained, Path(model.pretrained.removeprefix(LOCAL))
     if pretrained and (folder / CONFIG).is_file():
         return replace(settings, model=replace(model, name=f"{LOCAL}{folder.absolute()}", pretrained=""))
-    if checkpoint := pretrained_checkpoint(pretrained):
-        name = load_checkpoint(checkpoint)["model_name"]
-        return replace(settings, model=replace(model, name=name))
+    if parent := load_pretrained(pretrained):
+        return replace(settings, model=replace(model, name=parent[1]["model_name"]))
     if not pretrained:
         raise UserError(
             "no model to start from; give a run or the folder of a model: --model.pretrained runs/NAME, or a model of "

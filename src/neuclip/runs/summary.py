@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from neuclip.formatting import byte_size, format_duration, format_number, percent, plural, times_chance
-from neuclip.report.evaluations import CANDIDATES, DIFFERENT, DIRECTIONS, Evaluation, HeldOutSet, parse_evaluation
-from neuclip.report.verdict import MANY_TRUNCATED, judge_calibration, judge_error
+from neuclip.formatting import byte_size, format_duration, format_number, percent, plural
+from neuclip.report.contents import finite
+from neuclip.report.findings import MANY_TRUNCATED, judge_calibration, judge_error
+from neuclip.report.measures import evaluation_tables, measured
+from neuclip.report.page import text_table
 
 
 def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: str = "") -> str:
     """What a run reached and cost, one heading per topic that there is something to say about. `longer_context`: what
     to do where captions are truncated."""
-    evaluation = parse_evaluation(summary["evaluation"])
     before = headline_text(summary.get("evaluation_at_start", {}), {})
     lines = [
         f"Trained on {plural(summary['samples_seen'], 'sample')} in {format_duration(summary['seconds'])} "
         f"({format_number(summary['samples_per_second'])} per second, "
         f"peak memory {byte_size(summary['peak_memory_bytes'])}).",
-        *_storing(summary.get("storing", {})),
+        *([f"Read stored {' and '.join(stored)} features."] if (stored := summary.get("stored_features")) else []),
         *_rows("Before training:", {"at 0 samples": before} if before else {}),
-        *_retrieval(evaluation),
-        *_rows("Zero-shot, top-1 accuracy:", _zero_shot(evaluation)),
+        *_tables(summary["evaluation"]),
         *_rows("Not measured:", summary["not_measured"]),
         *_rows("Normalizer:", _normalizer(summary, batch_size)),
         *_rows("Skipped samples, listed in skipped.jsonl:", _skipped(summary)),
@@ -36,9 +36,9 @@ def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: st
 
 def headline_text(figures: dict[str, float], not_measured: Mapping[str, str]) -> str:
     """One line during training: recall@1 from image to text, or top-1 accuracy where there is no retrieval."""
-    evaluation = parse_evaluation(figures)
-    recalls = {held_out.name: held_out["image_to_text_recall_at_1"] for held_out in evaluation.retrieval}
-    accuracies = {task.name: task["top1"] for task in evaluation.zero_shot}
+    found = measured(finite(figures))
+    recalls = {one.dataset: x for one, x in found.items() if one.metric == "image_to_text_recall_at_1"}
+    accuracies = {one.dataset: x for one, x in found.items() if one.metric == "top1"}
     shown = ", ".join(f"{name} {percent(value)}" for name, value in (recalls or accuracies).items())
     parts = [f"{'recall@1' if recalls else 'top-1'} {shown}"] if shown else []
     return "; ".join(parts + [f"{name} not measured: {reason}" for name, reason in not_measured.items()])
@@ -58,49 +58,13 @@ def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
     return [heading, *(f"  {name:<{width}}  {text}" for name, text in rows.items())] if rows else []
 
 
-def _storing(storing: Mapping[str, Any]) -> list[str]:
-    if not storing:
-        return []
-    took = f"; storing them took {format_duration(storing['seconds'])}" if storing["seconds"] >= 1 else ""
-    return [f"Read stored {' and '.join(storing['towers'])} features{took}."]
-
-
-def _retrieval(evaluation: Evaluation) -> list[str]:
-    """By set and definition a heading and one row per direction; then what the definitions are."""
+def _tables(figures: Mapping[str, Any]) -> list[str]:
+    """Every figure beside what to judge it by."""
     lines = []
-    for held_out in evaluation.retrieval:
-        standard = {words: _recalls(held_out, direction) for direction, words in DIRECTIONS.items()}
-        different = {
-            words: _recalls(held_out, direction)
-            for direction, words in zip(DIFFERENT, DIRECTIONS.values(), strict=True)
-        }
-        size = f" ({held_out.size})" if held_out.size else ""
-        lines += _rows(f"Retrieval on {held_out.name}{size}:", {name: row for name, row in standard.items() if row})
-        lines += _rows("  over different captions:", {f"  {name}": row for name, row in different.items() if row})
-    definitions = dict.fromkeys(text for held_out in evaluation.retrieval for text in held_out.definitions)
-    return lines + [f"  ({text})" for text in definitions]
-
-
-def _recalls(held_out: HeldOutSet, direction: str) -> str:
-    """Every recall@k, the first against chance, and the median rank."""
-    recalls = {k: held_out.recall_and_chance(direction, k) for k in held_out.depths(direction)}
-    parts = [f"@{k} {percent(recall)}" for k, (recall, _) in recalls.items()]
-    if parts:
-        against = times_chance(*next(iter(recalls.values())))
-        parts[0] = f"recall{parts[0]}" + (f" ({against})" if against else "")
-    if rank := held_out.median_rank(direction):
-        parts.append(f"median rank {rank} {CANDIDATES[direction].split()[-1]}")
-    return ", ".join(parts)
-
-
-def _zero_shot(evaluation: Evaluation) -> dict[str, str]:
-    rows = {}
-    for task in evaluation.zero_shot:
-        standards = {"chance": task["chance"], "largest class": task["largest_class"]}
-        notes = [f"{name} {percent(value)}" for name, value in standards.items() if value is not None]
-        notes.append(plural(task["classes"] or 0, "class", "classes"))
-        rows[task.name] = f"{percent(task['top1'])} ({', '.join(notes)})"
-    return rows
+    for table in evaluation_tables(figures):
+        below = [*text_table(table).splitlines(), *(f"({note})" for note in table.notes if note)]
+        lines += [f"{table.caption}:", *(f"  {line}" for line in below)]
+    return lines
 
 
 def _normalizer(summary: dict[str, Any], batch_size: int) -> dict[str, str]:
@@ -115,7 +79,7 @@ def _normalizer(summary: dict[str, Any], batch_size: int) -> dict[str, str]:
     calibration = summary.get("calibration")
     if calibration is not None:
         rows["calibration"] = (
-            f"{format_number(calibration)}, {judge_calibration(calibration)} "
+            f"{format_number(calibration, keep_zeros=True)}, {judge_calibration(calibration)} "
             "(batch mean of true over predicted normalizer; 1 is right)"
         )
     return rows

@@ -34,6 +34,7 @@ class ObjectiveSettings(Section):
     title: ClassVar[str]  # its name in reports
     predicts_normalizers: ClassVar[bool] = True  # whether there is a calibration
     uses_bias: ClassVar[bool] = False  # whether the model needs a logit bias
+    calibration_advice: ClassVar[str] = ""  # what brings its prediction nearer to the truth, as a sentence
     eps = 1e-6  # with which normalizer errors are measured; a method with a field of this name overrides it
 
     mask_duplicates: bool = option(False, "pairs with an equal caption are no negatives of each other")
@@ -77,6 +78,7 @@ class FastCLIPSettings(ObjectiveSettings):
     """Each sample's normalizer remembered as a moving average over its visits."""
 
     title = "FastCLIP"
+    calibration_advice = "Try a larger objective.gamma."
 
     gamma: float = option(
         0.2, "weight of a visit in the moving average, at the end of the schedule", above=0, at_most=1
@@ -159,6 +161,7 @@ class NeuCLIPSettings(ObjectiveSettings):
     """Log-normalizers over the whole data set, predicted by two small networks of prototypes."""
 
     title = "NeuCLIP"
+    calibration_advice = "Try more objective.inner_steps or a smaller objective.restart_every."
 
     num_prototypes: int = option(4096, "prototypes per side (m in the paper)", at_least=1)
     restart: Literal["periodic", "rolling"] = option(

@@ -38,19 +38,22 @@ class OptionError(UserError):
         self.names = names
 
 
-def option(default: Any = MISSING, help: str = "", **limits: float) -> Any:
+def option(default: Any = MISSING, help: str = "", *, may_change: bool = False, **limits: float) -> Any:
     """A field with its one-line help and its limits: `option(1024, "pairs per step", at_least=1)`.
 
-    Limits are `at_least`, `above`, `at_most` and `below`; every number of a tuple keeps them.
+    Limits are `at_least`, `above`, `at_most` and `below`; every number of a tuple keeps them. `may_change`: a run may
+    continue with another value, because it says where or how the run computes, and not what.
     """
-    return field(default=default, metadata={"help": help, "limits": limits})
+    return field(default=default, metadata={"help": help, "limits": limits, "may_change": may_change})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Options that are checked when they are given. `prefix` is how errors call them: 'train.'."""
+    """Options that are checked when they are given. `prefix` is how errors call them: 'train.'. Where `may_change` is
+    true, a run may continue with other values of all of them."""
 
     prefix: ClassVar[str] = ""
+    may_change: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         types: dict[str, Any] = types_of(type(self))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import fields
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -95,6 +96,17 @@ def changed_fields(before: Settings, after: Settings) -> list[str]:
         return [OBJECTIVE_KEY]
     keys = declared_types(before.objective_name)
     return [key for key in keys if attrgetter(key)(before) != attrgetter(key)(after)]
+
+
+def may_change_at_resume(key: str, objective: str) -> bool:
+    """Whether a run may continue with another value of this key.
+
+    >>> may_change_at_resume("data.workers", "clip"), may_change_at_resume("train.batch_size", "clip")
+    (True, False)
+    """
+    section, _, name = key.partition(".")
+    kind = section_type(section, objective)
+    return kind.may_change or any(one.metadata.get("may_change") for one in fields(kind) if one.name == name)
 
 
 def declared_type(raw: RawValue, objective: str) -> Any:

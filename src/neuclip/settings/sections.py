@@ -22,11 +22,15 @@ class RunSettings(Section):
     name: str = option("", "name of the run's folder; default: date, objective and model")
     folder: str = option("runs", "folder in which run folders are created")
     seed: int = option(0, "seed of the data order, the augmentation and the initial weights")
-    device: Literal["auto", "cuda", "mps", "cpu"] = option("auto", "auto: cuda, mps or cpu, in this order")
+    device: Literal["auto", "cuda", "mps", "cpu"] = option(
+        "auto", "auto: cuda, mps or cpu, in this order", may_change=True
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto", "autocast of the encoders; auto: bf16 on GPUs that support it, otherwise fp32"
     )
-    threads: int = option(0, "CPU threads per rank; 0: PyTorch's choice, or an equal share of the cores", at_least=0)
+    threads: int = option(
+        0, "CPU threads per rank; 0: PyTorch's choice, or an equal share of the cores", at_least=0, may_change=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +42,9 @@ class DataSettings(Section):
     train: str = option(
         "",
         "tar shards (folder, file, URL or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or Parquet "
-        "file, COCO captions, a folder of images, a saved Hugging Face data set, or the name of a data set (`neuclip "
-        "data list`). Separate several with commas and give weights after a colon: a.csv:2,shards",
+        "file, COCO captions, a folder of images, a saved Hugging Face data set, or icons-30k, the demo's data. "
+        "Separate several with commas and give weights after a colon: a.csv:2,shards",
+        may_change=True,  # the data may have moved; that they are the same is checked when they are open
     )
     image_column: str = option("", "tables: column of images or image paths; default: detected by name")
     caption_column: str = option("", "tables: caption columns, separated by commas; default: detected by name")
@@ -47,7 +52,9 @@ class DataSettings(Section):
     hold_out: int = option(
         0, "number of samples, chosen by run.seed, that are not trained on but used for recall@k", at_least=0
     )
-    workers: int = option(4, "processes per rank that read and transform samples; 0: the training process", at_least=0)
+    workers: int = option(
+        4, "processes per rank that read and transform samples; 0: the training process", at_least=0, may_change=True
+    )
     crop_scale: tuple[float, float] = option(
         (0.9, 1.0),
         "range of the random crop, as share of the image's area; 1,1: no random crop, images are prepared as in "
@@ -59,6 +66,7 @@ class DataSettings(Section):
         "auto",
         "auto: the output of a locked tower is computed once per sample and stored in the cache folder; for images "
         "this needs data.crop_scale 1,1; off: it is computed each time",
+        may_change=True,
     )
     pixels: Literal["exact", "fast"] = option(
         "exact",
@@ -66,10 +74,14 @@ class DataSettings(Section):
         "1 of 255, rarely by 3, and by more where a large JPEG is decoded at a reduced size",
     )
     max_bad_share: float = option(
-        0.05, "stop if more than this share of the samples cannot be used", at_least=0, at_most=1
+        0.05, "stop if more than this share of the samples cannot be used", at_least=0, at_most=1, may_change=True
     )
-    cache_size: int = option(64_000_000_000, "remote shards: bytes of disk for local copies (64G: 64 GB)", at_least=1)
-    remote_timeout: float = option(60.0, "remote shards: seconds without data before a download is retried", above=0)
+    cache_size: int = option(
+        64_000_000_000, "remote shards: bytes of disk for local copies (64G: 64 GB)", at_least=1, may_change=True
+    )
+    remote_timeout: float = option(
+        60.0, "remote shards: seconds without data before a download is retried", above=0, may_change=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,6 +200,7 @@ class TrainSettings(Section):
         0,
         "pairs per rank and forward pass; less memory, one more pass, same gradient except with BatchNorm; 0: all",
         at_least=0,
+        may_change=True,
     )
     samples: int = option(100_000_000, "training budget in samples; the run has samples // batch_size steps")
     epochs: int = option(
@@ -209,6 +222,7 @@ class EvaluationSettings(Section):
     """Held-out data, and how often the model is evaluated on it."""
 
     prefix = "evaluation."
+    may_change = True
 
     retrieval: tuple[str, ...] = option(
         ("auto",),
@@ -217,8 +231,8 @@ class EvaluationSettings(Section):
     )
     zero_shot: tuple[str, ...] = option(
         ("auto",),
-        "folders with one folder of images per class, or with classnames.txt and test/*.tar, or names such as cifar-10 "
-        "(`neuclip data list`); NAME=FOLDER shows it as NAME; auto: the held-out parts of data.train, if any",
+        "folders with one folder of images per class, or with classnames.txt and test/*.tar, or parts such as "
+        "icons-30k/zero-shot/names; NAME=FOLDER shows it as NAME; auto: the held-out parts of data.train, if any",
     )
     image_column: str = option("", "as data.image_column, for retrieval; default: that of data")
     caption_column: str = option("", "as data.caption_column, for retrieval; default: that of data")
@@ -227,21 +241,9 @@ class EvaluationSettings(Section):
     at_start: bool = option(False, "evaluate before the first step too: what the model knew before fine-tuning")
     batch_size: int = option(256, "images per forward pass", at_least=1)
     error_anchors: int = option(
-        0, "anchors for the normalizer error at the end; 0: none (see `neuclip error`)", at_least=0
-    )
-    error_every: int = option(
-        0, "samples between normalizer errors, measured at evaluations; 0: at the end", at_least=0
+        0, "anchors for the normalizer error, measured at every evaluation; 0: none (see `neuclip error`)", at_least=0
     )
     gallery: int = option(12, "example queries per direction in the report", at_least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.error_every and not (self.error_anchors and self.every):
-            raise OptionError(
-                "evaluation.error_every needs anchors and evaluations during training; "
-                f"give --evaluation.error_anchors 2000 --evaluation.every {self.every or self.error_every} too",
-                "error_every",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +251,7 @@ class CheckpointSettings(Section):
     """How often the run is saved; it is always saved at the end and on Ctrl-C or SIGTERM."""
 
     prefix = "checkpoint."
+    may_change = True
 
     every_samples: int = option(0, "samples between checkpoints; 0: by time only", at_least=0)
     every_minutes: float = option(15.0, "minutes between checkpoints; 0: by samples only", at_least=0)
@@ -271,6 +274,7 @@ class LogSettings(Section):
     """Logging."""
 
     prefix = "log."
+    may_change = True
 
     every: int = option(50, "steps between lines in records.jsonl", at_least=1)
     tensorboard: bool = option(False, "also write TensorBoard events (needs neuclip[tensorboard])")

@@ -1,0 +1,189 @@
+"""DataComp's evaluation sets from the Hugging Face hub, below one root folder, in the layout that neuclip eval reads.
+
+Sets that you have already need no copy: put a folder, or a link to it, below the root under the task's folder name.
+Class folders, Karpathy's captions with images and WinoGAViL's table with images are read as they are. Which hub that
+is, and how it is reached, is huggingface_hub's own business (HF_ENDPOINT, HF_TOKEN).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from neuclip.data.held_out import open_task
+from neuclip.data.locations import DATASET_TYPE, SHARD_COUNT
+from neuclip.data.source import fingerprint
+from neuclip.data.task_sets import CLASSNAMES, TEMPLATES, Puzzles, ZeroShotTask
+from neuclip.errors import RunFailed, UserError
+from neuclip.files import write_json
+from neuclip.formatting import byte_size
+from neuclip.progress import track
+from neuclip.tasks import Task
+
+# The files of the layout and no others: of some copies the training part is larger than the test part.
+WANTED = (CLASSNAMES, TEMPLATES, DATASET_TYPE, "test/*.tar", f"test/{SHARD_COUNT}")
+PROVENANCE = "SOURCE.json"
+SPARE = 1.02  # of the bytes that are written: indexes lie beside shards
+
+
+@dataclass(frozen=True)
+class Got:
+    """A task that is below the root, or why it is not."""
+
+    task: Task
+    folder: Path | None  # None: it could not be got
+    status: str  # "there", "downloaded", or the reason
+    counts: dict[str, int]
+    notes: tuple[str, ...] = ()  # in what it differs from the task: figures on it are not the task's
+
+
+@dataclass(frozen=True)
+class HubCopy:
+    """One revision of a data set of the hub."""
+
+    task: Task
+    repository: str
+    revision: str
+    bytes: int  # that are still missing
+
+
+class NotOnTheHub(RunFailed):
+    """The hub answers, and has no copy of a task in the layout."""
+
+
+def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]], None]) -> list[Got]:
+    """What is missing below the root, from the hub. `agree` is shown it before anything is downloaded, and raises
+    UserError if nobody wants it. If interrupted, the same call continues.
+
+    >>> get_sets(choose_tasks("dtd"), Path("sets"), print)[0].counts                                # doctest: +SKIP
+    {'images': 1880, 'classes': 47}
+    """
+    got = {task.key: _check_there(task, folder) for task in tasks if (folder := task.find_folder(root))}
+    missing = [task for task in tasks if task.key not in got]
+    copies = []
+    for task in track(missing, "asking the hub", len(missing), "tasks"):
+        try:
+            copies.append(find_copy(task, root))
+        except NotOnTheHub as nowhere:
+            got[task.key] = Got(task, None, str(nowhere), {})
+    if copies:
+        refuse_no_room(root, sum(copy.bytes for copy in copies))
+        agree(copies)
+    for copy in copies:
+        got[copy.task.key] = download(copy, root)
+    return [got[task.key] for task in tasks]
+
+
+def _check_there(task: Task, folder: Path) -> Got:
+    """A set that is below the root already. One that is broken is never replaced: it may be somebody's work."""
+    try:
+        return check_set(task, folder, "there")
+    except UserError as error:
+        raise UserError(f"{error}; or remove {folder} to get it again") from error
+
+
+def find_copy(task: Task, root: Path) -> HubCopy:
+    """The first copy of the task that the hub has; only its list of files is downloaded. Files that an interrupted call
+    has downloaded are not counted again."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    reason = "the hub has no copy in this layout"
+    for repository in task.copies:
+        try:
+            about = HfApi().dataset_info(repository, files_metadata=True)
+        except RepositoryNotFoundError:  # also of those one must ask for
+            reason = f"{', '.join(task.copies)}: not on the hub, or not for everyone"
+            continue
+        except Exception as error:
+            raise _hub_failed(task, root, error) from error
+        sizes = {
+            file.rfilename: file.size or 0
+            for file in about.siblings or ()
+            if any(fnmatch(file.rfilename, pattern) for pattern in WANTED)
+        }
+        if any(name.endswith(".tar") for name in sizes):
+            partial = partial_folder(task, root)
+            left = [size for name, size in sizes.items() if not (partial / name).is_file()]
+            return HubCopy(task, repository, about.sha or "", sum(left))
+        reason = f"{repository}: has no test/0.tar"
+    raise NotOnTheHub(f"{reason}; {by_hand(task, root)}")
+
+
+def download(copy: HubCopy, root: Path) -> Got:
+    """Beside its place first: a set that is broken, or not whole, never has its name."""
+    from huggingface_hub import snapshot_download
+
+    task, partial, folder = copy.task, partial_folder(copy.task, root), root / copy.task.folder
+    try:
+        snapshot_download(
+            copy.repository, repo_type="dataset", revision=copy.revision, allow_patterns=list(WANTED), local_dir=partial
+        )
+    except Exception as error:
+        raise _hub_failed(task, root, error) from error
+    try:
+        got = check_set(task, partial, "downloaded")
+    finally:
+        # What huggingface_hub remembers of files that are whole. Without it, the next call compares every file's hash
+        # and downloads those that are broken.
+        shutil.rmtree(partial / ".cache", ignore_errors=True)
+    write_json(partial / PROVENANCE, {"task": task.key, "repository": copy.repository, "revision": copy.revision})
+    partial.rename(folder)
+    return Got(task, folder, got.status, got.counts, got.notes)
+
+
+def partial_folder(task: Task, root: Path) -> Path:
+    return root / f".{task.folder}.partial"
+
+
+def _hub_failed(task: Task, root: Path, error: Exception) -> RunFailed:
+    """One line for whatever goes wrong on the way: of huggingface_hub, its HTTP library, or the system."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = (lines[0] if lines else type(error).__name__)[:200]
+    return RunFailed(
+        f"{task.name}: the hub could not be read ({reason}); check the network and run the command again, or "
+        f"{by_hand(task, root)}"
+    )
+
+
+def by_hand(task: Task, root: Path) -> str:
+    """What to do without a network, or without a copy on the hub."""
+    where = f"{task.copies[0]} (a data set of the Hugging Face hub)" if task.copies else "it"
+    return f"fetch {where} elsewhere and put it, or a link to it, at {root / task.folder}"
+
+
+def refuse_no_room(root: Path, size: int) -> None:
+    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if size * SPARE > free:
+        raise UserError(
+            f"{root}: {byte_size(size)} are needed and {byte_size(free)} are free; make room, or give --to a folder on "
+            "another disk"
+        )
+
+
+def check_set(task: Task, folder: Path, status: str) -> Got:
+    """Raises UserError where a part is missing or broken. Counts that are not the task's are noted: a part of a set,
+    or another version of it, is useful as long as nobody takes its figures for the task's."""
+    opened = open_task(task, folder)
+    notes = []
+    if isinstance(opened, ZeroShotTask):
+        counts = {"images": len(opened.source), "classes": len(opened.classnames)}
+        expected = {"images": task.size, "classes": task.classes or 0}
+        if not (folder / TEMPLATES).is_file():
+            notes.append(f"no {TEMPLATES}: prompts are the default ones, not the task's")
+        columns = 0 if opened.metadata is None else opened.metadata.shape[1]
+        if columns < len(task.metadata):
+            notes.append(f"{columns} numbers per image in npy members, the task has {', '.join(task.metadata)}")
+    elif isinstance(opened, Puzzles):
+        counts = {"images": len(opened.source), "puzzles": len(opened.puzzles)}
+        expected = {"puzzles": task.size}
+    else:
+        counts = {"images": len(opened), "captions": fingerprint(opened)[1].captions}
+        expected = {"images": task.size}
+    differing = {what: number for what, number in expected.items() if counts[what] != number}
+    notes += [f"{counts[what]:,} {what}, the task has {number:,}" for what, number in differing.items()]
+    return Got(task, folder, status, counts, tuple(notes))

@@ -1,1 +1,0 @@
-"""The data set icons-30k: drawings from packages, named by their file names or by Unicode."""

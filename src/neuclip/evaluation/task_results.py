@@ -1,0 +1,253 @@
+"""DataComp's tasks on one model, measured one by one into a file that keeps each result as soon as it is there.
+
+A file holds the results of one model, a JSON line per task, as DataComp's own aggregation reads them. A result that
+depends on nothing that changed is not measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuclip.data.faults import count_unindexed
+from neuclip.data.held_out import TaskData, open_task, source_of
+from neuclip.data.source import fingerprint
+from neuclip.data.task_sets import DEFAULT_TEMPLATES, Puzzles, ZeroShotTask
+from neuclip.distributed.collectives import all_gather_object, is_main
+from neuclip.distributed.ranks import main_rank_first, on_main_rank
+from neuclip.errors import RunFailed, UserError
+from neuclip.evaluation.embedding import Embedder
+from neuclip.evaluation.tasks import TaskScore, measure_task, texts_of
+from neuclip.files import reading, write_text
+from neuclip.formatting import format_number, percent, plural
+from neuclip.models.build import BuiltModel
+from neuclip.records import RunFolder, read_lines, strict
+from neuclip.tasks import DEFAULT_PROMPTS, Average, Task, averages
+
+FOLDER = "evaluations"  # in the working folder, for models that are no runs
+# Fields of "meta". Where all are equal, so is the result.
+OF_MODEL = ("weights", "model", "precision")
+DEPENDS_ON = (*OF_MODEL, "data")
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """`lines` of the tasks that were asked for and are measured, now or before, in the order of DataComp's list."""
+
+    file: Path
+    lines: list[Line]
+    averages: list[Average]
+    missing: list[Task]  # no data
+    failed: dict[str, str]  # by name of the task, why
+
+    def raise_failed(self) -> None:
+        if self.failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.failed.items())
+            raise RunFailed(f"{plural(len(self.failed), 'task')} not measured: {reasons}")
+
+
+def measure_tasks(
+    embedder: Embedder, chosen: Sequence[Task], root: Path, file: Path, versions: Mapping[str, str | None]
+) -> TaskResults:
+    """Collective. The `chosen` tasks whose data are below `root`, into `file`; `versions` are noted there."""
+    folders = find_folders(chosen, root)
+    opened, failed = _open_all(folders)
+    model = facts_of_model(embedder.built)
+    facts = {task: model | facts_of_data(one) for task, one in opened.items()}
+    known = all_gather_object(on_main_rank(lambda: open_results(file, model)))[0] or {}
+    changed = {task.key for task in opened if not is_same(known.get(task.key), facts[task])}
+    changed = all_gather_object(changed)[0]  # times of files may differ between machines, and all measure the same
+    todo = {task: one for task, one in opened.items() if task.key in changed}
+    if len(todo) < len(opened) and is_main():
+        count = plural(len(opened) - len(todo), "task")
+        print(f"{count} in {file} already, of the same weights and data", file=sys.stderr)
+    embedder.embed_texts([text for one in todo.values() for text in texts_of(one)], "embedding prompts of all tasks")
+    for number, (task, one) in enumerate(todo.items(), start=1):
+        started = time.monotonic()
+        try:
+            score = measure_task(embedder, task, one)
+        except (UserError, RunFailed) as error:
+            failed[task.name] = str(error)
+            continue
+        meta = facts[task] | {"versions": dict(versions), "seconds": time.monotonic() - started}
+        known[task.key] = result_line(task, score, count_unindexed(source_of(one)), meta)
+        on_main_rank(partial(write_results, file, known))
+        if is_main():
+            print(f"[{number} of {len(todo)}] {_measured(known[task.key], len(source_of(one)))}", file=sys.stderr)
+    lines = [known[task.key] for task in opened if task.name not in failed]
+    return TaskResults(file, lines, averages(lines), [task for task in chosen if task not in folders], failed)
+
+
+def find_folders(chosen: Sequence[Task], root: Path) -> dict[Task, Path]:
+    """Of the tasks whose data are below the root."""
+    if not chosen:
+        raise UserError("--tasks names no task; give datacomp for all, or one that neuclip data get --list shows")
+    found = {task: folder for task in chosen if (folder := task.find_folder(root))}
+    if not found:
+        example = chosen[0].folder
+        raise UserError(f"{root} has no data of these tasks, such as {example}; give --data ROOT, or: neuclip data get")
+    return found
+
+
+def _open_all(folders: Mapping[Task, Path]) -> tuple[dict[Task, TaskData], dict[str, str]]:
+    """Collective. What can be opened, and why not of the rest. The other ranks find the indexes of the main rank."""
+
+    def open_each() -> tuple[dict[Task, TaskData], dict[str, str]]:
+        opened: dict[Task, TaskData] = {}
+        failed: dict[str, str] = {}
+        for task, folder in folders.items():
+            try:
+                opened[task] = open_task(task, folder)
+            except (UserError, RunFailed) as error:
+                failed[task.name] = str(error)
+        return opened, failed
+
+    opened, failed = main_rank_first(open_each)
+    failed = {name: why for one in all_gather_object(failed) for name, why in one.items()}
+    return {task: one for task, one in opened.items() if task.name not in failed}, failed
+
+
+def result_line(task: Task, score: TaskScore, unindexed: int, meta: Mapping[str, Any]) -> Line:
+    counts = score.counts | {"skipped": unindexed + sum(fault.times for fault in score.faults)}
+    told = {"items": score.items(task), "metric": task.metric, "chance": score.chance}
+    return {"key": task.key, "dataset": task.name, "metrics": score.metrics, "meta": {**meta, **counts, **told}}
+
+
+def _measured(line: Line, images: int) -> str:
+    """For whoever waits."""
+    meta, speed = line["meta"], format_number(images / max(line["meta"]["seconds"], 1e-9))
+    score = percent(line["metrics"]["main_metric"])
+    return f"{line['dataset']}: {meta['metric']} {score}, {plural(images, 'image')} at {speed}/s"
+
+
+# The file
+
+
+def results_file(target: str) -> Path:
+    """Of a run tasks.jsonl in its folder; of anything else a file named after it."""
+    folder = RunFolder(target)
+    if folder.settings.is_file():
+        return folder.tasks
+    name = re.sub(r"[^\w.]+", "-", target).strip("-.")
+    return Path(FOLDER) / f"{name}.jsonl"
+
+
+def check_output(path: Path) -> None:
+    """Before anything is measured: UserError if no file can be written there."""
+    if path.is_dir():
+        raise UserError(f"--output {path}: is a folder; give a file, such as {path / 'results.jsonl'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {path}: its folder cannot be made ({error.strerror}); give another file") from error
+
+
+def open_results(path: Path, model: Mapping[str, str]) -> dict[str, Line]:
+    """The results of this model by key of the task. A file of another one is renamed, or an average would mix two
+    models; it gets its name back when that model is measured again."""
+    lines = read_results(path)
+    other = next((line["meta"] for line in lines.values() if not is_same(line, model)), None)
+    if other is None:
+        return lines
+    aside, earlier = _aside(path, {name: other.get(name) for name in OF_MODEL}), _aside(path, model)
+    path.replace(aside)
+    print(f"{path} had results of other weights; they are now in {aside}", file=sys.stderr)
+    if earlier.is_file():
+        earlier.replace(path)
+    return read_results(path)
+
+
+def _aside(path: Path, model: Mapping[str, Any]) -> Path:
+    return path.with_name(f"{path.stem}-{_sha256(dict(model))[:8]}{path.suffix}")
+
+
+def read_results(path: Path) -> dict[str, Line]:
+    """By key of the task; none of a file that is not there. UserError, which names it, for one of another kind."""
+    with reading(path, "it is not a file of results: give another --output, or move it away"):
+        lines = read_lines(path)
+        for number, line in enumerate(lines, start=1):
+            values = [line["metrics"]["main_metric"], *line["metrics"].values()]
+            if not (isinstance(line["key"], str) and isinstance(line["meta"]["weights"], str)):
+                raise ValueError(f"line {number} names no task or no weights")
+            if not all(value is None or isinstance(value, int | float) for value in values):
+                raise ValueError(f"line {number} has metrics that are no numbers")
+        return {line["key"]: line for line in lines}
+
+
+def write_results(path: Path, lines: Mapping[str, Line]) -> None:
+    """The whole file: what is appended to a line that a kill cut off would be lost with it."""
+    write_text(path, "".join(json.dumps(strict(line), allow_nan=False) + "\n" for line in lines.values()))
+
+
+# What a result depends on
+
+
+def is_same(line: Line | None, facts: Mapping[str, Any]) -> bool:
+    """Whether a result depends on just these facts, as far as they go."""
+    return line is not None and all(line["meta"].get(name) == facts[name] for name in DEPENDS_ON if name in facts)
+
+
+def facts_of_model(built: BuiltModel) -> dict[str, str]:
+    """OF_MODEL. The same weights score otherwise with another activation (ViT-B-32 and ViT-B-32-quickgelu), other
+    means and interpolation, other tokens, or another config of a text tower of transformers."""
+    model: Any = built.towers.model
+    text_config = getattr(getattr(model, "text", None), "config", None)
+    computed = {
+        "config": built.config,
+        "preprocess": getattr(model.visual, "preprocess_cfg", {}),
+        "tokenizer": _vocabulary(built.tokenize),
+        "text": text_config.to_dict() if text_config else {},
+    }
+    for name in ("_name_or_path", "transformers_version"):  # where it was read, and by what
+        computed["text"].pop(name, None)
+    precision = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {"weights": weights_sha256(model), "model": _sha256(computed), "precision": precision}
+
+
+def _vocabulary(tokenize: Any) -> Any:
+    """All that decides the tokens of a text: of a tokenizer of transformers as it would be saved."""
+    inner = getattr(tokenize, "tokenizer", None)  # of transformers
+    if inner is None:
+        return getattr(tokenize, "encoder", {})
+    compiled = getattr(inner, "backend_tokenizer", None)
+    return compiled.to_str() if compiled else inner.get_vocab()
+
+
+def weights_sha256(model: torch.nn.Module) -> str:
+    """Of the names, types, shapes and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def facts_of_data(opened: TaskData) -> dict[str, str]:
+    """A hash of the images (in shards of their checksums, else of name, size and time), of class names, templates,
+    labels and groups, captions, or puzzles; and one of the templates."""
+    images, unindexed = source_of(opened).images_version(), count_unindexed(source_of(opened))
+    if isinstance(opened, ZeroShotTask):
+        groups = None if opened.metadata is None else opened.metadata.tolist()
+        data = _sha256([images, unindexed, opened.classnames, opened.templates, opened.labels, groups])
+        own = opened.templates != list(DEFAULT_TEMPLATES)
+        return {"data": data, "templates": _sha256(opened.templates) if own else DEFAULT_PROMPTS}
+    if isinstance(opened, Puzzles):
+        puzzles = [[puzzle.cue, puzzle.candidates, puzzle.associations] for puzzle in opened.puzzles]
+        return {"data": _sha256([images, unindexed, puzzles])}
+    return {"data": _sha256([images, unindexed, fingerprint(opened)[0]])}
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from neuclip_icons.drawing import Glyph, draw, draw_all, draw_svg
+from neuclip_icons.sources import SOURCES
+
+pytest.importorskip("resvg_py", reason="needs pip install 'neuclip[demo]'")
+
+FONTS = {source.name: source for source in SOURCES if source.where.endswith(".ttf")}
+SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" {frame}><path fill="currentColor" d="M0 0h24v24H0z"/></svg>'
+
+
+def glyph(characters: str, font: str = "noto") -> Glyph:
+    path = FONTS[font].path
+    if path is None:
+        pytest.skip(f"{FONTS[font].package} is not installed")
+    return Glyph(characters, str(path), FONTS[font].inside)
+
+
+def pixels_of(art: str | Glyph) -> np.ndarray:
+    drawn = draw(art)
+    assert drawn is not None
+    image = Image.open(io.BytesIO(drawn.png))
+    assert image.mode == "RGB" and not image.info, "the file holds the pixels and nothing else"
+    return np.asarray(image)
+
+
+def ink_box(pixels: np.ndarray) -> tuple[int, int, int, int]:
+    rows, columns = np.nonzero((pixels < 250).any(axis=2))
+    return columns.min(), rows.min(), columns.max(), rows.max()
+
+
+@pytest.mark.parametrize("frame", ['viewBox="0 0 24 24"', 'width="24" height="24"\n viewBox="0 0 24 24"'])
+def test_a_drawing_fills_all_but_two_pixels_at_each_side(frame):
+    pixels = pixels_of(SQUARE.format(frame=frame))
+    assert pixels.shape == (64, 64, 3) and pixels.dtype == np.uint8
+    assert ink_box(pixels) == (2, 2, 61, 61)
+    assert (pixels[2:62, 2:62] == 0).all(), "currentColor is black"
+
+
+def test_a_drawing_that_is_not_square_keeps_its_shape_and_stands_in_the_middle():
+    assert ink_box(draw_svg(SQUARE.format(frame='viewBox="6 0 12 24"')))[1::2] == (2, 61)
+    wide = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><path d="M0 0h40v20H0z"/></svg>'
+    assert ink_box(draw_svg(wide)) == (2, 17, 61, 46)
+
+
+@pytest.mark.parametrize("font", ["noto", "notomono"])
+@pytest.mark.parametrize("characters", ["😀", "❤️", "#️⃣", "👨‍👩‍👧"])
+def test_a_glyph_is_drawn_inside_white_corners(characters, font):
+    pixels = pixels_of(glyph(characters, font))
+    assert pixels.shape == (64, 64, 3) and (pixels < 128).sum() > 100
+    assert all((pixels[y, x] == 255).all() for y in (0, -1) for x in (0, -1))
+
+
+def test_a_flag_is_drawn_in_its_colours():
+    france = pixels_of(glyph("🇫🇷"))
+    left, right = france[32, 12].astype(int), france[32, 52].astype(int)
+    assert left[2] > left[0] + 50 and right[0] > right[2] + 50
+
+
+def test_what_a_font_cannot_draw_as_one_glyph_is_left_out():
+    assert draw(glyph("😀😀")) is None
+    assert draw(glyph("\U0010fffe")) is None
+
+
+def test_an_empty_or_broken_document_is_left_out():
+    assert draw('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"/>') is None
+    assert draw("<svg viewBox='0 0 24 24'><path") is None
+    assert draw("not a drawing") is None
+
+
+def test_a_drawing_that_resvg_panics_on_is_left_out(monkeypatch):
+    class PanicException(BaseException):
+        """As pyo3 makes it: no Exception. The only known case is 55 kB of somebody's emoji."""
+
+    def panic(**_):
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr("resvg_py.svg_to_bytes", panic)
+    assert draw('<svg viewBox="0 0 1 1"></svg>') is None
+
+
+def test_child_processes_draw_the_same_bytes_in_the_same_order():
+    circles = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 99 99"><circle cx="50" cy="50" r="{r}"/></svg>'
+        for r in range(5, 45)
+    ]
+    images = [*circles, glyph("😀"), "not a drawing", glyph("🇫🇷")] * 3
+    assert list(draw_all(images)) == [draw(image) for image in images]
