@@ -63,8 +63,8 @@ def main(asked: argparse.Namespace) -> None:
 def export_random_model(name: str, folder: Path) -> None:
     import torch
 
+    from neuclip.models.build import build_model
     from neuclip.models.export import export_model
-    from neuclip.models.towers import build_model
 
     torch.manual_seed(0)
     export_model(build_model(name), folder)
@@ -171,7 +171,7 @@ def other_side(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def declare_missing_operators() -> None:
-    """As models/torchvision_guard.py, which the other environment has not."""
+    """As models/__init__.py, which the other environment has not."""
     import torch
 
     try:

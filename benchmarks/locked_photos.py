@@ -27,8 +27,9 @@ from neuclip.data.loader import read_images
 from neuclip.data.open import open_source
 from neuclip.evaluation.embedding import EmbeddedPairs
 from neuclip.evaluation.retrieval import recall
-from neuclip.models.tower_modes import apply_modes
-from neuclip.models.towers import Towers, build_model
+from neuclip.models.build import build_model
+from neuclip.models.modes import apply_modes
+from neuclip.models.towers import Towers
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import ModelSettings
 

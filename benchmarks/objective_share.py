@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from neuclip import CLIP, NeuCLIP
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
 
 # name, pairs per forward here, paper's B, m, d, Gflop of one pair's forward (open_clip's docs/model_profile.csv), and
 # of the paper's table of running times: its share of a step, and the rest of that step in seconds

@@ -30,7 +30,6 @@ from torch.utils.data.distributed import DistributedSampler
 from neuclip.data.loader import Batches
 from neuclip.data.order import Order
 from neuclip.data.source import FACTS, Sample, Source, caption_facts
-from neuclip.models.torchvision_guard import guard_torchvision
 
 SIZE, BATCH, EPOCHS, STOP = 1003, 32, 2, 10
 DATA: Any = range(SIZE)
@@ -205,7 +204,7 @@ def last_line(error: Exception) -> str:
 def main() -> None:
     print(f"{SIZE} samples, batches of {BATCH}, {EPOCHS} epochs, 4 ranks with 2 workers; stopped after step {STOP}\n")
     print(HEAD + "\n|" + "---|" * (HEAD.count("|") - 1))
-    guard_torchvision()
+    import_module("neuclip.models")  # lets a torchvision for CUDA import beside a CPU-only torch
     for name, (package, _) in LOADERS.items():
         if find_spec(package):
             import_module(package)  # before the fork, else every rank imports it

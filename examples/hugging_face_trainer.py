@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from tiny_data import CONTEXT_LENGTH, END, SIDE, VOCABULARY, Shapes
 
+import neuclip.models  # noqa: F401 - lets a torchvision for CUDA import beside a CPU-only torch
 from neuclip import LargeBatch, NeuCLIP
-from neuclip.models.torchvision_guard import guard_torchvision
 
-guard_torchvision()  # for a CPU-only torch beside a torchvision built for CUDA, which transformers would not survive
-from transformers import CLIPConfig, CLIPModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402
-from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+# isort: split
+from transformers import CLIPConfig, CLIPModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 EMBED_DIM = 64
 

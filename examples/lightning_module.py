@@ -15,12 +15,12 @@ from tiny_data import Shapes
 from tiny_towers import EMBED_DIM, TinyTowers
 from torch.utils.data import DataLoader, DistributedSampler
 
+import neuclip.models  # noqa: F401 - lets a torchvision for CUDA import beside a CPU-only torch
 from neuclip import LargeBatch, NeuCLIP
-from neuclip.models.torchvision_guard import guard_torchvision
 
-guard_torchvision()  # for a CPU-only torch beside a torchvision built for CUDA, which lightning would not survive
-import lightning as L  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+# isort: split
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 
 class ContrastiveModule(L.LightningModule):

@@ -15,20 +15,20 @@ from datasets import Dataset
 from tiny_data import COLOURS, SIZE, parts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import neuclip.models  # noqa: F401 - lets a torchvision for CUDA import beside a CPU-only torch
 from neuclip import NeuCLIP
-from neuclip.models.torchvision_guard import guard_torchvision
 from neuclip.objectives.contrast import contrast
 from neuclip.objectives.formulas import add_eps, conjugate
 
-guard_torchvision()  # for a CPU-only torch beside a torchvision built for CUDA, which transformers would not survive
-from sentence_transformers import (  # noqa: E402
+# isort: split
+from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding  # noqa: E402
-from transformers import TrainerCallback  # noqa: E402
-from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 
 class TextPairs(NeuCLIP):

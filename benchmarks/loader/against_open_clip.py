@@ -29,8 +29,8 @@ from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.data.source import Source
 from neuclip.models import open_clip_module
-from neuclip.models.pixels import fast_crop, normalize_batch
-from neuclip.models.towers import BuiltModel, build_model
+from neuclip.models.build import BuiltModel, build_model
+from neuclip.models.transforms import fast_crop, normalize_batch
 
 MODEL, BATCH, SAMPLES = "ViT-B-32", 64, 1024
 CROP_SCALE = (0.9, 1.0)  # the default of both

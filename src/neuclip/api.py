@@ -10,13 +10,14 @@ from torch import nn
 from neuclip.distributed.ranks import from_main_rank, process_group, stop_requests
 from neuclip.evaluation.task_results import TaskResults
 from neuclip.machine import choose_device
-from neuclip.models.towers import Tokenize, Transform
+from neuclip.models.towers import Tokenize
+from neuclip.models.transforms import Transform
 from neuclip.runs import lifecycle, results
 from neuclip.runs.build import resolve
 from neuclip.runs.error import normalizer_errors
 from neuclip.runs.evaluate import Datacomp, Overrides, measure
 from neuclip.runs.folder import run_to_continue
-from neuclip.runs.target import open_target
+from neuclip.runs.load import open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import loop

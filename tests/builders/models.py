@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from neuclip.models.towers import BuiltModel, build_model
+from neuclip.models.build import BuiltModel, build_model
 
 SMALL_FILE, NORMS_FILE = (Path(__file__).with_name(f"{name}.json") for name in ("small", "norms"))
 SMALL = json.loads(SMALL_FILE.read_text())

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.main import main
+from neuclip.models.build import build_model
 from neuclip.models.export import export_model
-from neuclip.models.towers import build_model
 from tests.builders.images import caption, image_bytes
 from tests.builders.processes import start
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from neuclip.models.pixels import fast_crop
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
+from neuclip.models.transforms import fast_crop
 from tests.builders.data import (
     BadSample,
     FastDecode,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from neuclip.models.build import build_model
 from neuclip.models.export import export_model
-from neuclip.models.towers import build_model
 from tests.builders.data import Member, write_tar
 
 # Blocks of Unicode 6.0, whose names and pictures are settled.

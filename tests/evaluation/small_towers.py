@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from neuclip.evaluation.embedding import Embedder
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 
 COLOURS = {"red": (1.0, 0.0, 0.0), "green": (0.0, 1.0, 0.0), "blue": (0.0, 0.0, 1.0)}
 

@@ -10,7 +10,7 @@ import torch
 from neuclip.data.open import open_source
 from neuclip.errors import RunFailed
 from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, add_and_look_up
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
 from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, colour_embedder
 

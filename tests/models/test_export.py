@@ -1,4 +1,4 @@
-"""The model folder: complete or without a config, readable by others, and never a random model."""
+"""What is written is whole or refused, and gives the library that it is for the same tokens, pixels and features."""
 
 from __future__ import annotations
 
@@ -6,17 +6,30 @@ import json
 import os
 import signal
 import sys
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from neuclip.errors import RunFailed, UserError
-from neuclip.models.config import SHIPPED
-from neuclip.models.export import export_model
-from neuclip.models.facts import model_facts
-from neuclip.models.towers import build_model
+from neuclip.models import export, open_clip_module
+from neuclip.models.build import build_model
+from neuclip.models.export import Format, encode_with_open_clip, export_model, largest_difference, write_format
+from tests.builders.images import photo
+from tests.builders.models import build, build_vit, timm_and_bert, write_bert
 from tests.builders.processes import run
+
+TEXTS = ["a photo of a dog", "Hello, World's 12 dogs!!", "ünïcode café — naïve 日本語 😀", "a red bus " * 20, ""]
+
+
+def photos(*sizes: tuple[int, int]) -> list[Image.Image]:
+    return [Image.open(BytesIO(photo(number, size))) for number, size in enumerate(sizes)]
+
+
+IMAGES = photos((60, 44), (64, 64), (45, 99))
 
 
 def export_and_die(folder: Path, calls: int) -> None:
@@ -55,14 +68,6 @@ def test_a_folder_whose_export_was_killed_at_any_moment_is_whole_or_refused(tmp_
     assert "refused" in kinds and kinds <= {"refused", 128}
 
 
-@pytest.mark.parametrize("use", [build_model, model_facts])
-def test_a_folder_without_weights_is_no_model(use, tmp_path):
-    export_model(build_model("tiny"), tmp_path)
-    (tmp_path / "open_clip_model.safetensors").rename(tmp_path / "open_clip_model.safetensors.partial")
-    with pytest.raises(UserError, match="no weights"):
-        use(f"local-dir:{tmp_path}")
-
-
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_all_files_have_the_mode_that_new_files_have(mask, tmp_path):
     built, before = build_model("tiny"), os.umask(mask)
@@ -76,20 +81,142 @@ def test_all_files_have_the_mode_that_new_files_have(mask, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "open_clip_model.safetensors").mkdir()
-    with pytest.raises(RunFailed, match="could not be written"):
+    with pytest.raises(RunFailed, match=r"model.safetensors: could not be written .*; make room and try again"):
         export_model(build_model("tiny"), tmp_path)
 
 
-def test_a_tokenizer_of_transformers_is_saved_with_the_model(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "words").mkdir()
-    (tmp_path / "words" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nred\ncircle\n")
-    transformers.BertTokenizerFast.from_pretrained(tmp_path / "words").save_pretrained(tmp_path / "words")
-    config = json.loads((SHIPPED / "tiny.json").read_text())
-    config["text_cfg"]["hf_tokenizer_name"] = str(tmp_path / "words")
-    (tmp_path / "bert.json").write_text(json.dumps(config))
-    built = build_model(str(tmp_path / "bert.json"))
-    export_model(built, tmp_path / "model")
-    again = build_model(f"local-dir:{tmp_path / 'model'}")
-    assert torch.equal(again.tokenize(["a red circle"]), built.tokenize(["a red circle"]))
-    assert built.tokenize(["a red circle"])[0, :6].tolist() == [2, 5, 6, 7, 3, 0]
+def test_open_clip_alone_loads_the_folder_with_its_transform_bias_and_features(tmp_path):
+    built = build_model("tiny", initial_bias=-10.0)
+    torch.nn.init.constant_(built.towers.logit_bias, -6.5)  # as training would leave it
+    export_model(built, tmp_path)
+    assert json.loads((tmp_path / "open_clip_config.json").read_text())["model_cfg"]["init_logit_bias"] == -10
+    model, _, transform = open_clip_module().create_model_and_transforms(f"local-dir:{tmp_path}")
+    assert model.logit_bias.item() == -6.5
+    assert all(torch.equal(model.state_dict()[name], x) for name, x in built.towers.model.state_dict().items())
+    original = Image.effect_noise((60, 40), 80)
+    assert torch.equal(transform(original), built.float_transform(original))
+    with torch.no_grad():
+        want = built.towers.eval().encode_image(built.transform(original)[None])
+        assert torch.allclose(model.eval().encode_image(transform(original)[None], normalize=True), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["open_clip", "timm and transformers"])
+def test_the_folder_for_open_clip_is_compared_with_the_model(kind, tmp_path):
+    built = build(tmp_path, *([] if kind == "open_clip" else [timm_and_bert(write_bert(tmp_path / "bert"))]))
+    assert write_format("open_clip", built, tmp_path / "out", IMAGES, TEXTS) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A ViT as transformers reads it, and the model it was made from."""
+    pytest.importorskip("transformers", reason="needs the extra `export`")
+    folder = tmp_path_factory.mktemp("vit")
+    built = build_vit(folder)
+    write_format("transformers", built, folder / "out", IMAGES, TEXTS)
+    return built, folder / "out"
+
+
+@torch.no_grad()
+def test_auto_classes_load_it_and_give_the_same_features(exported):
+    from transformers import AutoModel, AutoProcessor, CLIPModel
+
+    built, folder = exported
+    model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    assert isinstance(model, CLIPModel)
+    square = photos((64, 64), (200, 200), (32, 32))
+    inputs = processor(text=TEXTS, images=square, return_tensors="pt", padding="max_length", truncation=True)
+    found = model(**inputs)
+    pixels = torch.stack([built.float_transform(image) for image in square])
+    assert (inputs["pixel_values"] - pixels).abs().max() * 0.28 < 1.1 / 255  # theirs: torch, ours: Pillow
+    assert largest_difference(built.towers.encode_text(built.tokenize(TEXTS)), found.text_embeds) < 1e-6
+    assert largest_difference(built.towers.encode_image(inputs["pixel_values"]), found.image_embeds) < 1e-6
+    scale = built.towers.logit_scale.item()
+    wanted = scale * built.towers.encode_image(pixels).double() @ found.text_embeds.double().T
+    np.testing.assert_allclose(found.logits_per_image.numpy(), wanted.numpy(), atol=0.02 * scale)
+    assert len({file.stat().st_mode for file in folder.iterdir() if file.is_file()}) == 1  # as other files can be read
+
+
+def test_tokens_are_the_same_up_to_the_padding(exported):
+    from transformers import AutoTokenizer
+
+    built, folder = exported
+    theirs = AutoTokenizer.from_pretrained(folder)(TEXTS, padding="max_length", truncation=True)["input_ids"]
+    for row, ours in zip(theirs, built.tokenize(TEXTS).tolist(), strict=True):
+        end = ours.index(49407) + 1
+        assert row[:end] == ours[:end] and set(row[end:]) <= {49407} and len(row) == 16
+
+
+@pytest.mark.parametrize(
+    "changes", [{"quick_gelu": True}, {"vision": {"mlp_ratio": 2.0}, "text": {"mlp_ratio": 3.0}}, {"custom_text": True}]
+)
+def test_other_vits_become_clip_models_too(changes, tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra `export`")
+    assert write_format("transformers", build_vit(tmp_path, **changes), tmp_path / "out", IMAGES, TEXTS) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"init_logit_bias": -10.0}, "is no CLIPModel of transformers: it has the logit bias of SigLIP; give --to"),
+        ({"vision": {"ls_init_value": 0.1}}, "is no CLIPModel of transformers: .*; give --to onnx or --to open_clip"),
+        ({"vision": {"pool_type": "avg"}}, "gives other features than this one"),
+        ({"text": {"no_causal_mask": True}}, "gives other features than this one"),
+    ],
+)
+def test_what_clip_model_cannot_compute_is_refused(changes, reason, tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra `export`")
+    with pytest.raises((UserError, RunFailed), match=reason):
+        write_format("transformers", build_vit(tmp_path, **changes), tmp_path / "out", IMAGES, TEXTS)
+
+
+def test_towers_from_elsewhere_are_named_as_what_clip_model_is_not(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra `export`")
+    with pytest.raises(UserError, match="the image tower is a ResNet; give --to onnx or --to open_clip"):
+        write_format("transformers", build_model("tiny"), tmp_path, IMAGES, TEXTS)
+    built = build(tmp_path, timm_and_bert(write_bert(tmp_path / "bert")))
+    with pytest.raises(
+        UserError, match="the image tower is timm's test_vit, the text tower is transformers' "
+    ) as refused:
+        write_format("transformers", built, tmp_path / "out", IMAGES, TEXTS)
+    assert "hf_" not in str(refused.value) and "timm_" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_onnxruntime_gives_the_same_features_for_any_batch(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `export`")
+    pytest.importorskip("onnxscript", reason="needs the extra `export`")
+    from tokenizers import Tokenizer
+
+    built, folder = build_model("tiny"), tmp_path / "out"
+    folder.mkdir()
+    assert write_format("onnx", built, folder, IMAGES, TEXTS) < 1e-6
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = np.array([one.ids for one in tokenizer.encode_batch(TEXTS)])
+    assert tokens.tolist() == built.tokenize(TEXTS).tolist()
+    session = onnxruntime.InferenceSession(str(folder / "text.onnx"))
+    for count in (1, 5):
+        features = torch.from_numpy(session.run(None, {"tokens": tokens[:count]})[0])
+        assert largest_difference(built.towers.encode_text(torch.from_numpy(tokens[:count])).detach(), features) < 1e-6
+    about = json.loads((folder / "preprocessing.json").read_text())
+    assert about["images"]["size"] == [built.image_size] * 2
+    assert about["images"]["mean"] == pytest.approx(built.towers.mean.tolist())
+    assert about["logit_scale"] == pytest.approx(built.towers.logit_scale.item())
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        ["image.onnx", "text.onnx", "preprocessing.json", "tokenizer.json"]
+    )
+
+
+def test_a_format_that_gives_other_features_is_refused(tmp_path, monkeypatch):
+    other = build_vit(tmp_path)
+    with torch.no_grad():
+        other.towers.model.visual.proj += 0.05
+    wrong = Format(lambda built, folder: export_model(other, folder), encode_with_open_clip)
+    monkeypatch.setitem(export.FORMATS, "open_clip", wrong)
+    with pytest.raises(RunFailed, match="gives other features than this one"):
+        write_format("open_clip", build_vit(tmp_path), tmp_path / "out", IMAGES, TEXTS)
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(export.FORMATS, "onnx", Format(export_model, encode_with_open_clip, ("no_such_package",)))
+    with pytest.raises(UserError, match=r"--to onnx needs no_such_package; pip install 'neuclip\[export\]'"):
+        write_format("onnx", build_vit(tmp_path), tmp_path / "out", IMAGES, TEXTS)

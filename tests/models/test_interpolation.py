@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from neuclip.errors import UserError
+from neuclip.models.build import build_model
 from neuclip.models.interpolation import interpolate
-from neuclip.models.towers import build_model
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
-from neuclip.models.config import SHIPPED, find_config
-from neuclip.models.export import export_model
-from neuclip.models.facts import model_facts, token_counter
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
+from neuclip.models.config import SHIPPED
+from neuclip.models.export import export_model, write_text_files
+from neuclip.records import RunFolder
+from neuclip.runs.folder import write_settings
+from neuclip.runs.load import open_target
+from neuclip.settings.reading import read_settings
 from tests.builders.images import write_shard
+from tests.builders.models import write_bert
 from tests.builders.processes import start
 
 pytest.importorskip("transformers")
@@ -97,70 +104,12 @@ def test_no_command_runs_the_code_of_a_model(command, way, tmp_path, pwned):
     assert field in ended.errors + ended.output
 
 
-@pytest.mark.parametrize(
-    ("use", "way"),
-    [
-        *((build_model, way) for way in WAYS),
-        (model_facts, "local-dir"),
-        (model_facts, "text tower asks"),
-        (token_counter, "config"),
-        (token_counter, "tokenizer asks"),
-    ],
-)
-def test_no_function_runs_the_code_of_a_model(use, way, tmp_path, pwned, monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_no_model_runs_its_code(way, tmp_path, pwned, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *question: "y")
     with pytest.raises(UserError, match=r"trust_remote_code|hf_model_name|hf_tokenizer_name"):
-        use(exploit(way, tmp_path / "evil"))
+        build_model(exploit(way, tmp_path / "evil"))
     assert not pwned.exists()
-
-
-@pytest.mark.parametrize(
-    ("section", "change"),
-    [
-        ("text_cfg.tokenizer_kwargs.trust_remote_code", {"tokenizer_kwargs": {"trust_remote_code": False}}),
-        ("text_cfg.tokenizer_kwargs.tokenizer_file", {"tokenizer_kwargs": {"tokenizer_file": "/etc/passwd"}}),
-        ("text_cfg.tokenizer_kwargs.reduction_mask", {"tokenizer_kwargs": {"reduction_mask": "syntax"}}),
-        ("text_cfg.tokenizer_kwargs", {"tokenizer_kwargs": [["trust_remote_code", True]]}),
-        ("text_cfg.norm_kwargs.device", {"norm_kwargs": {"device": "cuda"}}),
-        ("text_cfg.hf_model_config", {"hf_model_config": {"auto_map": {}}}),
-        ("text_cfg.heads", {"heads": {"auto_map": 4}}),
-    ],
-)
-def test_a_config_passes_on_only_what_is_listed(section, change, tmp_path):
-    file = write_config(tmp_path / "mine.json", change)
-    with pytest.raises(UserError, match=f"mine.json.*{section} "):
-        find_config(str(file))
-
-
-@pytest.mark.parametrize("name", ["hf-hub:somebody/something", "local-dir:/tmp", "somebody/something", "/tmp/x"])
-def test_an_image_tower_is_a_plain_name_of_timm(name, tmp_path):
-    file = write_config(tmp_path / "mine.json", {}, vision={"timm_model_name": name})
-    with pytest.raises(UserError, match=r"vision_cfg\.timm_model_name"):
-        find_config(str(file))
-
-
-@pytest.mark.parametrize("key", ["output_dict", "cast_dtype", "pretrained_image_path", "device"])
-def test_arguments_of_open_clip_itself_are_no_config(key, tmp_path):
-    file = write_config(tmp_path / "mine.json", {}, top={key: "x"})
-    with pytest.raises(UserError, match=f"{key} "):
-        find_config(str(file))
-
-
-def test_every_config_of_open_clip_itself_passes_the_check(tmp_path):
-    """As the file of somebody else, which it is after an export."""
-    from neuclip.models import open_clip_module
-
-    open_clip = open_clip_module()
-    file = tmp_path / "mine.json"  # one name for all: open_clip remembers it for the rest of the process
-    for name in open_clip.list_models():
-        file.write_text(json.dumps(open_clip.get_model_config(name)))
-        assert find_config(str(file))[1]["embed_dim"]
-
-
-def test_a_name_that_makes_open_clip_download_a_tokenizer_is_refused(tmp_path):
-    file = write_config(tmp_path / "my-siglip.json", {})
-    with pytest.raises(UserError, match="hf_tokenizer_name"):
-        build_model(str(file))
 
 
 def test_a_pickle_with_code_is_refused(tmp_path, pwned):
@@ -174,3 +123,79 @@ def test_a_pickle_with_code_is_refused(tmp_path, pwned):
     with pytest.raises((UserError, RunFailed), match=r"weights\.pt"):
         build_model("tiny", pretrained=str(tmp_path / "weights.pt"))
     assert not pwned.exists()
+
+
+# What a checkpoint holds beside its model.
+PARTS: dict[str, object] = {"step": 1, "samples": 8, "seconds": 1.0, "model_name": "hf-hub:evil/model", "order": ""}
+PARTS |= {"objective_name": "clip", "data": {}, "objective": {}, "optimizer": {}, "random": {}}
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> list[object]:
+    """Every attempt to reach another machine."""
+    attempts: list[object] = []
+
+    def refuse(*address: object, **named: object) -> None:
+        attempts.append(address)
+        raise OSError("there is no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return attempts
+
+
+@pytest.mark.parametrize("kind", ["open_clip", "transformers"])
+def test_a_run_of_a_stranger_is_opened_without_asking_any_address_in_its_settings(kind, tmp_path, no_network):
+    """Its checkpoint and its folder are all that counts: not model.name, model.pretrained, nor a tokenizer's name."""
+    config = json.loads((SHIPPED / "tiny.json").read_text())
+    if kind == "transformers":
+        config["text_cfg"]["hf_tokenizer_name"] = str(write_bert(tmp_path / "bert"))
+    (tmp_path / "mine.json").write_text(json.dumps(config))
+    built = build_model(str(tmp_path / "mine.json"))
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    saved = built.saved_config
+    saved["model_cfg"]["text_cfg"] |= {"hf_tokenizer_name": "evil/tokenizer"} if kind == "transformers" else {}
+    state = PARTS | {"model": built.towers.model.state_dict(), "open_clip_config": saved}
+    torch.save(state, folder.checkpoints / "samples-000000000008.pt")
+    flags = [
+        "--model.name",
+        "hf-hub:evil/model",
+        "--model.pretrained",
+        "https://evil.example/x.pt",
+        "--run.device",
+        "cpu",
+    ]
+    write_settings(folder, read_settings(None, flags))
+    if kind == "transformers":  # without the tokenizer it is refused, not fetched
+        with pytest.raises(RunFailed, match=r"evil/tokenizer .*not on this machine; download them once"):
+            open_target(str(folder.path))
+        write_text_files(built, folder.model)
+    opened, _ = open_target(str(folder.path))
+    assert torch.equal(opened.tokenize(["a red circle"]), built.tokenize(["a red circle"]))
+    assert opened.towers.weights_sha256() == built.towers.weights_sha256()
+    assert no_network == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("open_clip_config"), "open_clip_config"),
+        (lambda state: state.update(open_clip_config=3), "samples-"),
+        (lambda state: state["open_clip_config"]["model_cfg"].update(device="cuda"), "device is not a field"),
+        (lambda state: state["open_clip_config"].update(preprocess_cfg={"mean": [1]}), "preprocess_cfg.mean"),
+        (lambda state: state.update(model={"x.parametrizations.weight.original": torch.zeros(2)}), "samples-"),
+        (lambda state: state.update(model={"x": torch.zeros(2)}), "samples-.*cannot be loaded"),
+    ],
+)
+def test_a_checkpoint_that_is_none_is_one_line_that_names_it(change, message, tmp_path):
+    built, folder = build_model("tiny"), RunFolder(tmp_path)
+    state = PARTS | {"model": built.towers.model.state_dict(), "open_clip_config": built.saved_config}
+    change(state)
+    folder.checkpoints.mkdir()
+    torch.save(state, folder.checkpoints / "samples-000000000008.pt")
+    write_settings(folder, read_settings(None, ["--model.name", "tiny"]))
+    with pytest.raises(UserError, match=r"samples-000000000008\.pt.*; ") as caught:
+        open_target(str(tmp_path))
+    assert re.search(message, str(caught.value)) and "\n" not in str(caught.value)

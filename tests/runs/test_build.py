@@ -13,11 +13,12 @@ import torch
 from neuclip import api
 from neuclip.cli.main import main
 from neuclip.models import open_clip_module
+from neuclip.models.build import build_model
 from neuclip.models.export import export_model
-from neuclip.models.towers import build_model
 from neuclip.records import RunFolder
-from neuclip.runs.build import absolute_address, build_towers, resolve
+from neuclip.runs.build import absolute_address, resolve
 from neuclip.runs.folder import checkpoints_in, load_checkpoint
+from neuclip.runs.load import build_towers
 from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
 from tests.builders.images import write_shards

@@ -14,9 +14,9 @@ from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import lifecycle
-from neuclip.runs.build import resolve_held_out
 from neuclip.runs.error import normalizer_errors
 from neuclip.runs.folder import checkpoints_in, samples_at
+from neuclip.runs.load import resolve_held_out
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from tests.builders.images import write_shards

@@ -14,14 +14,13 @@ import torch
 from neuclip import api
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
-from neuclip.models import formats
-from neuclip.models.export import export_model
-from neuclip.models.formats import Format, largest_difference
-from neuclip.models.towers import build_model
+from neuclip.models import export as formats
+from neuclip.models.build import build_model
+from neuclip.models.export import Format, export_model, largest_difference
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.export import about_run, export, public
 from neuclip.runs.folder import checkpoints_in, samples_at
-from neuclip.runs.target import open_target
+from neuclip.runs.load import open_target
 from neuclip.settings.reading import read_settings
 from tests.builders.models import NORMS_FILE, build, inputs, timm_and_bert, write_bert
 from tests.builders.processes import main_killed_at_write

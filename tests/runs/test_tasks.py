@@ -16,8 +16,8 @@ from PIL import Image
 from neuclip import api
 from neuclip.cli.main import main
 from neuclip.evaluation.task_results import results_file
+from neuclip.models.build import build_model
 from neuclip.models.export import export_model
-from neuclip.models.towers import build_model
 from neuclip.records import read_lines
 from neuclip.runs import evaluate
 from tests.builders.data import CLASSNAMES, TEMPLATES, Member, encoded, image_bytes, npy, write_tar, write_task
@@ -296,7 +296,7 @@ def complaint(capsys, *arguments: str) -> str:
 
 
 def test_mistakes_are_one_line(copy, capsys, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     root, target = f"--data={copy / 'root'}", f"local-dir:{copy / 'model'}"
     assert "2 neuclip: no run, checkpoint or model NOTHING" in complaint(capsys, "NOTHING", root)
     assert "did you mean cifar10" in complaint(capsys, target, root, "--tasks", "cifr10")

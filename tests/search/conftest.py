@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from neuclip.models.towers import BuiltModel, build_model
+from neuclip.models.build import BuiltModel, build_model
 from tests.builders.images import caption, image_bytes
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from neuclip.models.towers import build_model
+from neuclip.models.build import build_model
 from neuclip.plan import Plan
 from neuclip.settings.sections import OptimizerSettings, Settings, TemperatureSettings, TrainSettings
 from neuclip.training.optimizer import (

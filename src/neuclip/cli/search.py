@@ -77,7 +77,7 @@ def check_query(query: str | None) -> None:
 def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
     """The folder is listed before any model is opened: one without images is found at once."""
     with waiting("loading torch"):
-        from neuclip.runs.target import open_target
+        from neuclip.runs.load import open_target
         from neuclip.search.index import Folder, Searcher
 
     folder = Folder.open(path)

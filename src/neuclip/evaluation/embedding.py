@@ -17,7 +17,7 @@ from neuclip.data.source import Fault, Source
 from neuclip.distributed.collectives import all_gather_object, gather_rows, is_main, local_range, rank, world_size
 from neuclip.distributed.ranks import sync_errors
 from neuclip.errors import RunFailed
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.progress import track
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.tasks import TaskScore, measure_task, texts_of
 from neuclip.files import reading, write_text
 from neuclip.formatting import format_number, percent, plural
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.records import RunFolder, read_lines, strict
 from neuclip.tasks import DEFAULT_PROMPTS, Average, Task, averages
 

@@ -1,26 +1,26 @@
-"""The configuration of a model: found by its name, and checked, because a file may come from a stranger."""
+"""What a model's name stands for: its configuration, its weights, its tokenizer's files. Configurations are checked,
+because a file may come from a stranger, and what was checked is what is built."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import json
 import re
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from neuclip.errors import UserError
+from neuclip.files import read_regular
 from neuclip.models import open_clip_module
-from neuclip.models.hub import ON_THE_HUB, downloading
-from neuclip.models.tower_weights import PAIR, text_folder_of_pair
+from neuclip.models.hub import CONFIG, HUB, ON_THE_HUB, WEIGHTS, download_folder
 
 SHIPPED = Path(__file__).parent / "configs"
-OPEN_CLIP = "model_configs/*.json"  # in its package
-LOCAL, HUB = "local-dir:", "hf-hub:"
-WEIGHTS = ("*.safetensors", "*.bin", "*.pth")  # what open_clip looks for in a folder
+LOCAL = "local-dir:"
 
 # open_clip hands these on to torch, timm and transformers, where some fields mean "run this code": nothing passes that
 # is not listed here or a field of open_clip's own dataclasses.
@@ -28,131 +28,111 @@ TOP = {"embed_dim", "vision_cfg", "text_cfg", "multimodal_cfg", "custom_text", "
 TOP |= {"init_logit_scale", "init_logit_bias", "nonscalar_logit_scale"}
 ARGUMENTS = {"tokenizer_kwargs": {"clean", "strip_sep_token"}, "norm_kwargs": {"eps"}, "act_kwargs": {"approximate"}}
 PLAIN_NAME = re.compile(r"[\w.\-]+")  # in timm's registry; with a colon or slash it would be a folder or a download
+# Fields in which two models may differ and still have the same weights, up to a resize of their positions.
+SIZES = {"image_size", "context_length", "timm_model_pretrained", "hf_model_pretrained", *ON_THE_HUB}
 
 
-def find_config(name: str) -> tuple[str, dict[str, Any]]:
-    """The name under which open_clip knows the model, and its configuration."""
-    open_clip = open_clip_module()
-    if name.startswith(LOCAL):
-        return name, _folder_config(name)
+@dataclass(frozen=True)
+class ModelSource:
+    """What a model is built from, whether it was named by a name, a tag, a folder, the hub, a run or a checkpoint."""
+
+    name: str  # as it was given
+    config: dict[str, Any]  # open_clip's model_cfg
+    preprocess: dict[str, Any] = field(default_factory=dict)  # open_clip's preprocess_cfg, where it is stated
+    weights: Path | Mapping[str, Tensor] | None = None  # of the whole model
+    image_weights: Path | None = None  # of a timm image tower alone
+    folder: Path | None = None  # with a tokenizer, and the config of a text tower, of transformers
+    file: Path | None = None  # that holds the config
+    download: bool = False  # the user wants whatever is missing
+
+    @property
+    def remedy(self) -> str:
+        return f"correct {self.file}" if self.file else "give another model"
+
+
+def find_model(name: str) -> ModelSource:
+    """`tiny`, any open_clip name, the path of a model config, `local-dir:FOLDER` or `hf-hub:NAME`.
+
+    >>> find_model("tiny").config["embed_dim"]
+    128
+    """
     if name.startswith(HUB):
-        with downloading(name):
-            config = open_clip.get_model_config(name)
-        return name, _check(config, name)
-    shipped = SHIPPED / f"{name}.json"
-    file = shipped if shipped.is_file() else Path(name)
-    if file.suffix == ".json":
+        return dataclasses.replace(read_folder(name, download_folder(name)), download=True)
+    if name.startswith(LOCAL):
+        return read_folder(name, Path(name.removeprefix(LOCAL)))
+    if name in shipped_models():
+        return ModelSource(name, read_json(SHIPPED / f"{name}.json"))
+    if name.endswith(".json"):
+        file = Path(name)
         if not file.is_file():
             raise UserError(f"model.name {name}: no such file; give the path of an open_clip model config")
-        config = _check(_read(file), str(file))
-        if "siglip" in file.stem.lower() and not config["text_cfg"].get("hf_tokenizer_name"):
-            raise UserError(
-                f"{file}: open_clip would download a tokenizer because of this file's name; set "
-                "text_cfg.hf_tokenizer_name, or rename the file"
-            )
-        if name == PAIR:
-            _add_with_files_of(config, text_folder_of_pair())
-        else:
-            open_clip.add_model_config(file)
-        return file.stem, config
-    config = open_clip.get_model_config(name)
+        return ModelSource(name, check(read_json(file), file), file=file)
+    config = open_clip_module().get_model_config(name)
     if config is None:
-        raise UserError(f"model.name {name} is not known; {_nearest_model(name, open_clip.list_models())}")
-    return name, config
+        raise UserError(f"model.name {name} is not known; {nearest_model(name)}")
+    return ModelSource(name, config)
 
 
-def _add_with_files_of(config: dict[str, Any], folder: Path) -> None:
-    """open_clip gets the model with a text tower and a tokenizer that are on this machine."""
-    local = {"hf_model_name": str(folder), "hf_tokenizer_name": str(folder)}
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / f"{PAIR}.json"
-        file.write_text(json.dumps(config | {"text_cfg": config["text_cfg"] | local}), encoding="utf-8")
-        open_clip_module().add_model_config(file)  # which reads it now
-
-
-def text_tower_of_folder(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What open_clip needs to build the text tower of transformers from the files in a saved model's folder; it would
-    ask the hub for them."""
-    folder = Path(name.removeprefix(LOCAL))
-    if not (name.startswith(LOCAL) and config["text_cfg"].get("hf_model_name") and (folder / "config.json").is_file()):
-        return {}
-    return {"text_cfg": config["text_cfg"] | {"hf_model_name": str(folder), "hf_model_pretrained": False}}
-
-
-def same_architecture(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether weights of one configuration fit into the other: sizes of images and contexts may differ."""
-    free = {"image_size", "context_length", "timm_model_pretrained", "hf_model_pretrained", *ON_THE_HUB}
-
-    def fixed(config: dict[str, Any]) -> dict[str, Any]:
-        sections = {key: value for key, value in config.items() if not key.startswith("init_")}
-        return {
-            key: {field: x for field, x in value.items() if field not in free} if isinstance(value, dict) else value
-            for key, value in sections.items()
-        }
-
-    return fixed(one) == fixed(other)
-
-
-def longer_context(name: str, tokens: int) -> str:
-    """What to do about a context that is too short for `tokens`: another model of the family, or another config."""
-    size = -(-tokens // 8) * 8
-    if name.startswith(LOCAL) or name.endswith(".json"):
-        file = Path(name.removeprefix(LOCAL)) / "open_clip_config.json" if name.startswith(LOCAL) else Path(name)
-        return f"set text_cfg.context_length to {size} in {file}"
-    shipped = {file.stem: file for file in SHIPPED.glob("*.json") if file.stem != PAIR}
-    package = importlib.util.find_spec("open_clip")  # read from disk: importing it takes seconds
-    assert package is not None and package.origin is not None
-    files = shipped if name in shipped else {file.stem: file for file in Path(package.origin).parent.glob(OPEN_CLIP)}
-    contexts = {one: json.loads(file.read_text())["text_cfg"].get("context_length", 0) for one, file in files.items()}
-    enough = sorted(one for one, context in contexts.items() if context >= tokens)
-    if near := difflib.get_close_matches(name, enough, n=1, cutoff=0 if name in shipped else 0.6):
-        return f"give --model.name {near[0]}, whose context has {contexts[near[0]]} tokens"
-    source = f"a copy of {files[name]}" if name in files else "its config as a file"
-    return f"give --model.name mine.json: {source}, with text_cfg.context_length {size}"
-
-
-def _folder_config(name: str) -> dict[str, Any]:
-    folder = Path(name.removeprefix(LOCAL))
-    file = folder / "open_clip_config.json"
+def read_folder(name: str, folder: Path) -> ModelSource:
+    """A saved open_clip model."""
+    file = folder / CONFIG
     if name == LOCAL or not file.is_file():
         raise UserError(f"model.name {name}: there is no {file}; give the folder of a saved open_clip model")
-    config = _read(file).get("model_cfg")
-    if config is None:
+    saved = read_json(file)
+    if "model_cfg" not in saved:
         raise UserError(f"{file} has no model_cfg; give --model.name {file} if it is a model config by itself")
-    if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):
+    config, preprocess = check(saved["model_cfg"], file), check_preprocess(saved.get("preprocess_cfg") or {}, file)
+    return ModelSource(name, config, preprocess, weights_in(folder), folder=folder, file=file)
+
+
+def weights_in(folder: Path) -> Path:
+    """The file that open_clip would take."""
+    others = [path for pattern in ("*.safetensors", "*.bin", "*.pth") for path in sorted(folder.glob(pattern))]
+    found = [path for path in (*(folder / name for name in WEIGHTS), *others) if path.is_file()]
+    if not found:
         raise UserError(
-            f"model.name {name}: the folder has no weights ({', '.join(WEIGHTS)}), perhaps because saving was "
-            f"interrupted; save the model again, or give --model.name of its architecture to start from random weights"
+            f"{folder} has no weights ({WEIGHTS[0]}), perhaps because saving was interrupted; save the model again, or "
+            "give --model.name of its architecture to start from random weights"
         )
-    return _check(config, str(file))
+    return found[0]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(file))
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}); give an open_clip model config") from error
-    if not isinstance(config, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{file} holds no JSON object; give an open_clip model config")
-    return config
+    return content
 
 
-def _check(config: Any, where: str) -> dict[str, Any]:
+def check(config: Any, where: Path) -> dict[str, Any]:
     """The configuration, if open_clip may see it; `where` it came from."""
-    needed = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
     if not isinstance(config, dict):
         raise UserError(f"{where} holds no JSON object; give an open_clip model config")
+    needed = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
     if missing := [key for key in needed if key not in config]:
-        wrapped = "; give local-dir: and its folder" if "model_cfg" in config else "; give an open_clip model config"
-        raise UserError(f"{where} has no {', '.join(missing)}{wrapped}")
+        remedy = "local-dir: and its folder" if "model_cfg" in config else "an open_clip model config"
+        raise UserError(f"{where} has no {', '.join(missing)}; give {remedy}")
     for key, kind in needed.items():
         if not isinstance(config[key], kind):
             raise UserError(f"{where}: {key} is {config[key]!r}; give {'a number' if kind is int else 'an object'}")
     for problem in _problems(config):
         raise UserError(f"{where}: {problem}; remove or correct it")
     return config
+
+
+def check_preprocess(preprocess: Any, where: Path) -> dict[str, Any]:
+    if not isinstance(preprocess, dict):
+        raise UserError(f"{where}: preprocess_cfg is {preprocess!r}; give an object")
+    for key in ("mean", "std"):
+        values = preprocess.get(key) or (0.5, 0.5, 0.5)
+        if not (isinstance(values, list | tuple) and [type(x) in (int, float) for x in values] == [True] * 3):
+            raise UserError(f"{where}: preprocess_cfg.{key} is {values!r}; give three numbers")
+    return preprocess
 
 
 def _problems(config: dict[str, Any]) -> Iterator[str]:
@@ -173,23 +153,47 @@ def _section_problems(section: str, values: Any, known: set[str]) -> Iterator[st
         yield f"{section} must be an object"
         return
     for key, value in values.items():
-        field = f"{section}.{key}"
+        name = f"{section}.{key}"
         if key not in known:
-            yield f"{field} is not a field of a model config"
+            yield f"{name} is not a field of a model config"
         elif key in ARGUMENTS:
             if not isinstance(value, dict | None):
-                yield f"{field} must be an object"
+                yield f"{name} must be an object"
             else:
-                yield from (f"{field}.{name} is not allowed" for name in value or {} if name not in ARGUMENTS[key])
+                yield from (f"{name}.{one} is not allowed" for one in value or {} if one not in ARGUMENTS[key])
         elif isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value)):
-            yield f"{field} must be a single value or a list of numbers"
+            yield f"{name} must be a single value or a list of numbers"
         elif key == "timm_model_name" and value is not None and not PLAIN_NAME.fullmatch(str(value)):
-            yield f"{field} is {value!r}, which is not the plain name of a timm model"
+            yield f"{name} is {value!r}, which is not the plain name of a timm model"
 
 
-def _nearest_model(name: str, known: list[str]) -> str:
-    if (Path(name) / "open_clip_config.json").is_file():
-        return f"give --model.name local-dir:{name}"
-    choices = sorted(path.stem for path in SHIPPED.glob("*.json")) + list(known)
-    near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+def different_fields(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """In which two architectures differ: weights of one are no weights of the other.
+
+    >>> different_fields({"embed_dim": 8}, {"embed_dim": 9})
+    ['embed_dim']
+    """
+
+    def flat(config: dict[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for key, value in config.items():
+            if isinstance(value, dict):
+                fields |= {f"{key}.{name}": x for name, x in value.items() if name not in SIZES}
+            elif not key.startswith("init_"):  # where training began
+                fields[key] = value
+        return {key: value for key, value in fields.items() if value}  # absent and false are the same
+
+    left, right = flat(one), flat(other)
+    return sorted(key for key in left | right if left.get(key) != right.get(key))
+
+
+def shipped_models() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.json"))
+
+
+def nearest_model(name: str) -> str:
+    if (Path(name) / CONFIG).is_file():
+        return f"give --model.name {LOCAL}{name}"
+    choices = {*shipped_models(), *open_clip_module().list_models()}
+    near = difflib.get_close_matches(name, sorted(choices), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else "open_clip.list_models() lists them, beside tiny and small"

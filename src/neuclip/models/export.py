@@ -1,61 +1,62 @@
-"""The model folder for open_clip: `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads it."""
+"""A model as files: the folder for open_clip, and the formats of other libraries. Each format is written, read back by
+the library that it is for, and compared."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
+import logging
 import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import torch
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from neuclip.errors import RunFailed
-from neuclip.files import new_file
+from neuclip.errors import RunFailed, UserError
+from neuclip.files import new_file, write_json
 from neuclip.models import open_clip_module
-from neuclip.models.config import find_config, text_tower_of_folder
-from neuclip.models.failures import explain_failures
-from neuclip.models.hub import offline_hub
-from neuclip.models.lora import adapter_state, merge
-from neuclip.models.tokenizer import load_tokenizer
-from neuclip.models.towers import BuiltModel, silence_open_clip
-from neuclip.records import write_json
+from neuclip.models.build import BuiltModel, image_shape
+from neuclip.models.hub import CONFIG, WEIGHTS, first_line, offline
+from neuclip.models.modes import merge_lora
+from neuclip.models.parts import Encoder
+from neuclip.models.to_transformers import encode_with_transformers, hugging_face_tokenizer, write_transformers
 
-CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
-ADAPTER = "lora.safetensors"
+LARGEST_DIFFERENCE = 1e-5  # 1 - cosine: between two programs that compute the same in float32 it is 1e-11 or less
+IMAGE, TEXT, PREPROCESSING, TOKENIZER = "image.onnx", "text.onnx", "preprocessing.json", "tokenizer.json"
+ONE_FILE = 1 << 30  # bytes: a protobuf file ends at two gigabytes, larger weights go beside the graph
 
 
 def export_model(built: BuiltModel, folder: Path) -> None:
-    """Write the weights, then the config, each in one move: a folder that has a config is complete. LoRA is merged into
-    the weights, and lies beside them by itself, small, for those who have the model that it adapts."""
+    """The folder that `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads, with LoRA merged.
+
+    The weights come first, then the config, each in one move: a folder that has a config is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)  # of an older model, whose weights are replaced now
-    model = built.towers.model
-    _write_weights(merge(model.state_dict()), folder / WEIGHTS)
-    (folder / ADAPTER).unlink(missing_ok=True)
-    if adapter := adapter_state(model):
-        _write_weights(adapter, folder / ADAPTER)
-    if hasattr(built.tokenize, "save_pretrained"):  # one of transformers, which open_clip looks for in this folder
-        built.tokenize.save_pretrained(folder)
-    if config := getattr(getattr(model, "text", None), "config", None):  # of a text tower of transformers
-        config.save_pretrained(folder)
-    preprocess = getattr(model.visual, "preprocess_cfg", {})
-    kept = {key: preprocess[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in preprocess}
-    write_json(folder / CONFIG, {"model_cfg": built.config, "preprocess_cfg": kept})
+    write_weights(merge_lora(built.towers.model.state_dict()), folder / WEIGHTS[0])
+    write_text_files(built, folder)
+    write_json(folder / CONFIG, built.saved_config)
 
 
-def write_text_files(name: str, folder: Path) -> None:
-    """Beside the weights of the model `name`: its tokenizer of transformers, and the config of such a text tower."""
-    known_name, config = find_config(name)
-    with silence_open_clip(), explain_failures(name), offline_hub(name, config):
-        load_tokenizer(known_name).save_pretrained(folder)
-        model = open_clip_module().create_model(
-            known_name, load_weights=False, pretrained_text=False, device="meta", **text_tower_of_folder(name, config)
-        )
-    if text_config := getattr(getattr(model, "text", None), "config", None):
-        text_config.save_pretrained(folder)
+def write_text_files(built: BuiltModel, folder: Path) -> None:
+    """A tokenizer of transformers, and the config of such a text tower: what a checkpoint needs besides itself to
+    become a model. Nothing where both are open_clip's own."""
+    parts: tuple[Any, ...] = built.tokenize, getattr(getattr(built.towers.model, "text", None), "config", None)
+    for part in parts:
+        if hasattr(part, "save_pretrained"):
+            folder.mkdir(parents=True, exist_ok=True)
+            part.save_pretrained(folder)
 
 
-def _write_weights(tensors: dict[str, Tensor], file: Path) -> None:
+def write_weights(tensors: dict[str, Tensor], file: Path) -> None:
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         with new_file(file) as unfinished:
@@ -65,7 +66,181 @@ def _write_weights(tensors: dict[str, Tensor], file: Path) -> None:
             with written.open("rb") as content:
                 os.fsync(content.fileno())
     except (SafetensorError, OSError) as error:
+        raise RunFailed(f"{file}: could not be written ({error}); make room and try again") from error
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a model is written into a folder, and how its library encodes with what was written."""
+
+    write: Callable[[BuiltModel, Path], None]
+    encode: Callable[[Path, Tensor, list[str]], tuple[Tensor, Tensor]]
+    needs: tuple[str, ...] = ()  # packages of the extra `export`
+
+
+@torch.no_grad()
+def encode_with_open_clip(folder: Path, images: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
+    """By open_clip alone, as the model card says, and from the files of the folder alone."""
+    open_clip, name = open_clip_module(), f"local-dir:{folder}"
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model_cfg"]
+    text = config["text_cfg"]
+    if text.get("hf_model_name"):  # open_clip would ask the hub for the text tower's config
+        text |= {"hf_model_name": str(folder), "hf_model_pretrained": False}
+    with _quiet(logging.ERROR), offline(config):
+        model, _, _ = open_clip.create_model_and_transforms(name, text_cfg=text)
+        tokens = open_clip.get_tokenizer(name)(texts)
+    model.eval()
+    return model.encode_image(images, normalize=True), model.encode_text(tokens, normalize=True)
+
+
+def write_format(name: str, built: BuiltModel, folder: Path, images: Sequence[Image.Image], texts: list[str]) -> float:
+    """Write `built` into `folder` and encode the images and texts with what was written. The largest 1 - cosine.
+
+    Raises RunFailed where the two differ: a folder that gives other features is of no use to anybody.
+    """
+    form = FORMATS[name]
+    if missing := [package for package in form.needs if importlib.util.find_spec(package) is None]:
+        raise UserError(f"--to {name} needs {', '.join(missing)}; pip install 'neuclip[export]'")
+    built.towers.eval().cpu()
+    form.write(built, folder)
+    pixels = torch.stack([built.float_transform(image) for image in images])
+    with torch.no_grad():
+        ours = built.towers.encode_image(pixels), built.towers.encode_text(built.tokenize(texts))
+    theirs = form.encode(folder, pixels, texts)
+    difference = max(largest_difference(own, other) for own, other in zip(ours, theirs, strict=True))
+    if not difference <= LARGEST_DIFFERENCE:  # also if it is not a number
         raise RunFailed(
-            f"{file}: could not be written ({error}); the last checkpoint is kept: make room, then continue with "
-            "--resume"
+            f"the exported model gives other features than this one (1 - cosine up to {difference:.1e}, allowed "
+            f"{LARGEST_DIFFERENCE:.0e}); nothing was kept; give another --to, and report it with the model's name"
+        )
+    return difference
+
+
+def largest_difference(ours: Tensor, theirs: Tensor) -> float:  # (n, d), (n, d)
+    """1 - cosine of the pair of rows that differs most; in float64, or rounding would be all that is measured."""
+    return float((1 - torch.cosine_similarity(ours.double(), theirs.double(), dim=1)).max().clamp(min=0))
+
+
+def write_onnx(built: BuiltModel, folder: Path) -> None:
+    """image.onnx, text.onnx, and what must happen before them: preprocessing.json and tokenizer.json."""
+    model, tokens, height_width = built.towers.model, built.tokenize(["a", "b"]), image_shape(built.towers.model)
+    _write_graph(Encoder(model, "image", normalize=True), "images", torch.zeros(2, 3, *height_width), folder / IMAGE)
+    _write_graph(Encoder(model, "text", normalize=True), "tokens", tokens, folder / TEXT)
+    pad = 0 if hasattr(built.tokenize, "bpe_ranks") else hugging_face_tokenizer(built.tokenize).pad_token_id
+    _write_tokenizer(built, tokens.shape[1], pad, folder / TOKENIZER)
+    bias, output = built.towers.logit_bias, "features: float32 (batch, features), rows of length 1"
+    images = {
+        "graph": IMAGE,
+        "input": "images: float32 (batch, 3, height, width), RGB",
+        "output": output,
+        "steps": "resize, crop the centre, divide by 255, subtract mean, divide by std",
+        "size": list(height_width),
+        **{key: model.visual.preprocess_cfg[key] for key in ("resize_mode", "interpolation", "mean", "std")},
+    }
+    texts = {
+        "graph": TEXT,
+        "input": "tokens: int64 (batch, context)",
+        "output": output,
+        "tokenizer": TOKENIZER,
+        "context": tokens.shape[1],
+        "pad": pad,
+    }
+    scale = float(built.towers.logit_scale.detach())
+    logits = {"logit_scale": scale, "logit_bias": None if bias is None else float(bias.detach())}
+    write_json(folder / PREPROCESSING, {"images": images, "texts": texts, **logits})
+
+
+def _write_graph(graph: nn.Module, name: str, example: Tensor, file: Path) -> None:
+    weights = sum(tensor.nbytes for tensor in graph.state_dict().values())
+    try:
+        with _quiet(logging.WARNING):
+            torch.onnx.export(
+                graph.eval(),
+                (example,),
+                file,
+                input_names=[name],
+                output_names=["features"],
+                dynamic_shapes={"inputs": {0: torch.export.Dim("batch", min=1)}},
+                dynamo=True,
+                external_data=weights > ONE_FILE,
+            )
+    except OSError:
+        raise
+    except Exception as error:  # torch raises many kinds for what has no counterpart in ONNX
+        raise RunFailed(
+            f"{file.name} could not be made: torch cannot express this tower in ONNX ({first_line(error)}); "
+            "give --to open_clip"
         ) from error
+
+
+@contextlib.contextmanager
+def _quiet(level: int) -> Iterator[None]:
+    """torch tells every step of an export on stdout, onnxscript its doubts as warnings, open_clip both in its log."""
+    previous = logging.root.manager.disable
+    logging.disable(level)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def _write_tokenizer(built: BuiltModel, context: int, pad: int, file: Path) -> None:
+    """With truncation and padding inside: it gives what the graph takes, in any program that reads the format."""
+    from tokenizers import Tokenizer
+
+    tokenizer = hugging_face_tokenizer(built.tokenize)
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy: the model goes on with its own
+    backend.enable_truncation(context)
+    backend.enable_padding(length=context, pad_id=pad, pad_token=tokenizer.convert_ids_to_tokens(pad))
+    backend.save(str(file))
+
+
+def encode_with_onnx(folder: Path, images: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
+    """Unit features (b, d) of normalized images (b, 3, H, W) and of texts, by the folder's graphs and tokenizer."""
+    import numpy as np
+    import onnxruntime
+    from tokenizers import Tokenizer
+
+    encoded = Tokenizer.from_file(str(folder / TOKENIZER)).encode_batch(texts)
+    tokens = np.array([one.ids for one in encoded], dtype=np.int64)
+    features = []
+    for file, name, values in ((IMAGE, "images", images.numpy()), (TEXT, "tokens", tokens)):
+        session = onnxruntime.InferenceSession(str(folder / file), providers=["CPUExecutionProvider"])
+        features.append(torch.from_numpy(session.run(["features"], {name: values})[0]))
+    return features[0], features[1]
+
+
+FORMATS = {
+    "open_clip": Format(export_model, encode_with_open_clip),
+    "transformers": Format(write_transformers, encode_with_transformers, ("transformers",)),
+    "onnx": Format(write_onnx, encode_with_onnx, ("transformers", "onnx", "onnxscript", "onnxruntime")),
+}
+LOADING = {
+    "open_clip": """import open_clip
+model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER")
+tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")""",
+    "transformers": """from transformers import CLIPModel, CLIPProcessor
+model, processor = CLIPModel.from_pretrained("FOLDER"), CLIPProcessor.from_pretrained("FOLDER")
+inputs = processor(text=["a photo of a dog"], images=image, return_tensors="pt", padding="max_length", truncation=True)
+outputs = model(**inputs)  # outputs.image_embeds, outputs.text_embeds: rows of length 1
+# Its centre crop may lie one pixel beside open_clip's where the margin is odd; HTML entities in texts stay.""",
+    "onnx": """import onnxruntime
+from tokenizers import Tokenizer
+tokens = [one.ids for one in Tokenizer.from_file("FOLDER/tokenizer.json").encode_batch(["a photo of a dog"])]
+text = onnxruntime.InferenceSession("FOLDER/text.onnx").run(None, {"tokens": tokens})[0]  # rows of length 1
+image = onnxruntime.InferenceSession("FOLDER/image.onnx").run(None, {"images": pixels})[0]  # see preprocessing.json""",
+}
+# open_clip would ask the hub for the config of a text tower of transformers; it lies in the folder.
+LOADING_TEXT_TOWER = """import json, open_clip
+text = json.load(open("FOLDER/open_clip_config.json"))["model_cfg"]["text_cfg"]
+text |= {"hf_model_name": "FOLDER", "hf_model_pretrained": False}  # from this folder, not from the hub
+model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER", text_cfg=text)
+tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")"""
+
+
+def loading_code(form: str, built: BuiltModel) -> str:
+    """What a model card shows: how that library loads the folder."""
+    from_folder = form == "open_clip" and built.config["text_cfg"].get("hf_model_name")
+    return LOADING_TEXT_TOWER if from_folder else LOADING[form]

@@ -1,72 +1,80 @@
-"""The Hugging Face hub, where some models keep their tokenizer or text tower: used only when a user asks for it."""
+"""The Hugging Face hub, where some models keep weights, tokenizers or text towers: asked only when a user wants it.
+
+A tag of open_clip and `hf-hub:NAME` are a request to download. Nothing else is fetched, unless HF_HUB_OFFLINE=0 is set.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from neuclip.errors import RunFailed, UserError
 
+HUB = "hf-hub:"
 VARIABLE = "HF_HUB_OFFLINE"  # 0 in the environment: download what is missing
 ON_THE_HUB = ("hf_tokenizer_name", "hf_model_name")  # fields of a text tower
+CONFIG = "open_clip_config.json"  # of a saved model
+# In the order in which open_clip looks for them. Others are taken from a folder too, the first by name.
+WEIGHTS = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+    "open_clip_pytorch_model.pth",
+    "model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.pth",
+    "model.pth",
+)
+TEXT_FILES = ("*.json", "*.txt", "*.model")  # of tokenizers and configs
 
 
-class NotHere(RunFailed):
-    """Files of a model that would have to be downloaded."""
+class NotDownloaded(RunFailed):
+    """Files of a model that are not on this machine, and that nobody asked to download."""
 
 
 @contextlib.contextmanager
-def downloading(name: str) -> Iterator[None]:
-    """Inside, the user wants a download; it may fail in the ways of networks."""
+def downloading(what: str) -> Iterator[None]:
+    """Around a download that the user wants."""
+    from huggingface_hub import constants
+
     try:
         yield
     except Exception as error:  # of huggingface_hub, its HTTP library, or the system
+        if constants.HF_HUB_OFFLINE:
+            raise NotDownloaded(
+                f"{what} is not on this machine; to download it set {VARIABLE}=0 for this command, or give a file or "
+                "folder that you have: MODEL:FILE or local-dir:FOLDER"
+            ) from error
         raise RunFailed(
-            f"{name} could not be downloaded ({first_line(error)}); check the name and the network, or give "
-            "--model.name local-dir:FOLDER with a copy of it"
-        ) from error
-
-
-@contextlib.contextmanager
-def only_if_allowed(target: str) -> Iterator[None]:
-    """Inside, models are made from files of this machine, and NotHere says how to download what is missing; with
-    HF_HUB_OFFLINE=0 in the environment they are downloaded."""
-    if os.environ.get(VARIABLE) == "0":
-        yield
-        return
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    except NotHere:
-        raise
-    except Exception as error:
-        if not any(isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled) for cause in _causes(error)):
-            raise
-        raise NotHere(
-            f"{target} is not on this machine; to download it set {VARIABLE}=0 for this command, or give a file or "
+            f"{what} could not be downloaded ({first_line(error)}); check the name and the network, or give a file or "
             "folder that you have: MODEL:FILE or local-dir:FOLDER"
         ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def download_folder(name: str) -> Path:
+    """The folder of the model `hf-hub:NAME`: its config, one file of weights, and the files of a tokenizer."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    repository = name.removeprefix(HUB)
+    with downloading(name):
+        hf_hub_download(repository, CONFIG)
+        for file in WEIGHTS[:3]:
+            with contextlib.suppress(EntryNotFoundError):
+                hf_hub_download(repository, file)
+                break
+        else:
+            raise FileNotFoundError(f"it has no weights of open_clip: {', '.join(WEIGHTS[:3])}")
+        return Path(snapshot_download(repository, allow_patterns=list(TEXT_FILES)))
 
 
 @contextlib.contextmanager
-def offline_hub(name: str, config: dict[str, Any], *, download: bool = False) -> Iterator[None]:
-    """Inside, code that comes with a tokenizer or a text tower is not run, and without `download` nothing is
-    downloaded: files on this machine are used, and NotHere is raised for missing ones."""
-    named = {field: config["text_cfg"][field] for field in ON_THE_HUB if config["text_cfg"].get(field)}
-    if not named:  # everything comes with open_clip, or is a file
+def offline(config: dict[str, Any], *, download: bool = False) -> Iterator[None]:
+    """Inside, code that comes with a tokenizer or text tower never runs, and without `download` nothing is fetched."""
+    if not hub_fields(config):  # everything comes with open_clip, or is a file
         yield
         return
     try:
@@ -74,36 +82,36 @@ def offline_hub(name: str, config: dict[str, Any], *, download: bool = False) ->
         from transformers import dynamic_module_utils
         from transformers.utils import logging as transformers_logging
     except ImportError as error:
-        raise UserError(
-            f"model.name {name} needs transformers for {_fields(named)}; pip install transformers"
-        ) from error
+        raise UserError(f"transformers is needed for {hub_fields(config)}; pip install transformers") from error
     transformers_logging.disable_progress_bar()  # of weights that are on this machine: it takes less than a second
     before = constants.HF_HUB_OFFLINE, dynamic_module_utils.TIME_OUT_REMOTE_CODE
     constants.HF_HUB_OFFLINE = before[0] if download or VARIABLE in os.environ else True
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # otherwise it asks on the terminal whether to run the code
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:  # of the system, about a file of this machine
-            raise
-        where = "in that folder" if name.startswith("local-dir:") else "on this machine"
-        raise NotHere(
-            f"model.name {name} needs {_fields(named)} from the Hugging Face hub, and its files are not {where}; "
-            f"download it once by setting {VARIABLE}=0 for this command, or give another --model.name"
-        ) from error
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise UserError(
-            f"model.name {name}: {_fields(named)} comes with its own code, which is never run; "
-            "give another --model.name"
-        ) from error
     finally:
         constants.HF_HUB_OFFLINE, dynamic_module_utils.TIME_OUT_REMOTE_CODE = before
 
 
-def _fields(named: dict[str, str]) -> str:
-    return " or ".join(f"text_cfg.{field} {value}" for field, value in named.items())
+def explain_transformers(error: Exception, name: str, config: dict[str, Any]) -> UserError | RunFailed | None:
+    """What transformers means where it wants to download, or to run the code of a stranger; None for other errors."""
+    fields = hub_fields(config)
+    if fields and isinstance(error, ValueError) and "trust_remote_code" in str(error):
+        return UserError(f"model {name}: {fields} comes with its own code, which is never run; give another model")
+    named = [config["text_cfg"].get(field) for field in ON_THE_HUB]
+    # Without a number it is not the system's, about a file of this machine.
+    if isinstance(error, OSError) and error.errno is None and not all(Path(one).is_dir() for one in named if one):
+        return NotDownloaded(
+            f"model {name} needs {fields} from the Hugging Face hub, and its files are not on this machine; download "
+            f"them once by setting {VARIABLE}=0 for this command, or give another model"
+        )
+    return None
+
+
+def hub_fields(config: dict[str, Any]) -> str:
+    """What of a text tower may come from the hub, in words."""
+    fields = {field: config["text_cfg"].get(field) for field in ON_THE_HUB}
+    return " or ".join(f"text_cfg.{field} {value}" for field, value in fields.items() if value)
 
 
 def first_line(error: BaseException) -> str:

@@ -3,23 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import tempfile
 from dataclasses import replace
 from glob import iglob
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip import objectives
 from neuclip.data.by_name import is_name
 from neuclip.data.decoding import FastDecode, decode, decode_rgb
 from neuclip.data.faults import refuse_bad_source
-from neuclip.data.held_out import held_out_addresses, named
+from neuclip.data.held_out import named
 from neuclip.data.loader import Batches, Decode, Transform
 from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.mixture import order_of
@@ -29,18 +25,14 @@ from neuclip.distributed.collectives import all_gather_object, rank, world_size
 from neuclip.distributed.ranks import main_rank_first, raise_on_main, sync_errors
 from neuclip.errors import UserError, require
 from neuclip.machine import choose_device, choose_precision, set_threads
-from neuclip.models.export import write_text_files
-from neuclip.models.lora import merge
-from neuclip.models.pixels import fast_crop
-from neuclip.models.tower_modes import apply_modes
-from neuclip.models.towers import BuiltModel, build_model, require_same_architecture
+from neuclip.models.build import BuiltModel
+from neuclip.models.config import ModelSource
+from neuclip.models.transforms import fast_crop
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan, limit_epochs
-from neuclip.records import write_json
-from neuclip.runs.folder import OWN_CONFIG
-from neuclip.runs.pretrained import load_pretrained, resolve_model
+from neuclip.runs.load import build_towers, resolve_held_out, resolve_model
 from neuclip.secrets import without_queries
-from neuclip.settings.sections import ModelSettings, Settings
+from neuclip.settings.sections import Settings
 from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
 
@@ -48,14 +40,14 @@ PATTERN = re.compile(r"[,{}*?\[]")
 PATHS = ("local-dir:", "image=")  # what may stand before the path of a model or of weights
 
 
-def build_run(settings: Settings, source: Source, state: dict[str, Any] | None = None) -> Run:
+def build_run(settings: Settings, source: Source, saved: ModelSource | None = None) -> Run:
     """Collective. A run without a folder, at step 0. Fails in the first seconds for whatever in the settings cannot
-    work. `state`: of the checkpoint from which the run will continue.
+    work. `saved`: the model of the checkpoint from which the run will continue.
 
     >>> run = build_run(resolve(settings), open_training_source(settings))                          # doctest: +SKIP
     """
     with sync_errors():
-        run = _build_run(limit_epochs(settings, order_of(source, settings.run.seed).size), source, state)
+        run = _build_run(limit_epochs(settings, order_of(source, settings.run.seed).size), source, saved)
     # Ranks on several machines must see the same data: an id means one sample on all of them.
     seen = all_gather_object(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})")
     if len(set(seen)) > 1:
@@ -63,7 +55,7 @@ def build_run(settings: Settings, source: Source, state: dict[str, Any] | None =
     return run
 
 
-def _build_run(settings: Settings, source: Source, state: dict[str, Any] | None) -> Run:
+def _build_run(settings: Settings, source: Source, saved: ModelSource | None) -> Run:
     for name in ("tensorboard", "wandb"):
         if getattr(settings.log, name):
             require(f"log.{name}", name, extra=name)
@@ -72,7 +64,7 @@ def _build_run(settings: Settings, source: Source, state: dict[str, Any] | None)
     precision = choose_precision(settings.run.precision, device)
     set_threads(settings.run.threads, device)
     torch.manual_seed(settings.run.seed)
-    built = build_towers(settings, device, state)
+    built = build_towers(settings, device, saved)
     refuse_single_images(settings, plan, built)
     known, counts = fingerprint(source)
     refuse_bad_source(source, settings.data.max_bad_share, counts)
@@ -130,12 +122,6 @@ def resolve(settings: Settings) -> Settings:
             zero_shot=tuple(map(absolute_address, evaluation.zero_shot)),
         ),
     )
-
-
-def resolve_held_out(settings: Settings) -> Settings:
-    """With the held-out sets that `auto` stands for."""
-    retrieval, zero_shot = held_out_addresses(settings)
-    return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
 
 
 def absolute_path(path: str) -> str:
@@ -234,61 +220,3 @@ def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, ep
         epoch_samples=epoch_samples,
         total_samples=Plan.of(settings).samples,
     )
-
-
-# --- Model ----------------------------------------------------------------------------------------------------------
-
-
-def build_towers(settings: Settings, device: torch.device, state: dict[str, Any] | None = None) -> BuiltModel:
-    """`state`: of a checkpoint whose model will be loaded. The files that the model was made from may be gone then."""
-    model, objective = settings.model, settings.objective
-    # The tokenizer of another library is looked for beside the model's files.
-    own = state if state and is_from_files(model) and not has_foreign_tokenizer(state) else None
-    parent = None if own else load_pretrained(model.pretrained)
-    if parent and parent["model_name"] != model.name:
-        require_same_architecture(model.name, parent[OWN_CONFIG]["model_cfg"], model.pretrained)
-    with contextlib.ExitStack() as stack:
-        if saved := own or parent:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            write_own_model(folder, saved["model"], saved[OWN_CONFIG])
-            if has_foreign_tokenizer(saved):
-                write_text_files(saved["model_name"], folder)
-            model = replace(model, name=f"local-dir:{folder}", pretrained="")
-        built = build_model(
-            model.name,
-            pretrained=model.pretrained,
-            image_size=model.image_size,
-            crop_scale=settings.data.crop_scale,
-            initial_bias=model.bias_initial if objective.uses_bias else None,
-        )
-    if built.towers.logit_bias is not None:
-        # A model may bring a bias that the objective does not use: it would be a parameter without a gradient.
-        built.towers.logit_bias.requires_grad_(objective.uses_bias)
-    if not built.has_trained_weights:
-        built.towers.set_temperature(settings.temperature.initial)
-    if model.gradient_checkpointing:
-        built.towers.model.set_grad_checkpointing()
-    apply_modes(built.towers, settings.model)
-    built.towers.to(device)
-    return built
-
-
-def is_from_files(model: ModelSettings) -> bool:
-    pretrained = model.pretrained.partition("=")[2] or model.pretrained
-    return model.name.startswith("local-dir:") or model.name.endswith(".json") or Path(pretrained).is_absolute()
-
-
-def has_foreign_tokenizer(state: dict[str, Any]) -> bool:
-    return bool(state[OWN_CONFIG]["model_cfg"]["text_cfg"].get("hf_tokenizer_name"))
-
-
-def open_clip_config(built: BuiltModel) -> dict[str, Any]:
-    """What a checkpoint needs beside its weights to become a model without the files that the model was made from."""
-    return {"model_cfg": built.config, "preprocess_cfg": dict(getattr(built.towers.model.visual, "preprocess_cfg", {}))}
-
-
-def write_own_model(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-    """The model of a checkpoint as a folder for open_clip."""
-    contiguous = {name: tensor.contiguous().clone() for name, tensor in merge(weights).items()}
-    save_file(contiguous, folder / "open_clip_model.safetensors")
-    write_json(folder / "open_clip_config.json", config)

@@ -15,13 +15,13 @@ from neuclip.distributed.collectives import is_main, single_process
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.normalizer_error import normalizer_error
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.objectives.objective import Objective
 from neuclip.progress import track
 from neuclip.records import RunFolder
 from neuclip.runs.build import build_objective, open_training_source
 from neuclip.runs.folder import checkpoints_in, samples_at
-from neuclip.runs.target import load_run
+from neuclip.runs.load import load_run
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings

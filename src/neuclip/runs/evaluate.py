@@ -15,8 +15,8 @@ from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.held_out import Evaluation, evaluate_held_out
 from neuclip.evaluation.task_results import TaskResults, check_output, find_folders, measure_tasks, results_file
 from neuclip.machine import choose_device, set_threads, versions
+from neuclip.runs.load import open_target
 from neuclip.runs.results import open_held_out
-from neuclip.runs.target import open_target
 from neuclip.settings.sections import Settings
 from neuclip.tasks import choose_tasks
 

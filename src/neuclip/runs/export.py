@@ -22,14 +22,14 @@ from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.held_out import evaluate_held_out
 from neuclip.files import new_folder, read_json, refuse_existing, write_text
 from neuclip.formatting import format_count, format_number
-from neuclip.models.formats import loading_code, write_format
+from neuclip.models.build import BuiltModel, image_shape
+from neuclip.models.export import loading_code, write_format
 from neuclip.models.interpolation import interpolate
-from neuclip.models.towers import BuiltModel, image_shape
 from neuclip.records import REMEDY, RunFolder, append_line, read_lines
 from neuclip.report.measures import evaluation_tables
 from neuclip.report.page import Table, markdown_table
 from neuclip.runs.folder import checkpoints_in, samples_at
-from neuclip.runs.target import open_target
+from neuclip.runs.load import open_target
 from neuclip.secrets import between_commas, without_queries
 from neuclip.settings.reading import changed_fields, may_change_at_resume, read_settings
 from neuclip.settings.sections import Settings

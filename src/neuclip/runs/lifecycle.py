@@ -17,10 +17,12 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.files import existing_parent, read_regular, reading
 from neuclip.formatting import byte_size, plural
 from neuclip.machine import environment
+from neuclip.models.export import write_text_files
 from neuclip.progress import say
 from neuclip.records import REMEDY, RunFolder, keep_up_to, read_lines, write_lines
 from neuclip.runs import folder as folders
-from neuclip.runs.build import build_run, open_clip_config, open_training_source, resolve
+from neuclip.runs.build import build_run, open_training_source, resolve
+from neuclip.runs.load import checkpoint_source
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import changed_fields, may_change_at_resume, read_settings
 from neuclip.settings.sections import Settings
@@ -58,6 +60,8 @@ def start_run(settings: Settings) -> Run:
         return folders.make_folder(run.settings, about).path
 
     run.folder = RunFolder(from_main_rank(make))
+    # A checkpoint may outlive the files that its model was made from.
+    on_main_rank(lambda: write_text_files(run.built, run.folder.model))
     return run
 
 
@@ -70,7 +74,9 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
         source = open_training_source(settings)
     except UserError as error:
         raise UserError(f"{error}; if the data were moved, add --data.train and where they are now") from error
-    run = build_run(settings, source, found[1] if found else None)
+    with sync_errors():
+        saved = checkpoint_source(found[1], found[0]) if found else None
+    run = build_run(settings, source, saved)
     run.folder = folder
     if found:
         newest, state = found
@@ -166,7 +172,7 @@ def describe(run: Run) -> list[str]:
 def save(run: Run, stop: StopRequest) -> None:
     """Collective. A checkpoint of the step that the run has reached, unless there is one, written by the main rank."""
     if run.step != run.saved_step:
-        state, keep = run.state() | {folders.OWN_CONFIG: open_clip_config(run.built)}, run.settings.checkpoint.keep
+        state, keep = run.state() | {folders.OWN_CONFIG: run.built.saved_config}, run.settings.checkpoint.keep
         lasting = [step * run.plan.batch_size for step in run.plan.milestones]
         on_main_rank(
             lambda: folders.save_checkpoint(run.folder, state, samples=run.samples, keep=keep, milestones=lasting),

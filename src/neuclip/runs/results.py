@@ -22,7 +22,6 @@ from neuclip.evaluation.gallery import gallery
 from neuclip.evaluation.held_out import Evaluation, evaluate_held_out
 from neuclip.formatting import plural
 from neuclip.machine import peak_memory_bytes
-from neuclip.models.config import longer_context
 from neuclip.models.export import export_model
 from neuclip.progress import say
 from neuclip.records import append_line, keep_up_to, read_lines, write_json
@@ -128,7 +127,7 @@ def write_results(run: Run, sets: HeldOutSets, evaluation: Evaluation, errors: d
     write_json(run.folder.summary, summary)
     page = write_report(run.folder)
     tokens = 2 * run.built.config["text_cfg"].get("context_length", 77)  # how long the captions are was not counted
-    longer = longer_context(run.settings.model.name, tokens)
+    longer = f"give --model.context_length {tokens}"
     print(summary_text(summary, batch_size=run.plan.batch_size, longer_context=longer))
     print(f"Report: {page}")
     if folder := run.source.folder:

@@ -28,7 +28,7 @@ from neuclip.data.tables.listed import read_image_file
 from neuclip.errors import RunFailed, UserError
 from neuclip.files import UNFINISHED, cache_folder, new_file, open_regular, remove_unused
 from neuclip.machine import available_cores
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.progress import track
 
 BATCH = 64  # images per forward pass

@@ -118,6 +118,7 @@ class ModelSettings(Section):
         "model; for an image tower of timm also image=FILE, with the weights of that tower alone",
     )
     image_size: int = option(0, "image height and width in pixels; 0: the model's own", at_least=0)
+    context_length: int = option(0, "tokens of a caption; 0: the model's own; positions are resized", at_least=0)
     bias_initial: float = option(
         -10.0, "initial logit bias where the objective uses one (siglip); -ln(batch - 1) is the share of true pairs"
     )
@@ -129,6 +130,11 @@ class ModelSettings(Section):
     text_tower: Literal["train", "locked", "lora"] = option("train", "the same for the text tower")
     image_unlocked_layers: int = option(0, "locked: train this many of the image tower's last layers too", at_least=0)
     text_unlocked_layers: int = option(0, "locked: train this many of the text tower's last layers too", at_least=0)
+    batch_norm: Literal["train", "frozen"] = option(
+        "train",
+        "train: BatchNorm learns the statistics of the new images; frozen: it keeps those of the initial weights, and "
+        "only its scale and shift train",
+    )
     lora_rank: int = option(8, "lora: rank of the added matrices; 2 to 16 are usual", at_least=1)
     lora_alpha: float = option(16.0, "lora: their product is multiplied by lora_alpha / lora_rank", above=0)
     gradient_checkpointing: bool = option(False, "recompute activations in backward: less memory, more time")

@@ -14,7 +14,7 @@ from neuclip.data.faults import FaultLog
 from neuclip.data.loader import Batch, Batches
 from neuclip.data.source import CaptionCounts, Source
 from neuclip.distributed.collectives import gather_values, rank
-from neuclip.models.towers import BuiltModel
+from neuclip.models.build import BuiltModel
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
 from neuclip.records import RunFolder

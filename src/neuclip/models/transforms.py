@@ -17,6 +17,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from neuclip.errors import UserError
+from neuclip.models import open_clip_module
+
+Transform = Callable[[Image], Tensor]
 
 
 class PixelTransform:
@@ -60,14 +63,20 @@ class SplitTransform(NamedTuple):
     std: tuple[float, ...]
 
 
-def split_transform(transform: Any) -> SplitTransform | None:
-    """None if the transform does not end as open_clip's do."""
-    from torchvision.transforms import Normalize, ToTensor
+def make_transforms(model: Any, preprocess: dict[str, Any], crop_scale: tuple[float, float]) -> tuple[Any, Any]:
+    """open_clip's transforms of a model for training and for evaluation; what they do is noted in the model."""
+    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
 
-    stages = list(getattr(transform, "transforms", []))
-    if len(stages) < 2 or not (isinstance(stages[-2], ToTensor) and isinstance(stages[-1], Normalize)):
-        return None
-    return SplitTransform(PixelTransform(stages[:-2]), tuple(stages[-1].mean), tuple(stages[-1].std))
+    config = merge_preprocess_dict(PreprocessCfg(), preprocess) | {"size": model.visual.image_size}
+    open_clip_module().set_model_preprocess_cfg(model, config)
+    steps = PreprocessCfg(**config)
+    training = image_transform_v2(steps, is_train=True, aug_cfg={"scale": crop_scale})
+    return training, image_transform_v2(steps, is_train=False)
+
+
+def split_transform(transform: Any) -> SplitTransform:
+    *stages, _, normalize = transform.transforms  # they end in ToTensor and Normalize
+    return SplitTransform(PixelTransform(stages), tuple(normalize.mean), tuple(normalize.std))
 
 
 def fast_crop(transform: object) -> FastCrop:

