@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.data.convert import Entry, write_shards, write_tar
-from neuclip.errors import RunFailed
+from neuclip.errors import RunFailed, install_command
 from neuclip.files import lock, write_json
 from neuclip.formatting import format_duration
 from neuclip.progress import StatusLine, track
 from neuclip_icons.drawing import draw_all
 from neuclip_icons.names import Emoji, emoji_table
 from neuclip_icons.sources import (
-    INSTALL,
     PACKAGES,
     RASTERISER,
     SOURCES,
@@ -103,7 +102,7 @@ def build(folder: Path) -> None:
     check_packages()
     status = StatusLine()
     if missing := missing_packages():
-        status.say(f"warning: icons-30k is built without {', '.join(missing)}; {INSTALL} has them all")
+        status.say(f"warning: icons-30k is built without {', '.join(missing)}; {install_command('demo')}")
     sources = [source for source in SOURCES if source.path]
     icons = draw_icons(sources)
     parts, names = split(unique(icons))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from neuclip.errors import UserError
+from neuclip.errors import UserError, install_command
 from neuclip.files import reading
 from neuclip_icons.drawing import Art, Glyph
 from neuclip_icons.names import emoji_caption, emoji_table, hex_key, icon_caption, is_brand
@@ -23,7 +23,6 @@ from neuclip_icons.names import emoji_caption, emoji_table, hex_key, icon_captio
 BUILDER = 1  # raise it whenever the same packages would give other files
 RASTERISER = "resvg-py"  # what pip calls it
 RASTERISER_MODULE = "resvg_py"
-INSTALL = "pip install 'neuclip[demo]'"
 
 
 class Package(NamedTuple):
@@ -190,7 +189,7 @@ def check_packages() -> None:
     """Raises UserError when nothing can be drawn."""
     missing = missing_packages()
     if RASTERISER in missing or not any(source.path for source in SOURCES):
-        raise UserError(f"icons-30k needs the demo packages (missing: {', '.join(missing)}); {INSTALL}")
+        raise UserError(f"icons-30k needs the demo packages (missing: {', '.join(missing)}); {install_command('demo')}")
 
 
 def installed_versions() -> dict[str, str]:

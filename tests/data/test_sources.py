@@ -318,4 +318,4 @@ def test_a_table_without_read_permission_is_refused(tmp_path):
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "neuclip[parquet]" in refusal(tmp_path / "a.parquet")
+    assert "[parquet]" in refusal(tmp_path / "a.parquet")
