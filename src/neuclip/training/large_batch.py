@@ -75,8 +75,7 @@ class _InChunks(torch.autograd.Function):
     def forward(ctx: Any, model: nn.Module, chunks: list[tuple[Tensor, ...]], *learned: Tensor) -> tuple[Tensor, ...]:
         device = chunks[0][0].device
         ctx.model, ctx.chunks, ctx.learned, ctx.random = model, chunks, learned, []
-        # As it is now, for the second run too. Without its cache of cast weights: the first run would leave some there
-        # that have no graph.
+        # As it is now, for the second run too; without its cache, in which cast weights of this run have no graph.
         kind, dtype = device.type, torch.get_autocast_dtype(device.type)
         ctx.autocast = torch.autocast(kind, dtype, torch.is_autocast_enabled(kind), cache_enabled=False)
         outputs = []
