@@ -14,8 +14,7 @@ from neuclip.models.lora import remove_lora
 from neuclip.models.towers import BuiltModel, build_model
 from neuclip.records import RunFolder
 from neuclip.runs.build import build_towers, resolve_held_out
-from neuclip.runs.folder import load_checkpoint, load_newest
-from neuclip.settings.reading import read_settings
+from neuclip.runs.folder import load_checkpoint, load_newest, stored_settings
 from neuclip.settings.sections import Settings
 
 
@@ -56,7 +55,7 @@ def _build(target: str) -> BuiltModel:
 def load_run(folder: RunFolder, checkpoint: Path | None = None) -> tuple[BuiltModel, Settings, dict[str, Any]]:
     """The model as it was at a checkpoint, by default the newest, LoRA merged, the run's settings, and the checkpoint's
     state."""
-    settings = read_settings(folder.settings, [])
+    settings = stored_settings(folder)
     newest = (checkpoint, load_checkpoint(checkpoint)) if checkpoint else load_newest(folder)
     if newest is None:
         raise UserError(f"{folder.path} has no checkpoint; train it first: neuclip train --resume {folder.path}")
