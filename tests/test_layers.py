@@ -31,11 +31,10 @@ MAY_IMPORT = {
     "training": PARTS,
     "evaluation": PARTS,
     "report": FLOOR,
-    "doctor": FLOOR | {"machine", "models", "data", "objectives", "plan"},
     "search": FLOOR | {"machine", "models", "data"},
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
-    "cli": FLOOR | {"api", "data", "doctor", "report", "runs", "search"},
+    "cli": FLOOR | {"api", "data", "report", "runs", "search"},
 }
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
 INSIDE = {

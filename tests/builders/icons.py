@@ -35,7 +35,8 @@ def _write_emoji(folder: Path) -> None:
     for name, key in EMOJI.items():
         (folder / f"{key}.svg").write_text(svg(f"emoji {name}"))
     (folder / "1F408.svg").write_text(svg("emoji cat"))
-    (folder / "1F525-FE0F.svg").write_text(svg("emoji fire"))  # the code points as some vendors write them
+    for spelling in ("1F525", "1F525-FE0F"):  # the same emoji, as vendors write its code points
+        (folder / f"{spelling}.svg").write_text(svg(f"emoji fire {spelling}"))
     (folder / "license.svg").write_text(svg("no emoji"))
 
 

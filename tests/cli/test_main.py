@@ -89,7 +89,6 @@ def run_folder(tmp_path, monkeypatch) -> Path:
         ("merge runs/first runs/first --weight 2", "--weight is 2; give 0 or more and at most 1"),
         ("merge runs/first runs/first x --curve", "leave out --weight and the folder"),
         ("doctor", "an argument is missing; give neuclip doctor DATA [RECIPE]"),
-        ("doctor nowhere", "nowhere: no such file"),
         ("doctor x tinny.yaml", "no recipe tinny.yaml"),
         ("doctor x --ranks 0", "--ranks is 0; give 1 or more"),
         ("doctor --jsno x", "did you mean --json?"),

@@ -14,7 +14,7 @@ from neuclip.cli.main import main
 from neuclip.data import open as opening
 from neuclip.data.open import Kind, OpenOptions
 from neuclip.data.source import FACTS, BadSample, Sample, Source, caption_facts
-from neuclip.doctor.diagnosis import examine
+from neuclip.runs.doctor import examine
 from tests.builders.data import content, convert, fingerprint, held_out_sets, open_source, refusal, settings
 from tests.builders.images import caption, image_bytes, write_csv
 
@@ -100,8 +100,7 @@ def test_it_is_trained_on_held_out_and_examined(tmp_path, pairs):
         --run.threads 1 --data.workers 0 --train.batch_size 8 --train.samples 16
         --evaluation.error_anchors 0 --objective.name clip""".split()
     )
-    findings, probe = examine(chosen)
-    assert findings["data.kind"] == "pairs" and findings["data.pairs"] == COUNT
-    assert probe.read == COUNT and probe.bad == 0
+    found = examine(chosen).figures
+    assert found["data.kind"] == "pairs" and found["data.pairs"] == COUNT and found["read.bad"] == {}
     summary = json.loads((neuclip.train(chosen) / "summary.json").read_text())
     assert summary["samples_seen"] == 16 and any(str(held_out) in figure for figure in summary["evaluation"])

@@ -67,7 +67,7 @@ def test_labels_and_metadata_follow_the_name_of_the_sample_not_the_order_of_memb
         (None, "0.tar: s0000003.png: has no npy member, others have 4 numbers"),
         (b"no array", "0.tar: s0000003.npy: is not a whole array of numbers"),
         (npy(1, 2, 3, 4)[:-9], "0.tar: s0000003.npy: is not a whole array of numbers"),
-        ("object", "0.tar: s0000003.npy: "),
+        ("object", "0.tar: s0000003.npy: is not a whole array of numbers (Object arrays cannot be loaded"),
         ("float", "0.tar: s0000003.npy: has shape (4,) and type float64"),
     ],
 )

@@ -57,7 +57,9 @@ def read_part(folder: Path) -> dict[str, dict[str, object]]:
         for number in range(len(contents) // 3):
             about = json.loads(contents[f"{number:08d}.json"]) | {"caption": contents[f"{number:08d}.txt"].decode()}
             assert about["index"] == number and contents[f"{number:08d}.png"].startswith(b"\x89PNG")
-            samples[f"{about['source']}/{about.get('hex') or about['stem']}"] = about
+            name = f"{about['source']}/{about.get('hex') or about['stem']}"
+            assert name not in samples
+            samples[name] = about
     return samples
 
 

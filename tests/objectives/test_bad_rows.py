@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -55,8 +54,7 @@ def test_the_loss_says_what_happened_and_later_losses_are_finite(method, kind, b
         assert all(x.isfinite().all() for x in (loss, image, text, scale))
         assert not image[BAD].any() and not text[BAD].any()
     else:
-        assert all(x.isnan().all() for x in (loss, image, text))
-        assert scale.isnan() or (kind.startswith("scale") and scale == 0)
+        assert all(x.isnan().all() for x in (loss, image, text, scale))
     assert finite(objective)
     assert all(math.isfinite(loss) for loss in run(objective, range(3, 5))) and finite(objective)
     assert objective.metrics["left_out"] == 0
@@ -120,21 +118,18 @@ def test_prototypes_are_stored_from_sound_pairs_only_and_all_slots_are_filled(re
 
 @every_method
 @pytest.mark.parametrize("kind", ["nothing but NaN", "scale NaN"])
-@pytest.mark.parametrize("before", [1, 2])
-def test_a_batch_without_any_sound_pair_leaves_no_trace_but_that_a_ring_moves_on(method, kind, before):
-    objective = METHODS[method]()
-    run(objective, range(before))
-    saved = copy.deepcopy(objective.state_dict())
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_batch_without_any_sound_pair_leaves_no_trace(method, kind, before):
+    """Not in the state, and not in later losses, while a ring fills, goes round or falls due."""
+    if method == "amorlip" and before == 3:
+        return  # an epoch begins there by the number of samples, whatever they are
+    objective, twin = METHODS[method](), METHODS[method]()
+    for one in (objective, twin):
+        run(one, range(before))
     objective(**spoilt(2, kind))
-    after = objective.state_dict()
-    assert same_state(after, saved, but=COUNTS)
-    if "filled" not in method and "rolling" not in method and "normalizer._extra_state" in saved:
-        moved = saved["normalizer._extra_state"]
-        assert after["normalizer._extra_state"] == moved | {"age": moved["age"] + 1, "idle": moved["idle"] + 1}
-
-
-def test_slots_that_no_sound_pair_has_filled_yet_are_no_obstacle():
-    objective = NeuCLIP(D, num_prototypes=2 * B, inner_steps=2)
-    objective(**spoilt(0, "nothing but NaN"))
-    assert not objective.state_dict()["normalizer.rows"].any()
-    assert all(math.isfinite(loss) for loss in run(objective, range(1, 4)))
+    assert same_state(objective.state_dict(), twin.state_dict(), but=COUNTS)
+    if "amorlip" not in method and "fastclip" not in method:  # whose schedules count samples
+        assert run(objective, range(before, 6)) == pytest.approx(run(twin, range(before, 6)), rel=1e-6)
+        assert same_state(
+            objective.state_dict(), twin.state_dict(), but=(*COUNTS, ".rows", ".sums", ".first", ".second")
+        )

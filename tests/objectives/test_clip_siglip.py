@@ -144,3 +144,12 @@ def test_metrics_are_the_means_they_are_named_after():
     assert siglip.metrics["bias"] == -10
     assert siglip.metrics["positive_logit"] == pytest.approx(logits.diagonal().mean().item())
     assert siglip.metrics["negative_loss"] == pytest.approx(F.softplus(negatives).sum().item() / B)
+
+
+def test_the_recorded_bias_is_that_of_the_step_whatever_an_optimizer_does_to_it_later():
+    rows, bias = torch.eye(4), torch.nn.Parameter(torch.tensor(-10.0))
+    objective = SigLIP()
+    objective(rows, rows, torch.tensor(10.0), bias)
+    with torch.no_grad():
+        bias.fill_(3.0)
+    assert objective.metrics["bias"] == -10.0

@@ -16,8 +16,11 @@ def built() -> BuiltModel:
 
 @pytest.fixture
 def photos(tmp_path) -> Path:
+    return draw_photos(tmp_path / "photos")
+
+
+def draw_photos(folder: Path) -> Path:
     """A folder with 12 drawings, one of them below, and a file that is no image."""
-    folder = tmp_path / "photos"
     (folder / "below").mkdir(parents=True)
     for number in range(12):
         place = folder / "below" if number == 11 else folder

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 from neuclip.models.towers import BuiltModel
-from neuclip.search.folder import SearchedFolder
-from neuclip.search.searcher import Searcher
+from neuclip.search.index import Folder, Searcher
+from neuclip.search.server import ADDRESS, Page
 
 
 @contextlib.contextmanager
-def page_of(models: dict[str, BuiltModel], photos: Path, *, top: int = 5) -> Iterator[str]:
-    """The page's address."""
-    pytest.importorskip("starlette", reason="the page needs the extra `search`")
-    pytest.importorskip("uvicorn", reason="the page needs the extra `search`")
-    from neuclip.search.server import ADDRESS, create_server
-
-    folder = SearchedFolder.open(photos)
-    searchers = [Searcher.open(name, built, folder) for name, built in models.items()]
-    with socket.create_server((ADDRESS, 0)) as listening:
-        server, address = create_server(searchers, listening, top=top)
-        thread = threading.Thread(target=server.run, args=([listening],))
+def page_of(models: dict[str, BuiltModel], photos: Path, *, top: int = 5) -> Iterator[Page]:
+    folder = Folder.open(photos)
+    with Page([Searcher.open(name, built, folder) for name, built in models.items()], top) as page:
+        accept, connections = page.get_request, []
+        page.get_request = lambda: connections.append(accept()) or connections[-1]  # type: ignore[func-returns-value]
+        thread = threading.Thread(target=page.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield address
+            yield page
         finally:
-            server.should_exit = True
+            page.shutdown()
             thread.join()
+            for connection, _ in connections:  # those that a browser keeps open would outlive the page
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
-def ask(address: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers of an answer."""
-    request = urllib.request.Request(address, body, {name.replace("_", "-"): value for name, value in headers.items()})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.read(), dict(answer.headers)
-    except urllib.error.HTTPError as error:
-        return error.code, error.read(), dict(error.headers)
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+def ask(page: Page, path: str, body: bytes | None = None, *, method: str = "", **headers: str) -> Answer:
+    """`path`: behind the token, or all that is asked for where it begins with a space."""
+    connection = http.client.HTTPConnection(ADDRESS, page.server_address[1], timeout=60)
+    target = path[1:] if path.startswith(" ") else f"/{page.token}/{path}"
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with contextlib.closing(connection):
+        connection.request(method or ("POST" if body is not None else "GET"), target, body, named)
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.read(), dict(answer.getheaders()))

@@ -1,8 +1,9 @@
-"""An index embeds each image once, follows the folder, and survives an interruption at any batch."""
+"""Each image is embedded once; the index follows the folder, survives interruptions, and is made again when damaged."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,133 +12,165 @@ import pytest
 import torch
 from PIL import Image
 
-from neuclip.errors import UserError
-from neuclip.models.towers import BuiltModel
+from neuclip.errors import RunFailed, UserError
 from neuclip.search import index
-from neuclip.search.folder import SearchedFolder
-from neuclip.search.index import open_index
-from neuclip.search.searcher import Searcher
+from neuclip.search.index import Folder, ImageFile, Index, Searcher, load, save
 from tests.builders.images import image_bytes
 
 
-class Counting:
-    """The model's own transform, which remembers how often it was used, and may fail."""
+def searched(built, photos: Path, before: Callable[..., None] = lambda number, image: None) -> tuple[Searcher, int]:
+    """And how many images were embedded for it. `before(number, image)` is called before each of them."""
+    calls = 0
 
-    def __init__(self, built: BuiltModel, fail_at: int = 0):
-        self.transform, self.calls, self.fail_at = built.transform, 0, fail_at
+    def transform(image):
+        nonlocal calls
+        calls += 1
+        before(calls, image)
+        return built.transform(image)
 
-    def __call__(self, image):
-        self.calls += 1
-        if self.calls == self.fail_at:
-            raise KeyboardInterrupt
-        return self.transform(image)
-
-
-def opened(built: BuiltModel, folder: Path) -> tuple[index.Index, int, SearchedFolder]:
-    """The index, how many images were embedded for it, and the folder."""
-    counting = Counting(built)
-    searched = SearchedFolder.open(folder)
-    return open_index(replace(built, transform=counting), searched, "tiny"), counting.calls, searched
+    return Searcher.open("tiny", replace(built, transform=transform), Folder.open(photos)), calls
 
 
 @torch.no_grad()
-def expected(built: BuiltModel, folder: SearchedFolder) -> np.ndarray:
+def expected(built, folder: Folder) -> np.ndarray:
     """Image by image through open_clip's own transform."""
     built.towers.eval()
     images = [Image.open(folder.path / file.path) for file in folder.files]
     return torch.cat([built.towers.encode_image(built.float_transform(image)[None]) for image in images]).numpy()
 
 
-def test_features_are_those_of_the_model_image_by_image(built, photos):
-    found, calls, folder = opened(built, photos)
-    assert calls == len(folder.files) == 12 and found.features.dtype == np.float32
-    assert isinstance(found.features, np.memmap)
-    np.testing.assert_allclose(found.features[found.row_of], expected(built, folder), atol=1e-5)
+def stored_file() -> Path:
+    (file,) = Path(os.environ["NEUCLIP_CACHE"], "search").iterdir()
+    return file
 
 
-def test_a_second_search_embeds_nothing(built, photos):
-    first, _, _ = opened(built, photos)
-    second, calls, _ = opened(built, photos)
-    assert calls == 0
-    assert np.array_equal(first.features, second.features) and np.array_equal(first.row_of, second.row_of)
+def test_the_best_matches_come_first_by_brute_force(built, photos):
+    searcher, calls = searched(built, photos)
+    features = expected(built, searcher.folder)
+    assert calls == 12 and len(searcher.ids) == 12
+    with torch.no_grad():
+        query = built.towers.encode_text(built.tokenize(["a blue bar"]))[0].double().numpy()
+    cosines = features.astype(np.float64) @ query
+    matches = searcher.by_text("a blue bar", top=5)
+    assert [match.id for match in matches] == np.argsort(-cosines)[:5].tolist()
+    np.testing.assert_allclose([match.score for match in matches], np.sort(cosines)[::-1][:5], atol=1e-5)
+    assert [searcher.folder.files[match.id].path for match in matches] == [match.path for match in matches]
+    own = searcher.by_image(searcher.folder.read(7), top=1)
+    assert own[0].id == 7 and own[0].score == pytest.approx(1, abs=1e-5)
 
 
-def test_only_what_is_new_or_changed_is_embedded_and_what_is_gone_is_not_found(built, photos):
-    opened(built, photos)
+def test_equal_images_come_in_order_of_their_paths(built, tmp_path):
+    for name in ("b", "c", "a", "d"):
+        (tmp_path / f"{name}.png").write_bytes(image_bytes(3))
+    assert [match.path[0] for match in searched(built, tmp_path)[0].by_text("x", top=3)] == ["a", "b", "c"]
+
+
+def test_a_second_search_embeds_nothing_and_later_ones_what_is_new_or_changed(built, photos):
+    (photos / os.fsdecode(b"caf\xe9.png")).write_bytes(image_bytes(20))
+    first, _ = searched(built, photos)
+    second, calls = searched(built, photos)
+    assert calls == 0 and first.by_text("red", 99) == second.by_text("red", 99)
     names = sorted(path.name for path in photos.glob("*.png"))
     (photos / names[0]).unlink()
     (photos / names[1]).write_bytes(image_bytes(40))
-    os.utime(photos / names[1], ns=(1, 1))
+    os.utime(photos / names[2], ns=(1, 1))
     (photos / "new.png").write_bytes(image_bytes(41))
-    found, calls, folder = opened(built, photos)
-    assert calls == 2 and len(folder.files) == 12
-    np.testing.assert_allclose(found.features[found.row_of], expected(built, folder), atol=1e-5)
+    size = stored_file().stat().st_size
+    third, calls = searched(built, photos)
+    assert calls == 3 and len(third.ids) == 13 and abs(stored_file().stat().st_size - size) < 100  # the gone are gone
+    np.testing.assert_allclose(third.features, expected(built, third.folder), atol=1e-5)
 
 
 def test_other_weights_and_another_folder_have_indexes_of_their_own(built, photos, tmp_path):
-    opened(built, photos)
-    other = tmp_path / "other"
-    other.mkdir()
+    searched(built, photos)
+    (tmp_path / "other").mkdir()
     for path in photos.glob("*.png"):
-        (other / path.name).write_bytes(path.read_bytes())
-    assert opened(built, other)[1] == 11
+        os.link(path, tmp_path / "other" / path.name)
+    assert searched(built, tmp_path / "other")[1] == 11
     weight = next(built.towers.model.visual.parameters())
+    before = weight.detach().clone()
     with torch.no_grad():
         weight += 1e-3
-        try:
-            assert opened(built, photos)[1] == 12
-        finally:
-            weight -= 1e-3
+        other = searched(built, photos)[1]
+        weight.copy_(before)
+    assert other == 12
+    assert searched(built, photos)[1] == 0
 
 
 def test_an_interrupted_index_goes_on_where_it_was(built, photos, monkeypatch):
+    def interrupt(number, image) -> None:
+        if number == 11:
+            raise KeyboardInterrupt
+
     monkeypatch.setattr(index, "BATCH", 4)
-    folder = SearchedFolder.open(photos)
     with pytest.raises(KeyboardInterrupt):
-        open_index(replace(built, transform=Counting(built, fail_at=11)), folder, "tiny")
-    (features,), (files,) = cache_files("features-*.f32"), cache_files("files.jsonl")
-    with features.open("ab") as file:
-        file.write(b"half a row")  # as after a kill in the middle of a batch
-    with files.open("a") as file:
-        file.write('{"path": "half a li')
-    found, calls, _ = opened(built, photos)
+        searched(built, photos, interrupt)
+    searcher, calls = searched(built, photos)
     assert 4 <= calls <= 8
-    np.testing.assert_allclose(found.features[found.row_of], expected(built, folder), atol=1e-5)
-    assert opened(built, photos)[1] == 0
+    np.testing.assert_allclose(searcher.features, expected(built, searcher.folder), atol=1e-5)
 
 
-def test_features_that_are_cut_off_are_made_again(built, photos):
-    opened(built, photos)
-    (features,) = cache_files("features-*.f32")
-    os.truncate(features, features.stat().st_size // 2 + 3)
-    found, calls, folder = opened(built, photos)
-    assert calls == 6
-    np.testing.assert_allclose(found.features[found.row_of], expected(built, folder), atol=1e-5)
+def test_a_kill_costs_no_more_than_what_was_embedded_since_the_last_save(built, photos, monkeypatch):
+    counts = []
+    monkeypatch.setattr(index, "BATCH", 4)
+    monkeypatch.setattr(index, "available_cores", lambda: 1)  # one after another
+    monkeypatch.setattr(index, "SAVE_SECONDS", -1)
+    searched(
+        built, photos, lambda number, _: counts.append(len(load(stored_file(), 128).features) if number > 8 else 0)
+    )
+    assert min(counts[8:]) >= 4  # the third batch is prepared while the second is encoded: the first is stored
 
 
-@pytest.mark.parametrize("damage", ["", "nonsense\n", '{"features": "gone.f32", "width": 128}\n', "[]\n"])
+def rewrite(change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[Path], None]:
+    """A file that is whole, with other content."""
+
+    def damage(file: Path) -> None:
+        with np.load(file) as stored:
+            content = dict(stored)
+        change(content)
+        with file.open("wb") as stream:
+            np.savez(stream, **content)
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "empty": lambda file: os.truncate(file, 0),
+    "nonsense": lambda file: file.write_bytes(b"nonsense"),
+    "NaN": rewrite(lambda content: content["features"].__setitem__((3, 7), np.nan)),
+    "a row of zeros": rewrite(lambda content: content["features"].__setitem__(3, 0)),
+    "a row too few": rewrite(lambda content: content.update(features=content["features"][1:])),
+    "another width": rewrite(lambda content: content.update(features=content["features"][:, 1:])),
+    "no features": rewrite(lambda content: content.pop("features")),
+    "no list": rewrite(lambda content: content.update(files=np.zeros(3, np.uint8))),
+    "pickled": rewrite(lambda content: content.update(features=np.array([print], dtype=object))),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_index_is_made_again(built, photos, damage):
-    opened(built, photos)
-    (files,) = cache_files("files.jsonl")
-    files.write_text(damage)
-    found, calls, folder = opened(built, photos)
-    assert calls == 12
-    np.testing.assert_allclose(found.features[found.row_of], expected(built, folder), atol=1e-5)
+    before, _ = searched(built, photos)
+    DAMAGES[damage](stored_file())
+    after, calls = searched(built, photos)
+    assert calls == 12 and after.by_text("red", 99) == before.by_text("red", 99)
+    assert searched(built, photos)[1] == 0
 
 
-def test_an_index_of_mostly_removed_images_shrinks(built, photos):
-    opened(built, photos)
-    (before,) = cache_files("features-*.f32")
-    for path in sorted(photos.glob("*.png"))[:8]:
-        path.unlink()
-    (photos / "bad.png").write_bytes(b"broken")
-    found, calls, folder = opened(built, photos)
-    (after,) = cache_files("features-*.f32")
-    assert calls == 0 and after != before and after.stat().st_size == 4 * 4 * built.embed_dim
-    good = replace(folder, files=tuple(file for file in folder.files if file.path != "bad.png"))
-    np.testing.assert_allclose(found.features[found.row_of[found.row_of >= 0]], expected(built, good), atol=1e-5)
-    assert found.usable == 4 and [fault.reason for fault in found.faults] == ["image does not decode"]
-    assert opened(built, photos)[1] == 0
+def test_a_flipped_bit_anywhere_is_found_or_harms_nothing(tmp_path):
+    rows = {ImageFile(os.fsdecode(b"\xe9.png"), 1, 2): np.array([0.6, 0.8], np.float32)}
+    index, empty = Index(rows, {ImageFile("b", 3, 4): "image is empty"}), Index({}, {})
+    save(tmp_path / "index.npz", index, 2)
+    content, found = (tmp_path / "index.npz").read_bytes(), 0
+    assert str(load(tmp_path / "index.npz", 2)) == str(index)
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        (tmp_path / "flipped.npz").write_bytes(flipped)
+        after = load(tmp_path / "flipped.npz", 2)
+        assert after == empty or str(after) == str(index)
+        found += after == empty
+    assert found > len(content) / 2
 
 
 def test_bad_images_are_named_never_found_and_not_read_again(built, photos):
@@ -145,41 +178,47 @@ def test_bad_images_are_named_never_found_and_not_read_again(built, photos):
     (photos / "empty.png").write_bytes(b"")
     (photos / "phone.heic").write_bytes(b"of a kind that is not read")
     (photos / "gone.png").symlink_to(photos / "nowhere.png")
-    for _ in range(2):
-        found, _, folder = opened(built, photos)
-        faults = {Path(fault.where).name: fault.reason for fault in found.faults}
-        assert faults == {
+    Image.new("RGB", (9, 9)).save(photos / "odd.png")
+
+    def refuse(number, image):
+        if image.size == (9, 9):
+            raise ZeroDivisionError
+
+    for calls in (13, 0):
+        searcher, transformed = searched(built, photos, refuse)
+        assert transformed == calls and searcher.faults == {
             "broken.jpg": "image does not decode",
             "empty.png": "image is empty",
             "gone.png": "image file cannot be read",
             "phone.heic": "kind of image is not read",
+            "odd.png": "image cannot be transformed",
         }
-    shown = Searcher("tiny", built, folder, found).by_text("a red circle", top=100)
-    assert len(shown) == found.usable == 12 and not {match.path for match in shown} & faults.keys()
+        matches = searcher.by_text("a red circle", top=100)
+        assert len(matches) == len(searcher.ids) == 12
+        assert not {match.path for match in matches} & searcher.faults.keys()
 
 
-def test_the_best_matches_come_first_by_brute_force(built, photos):
-    found, _, folder = opened(built, photos)
-    searcher = Searcher("tiny", built, folder, found)
-    with torch.no_grad():
-        query = built.towers.encode_text(built.tokenize(["a blue bar"]))[0].double().numpy()
-    cosines = expected(built, folder).astype(np.float64) @ query
-    matches = searcher.by_text("a blue bar", top=5)
-    assert [match.id for match in matches] == np.argsort(-cosines)[:5].tolist()
-    np.testing.assert_allclose([match.score for match in matches], np.sort(cosines)[::-1][:5], atol=1e-5)
-    assert [folder.files[match.id].path for match in matches] == [match.path for match in matches]
-    own = searcher.by_image(folder.read(7), top=1)
-    assert own[0].id == 7 and own[0].score == pytest.approx(1, abs=1e-5)
+def test_a_folder_of_bad_images_alone_has_no_matches(built, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no image")
+    for _ in range(2):
+        searcher, _ = searched(built, tmp_path)
+        assert searcher.by_text("red", top=3) == [] and searcher.faults == {"a.png": "image does not decode"}
 
 
-def test_a_query_without_words_and_a_folder_without_images_are_one_line(built, photos, tmp_path):
-    found, _, folder = opened(built, photos)
+def test_half_a_character_in_a_query_is_a_character_that_is_not_known(built, photos):
+    searcher, _ = searched(built, photos)
+    strict = replace(built, tokenize=lambda texts: built.tokenize([text.encode().decode() for text in texts]))
+    assert replace(searcher, built=strict).by_text("caf\udce9", top=3) == searcher.by_text("caf?", top=3)
+
+
+def test_what_cannot_be_searched_is_one_line(built, photos, tmp_path):
+    searcher, _ = searched(built, photos)
     with pytest.raises(UserError, match="the query is empty"):
-        Searcher("tiny", built, folder, found).by_text("  ", top=1)
+        searcher.by_text("  ", top=1)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no images in it or below"):
-        SearchedFolder.open(tmp_path / "empty")
-
-
-def cache_files(pattern: str) -> list[Path]:
-    return sorted(Path(os.environ["NEUCLIP_CACHE"], "search").glob(f"*/{pattern}"))
+        Folder.open(tmp_path / "empty")
+    (photos / "new.png").write_bytes(image_bytes(40))
+    bad = replace(built, transform=lambda image: torch.full((3, 32, 32), torch.nan))
+    with pytest.raises(RunFailed, match="features are not finite; the model's weights are broken"):
+        Searcher.open("tiny", bad, Folder.open(photos))

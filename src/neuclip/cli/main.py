@@ -23,7 +23,7 @@ COMMANDS = {  # name: module.function of this package, what it does
     "search": ("search.search", "find images of a folder by a text or an image, in the terminal or on a local page"),
     "merge": ("export.merge", "write the model between a fine-tuned run and what it started from"),
     "export": ("export.export", "write a model for transformers, onnxruntime or open_clip"),
-    "doctor": ("train.doctor", "check data and settings before training, in seconds"),
+    "doctor": ("train.doctor", "build a run, take one step, and say what would go wrong"),
     "recipe": ("train.recipe", "print the paper's settings as recipes"),
     "data get": ("data.get", "download evaluation sets of DataComp's 38 tasks"),
     "data convert": ("data.convert", "write your data as tar shards"),

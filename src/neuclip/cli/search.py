@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from neuclip.cli.command import Count, check_target, print_json
+from neuclip.cli.command import check_target, print_json
 from neuclip.errors import UserError
 from neuclip.formatting import plural
 from neuclip.progress import waiting
 
 if TYPE_CHECKING:
-    from neuclip.search.searcher import Match, Searcher
+    from neuclip.search.index import Match, Searcher
 
+TOP, PAGE_TOP = 10, 24
 NAMED = 5  # bad images
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
@@ -26,7 +26,7 @@ def search(
     folder: str,
     query: str | None = None,
     *,
-    top: Count = 10,
+    top: Annotated[int | None, {"at_least": 1}] = None,
     with_: str = "",
     page: bool = False,
     json: bool = False,
@@ -36,9 +36,9 @@ def search(
     Finds the images of a folder that are nearest to a text, or to an image where QUERY is the path of one.
     The folder is embedded once; later only what is new or changed is. A score is a cosine: 1 is the same direction.
 
-    --top: how many images
+    --top: how many images [default: 10, on the page 24]
     --with: a second run or model, to see both side by side
-    --page: a page in the browser instead, on this machine only; needs pip install 'neuclip[search]'
+    --page: a page in the browser instead, on this machine only
 
     neuclip search runs/first photos 'a red bicycle'
     neuclip search runs/first photos --page --with runs/second
@@ -49,19 +49,17 @@ def search(
     check_query(query)
     if page and (query or json):
         raise UserError("--page has its own search box; leave out the query and --json")
-    if page and (missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]):
-        raise UserError(f"--page needs {' and '.join(missing)}; pip install 'neuclip[search]'")
     if not Path(folder).is_dir():
         what = "is not a folder" if Path(folder).exists() else "is not there"
         raise UserError(f"{folder} {what}; give a folder of images")
     searchers = open_searchers(targets, Path(folder))
     if page:
-        return serve_page(searchers, top)
-    found = [[] for _ in searchers] if query is None else find(searchers, query, top)
+        return serve_page(searchers, top or PAGE_TOP)
+    found = [[] for _ in searchers] if query is None else find(searchers, query, top or TOP)
     if json:
         return print_json(as_plain(searchers, found, query or ""))
     if query is None:
-        count = plural(searchers[0].index.usable, "image")
+        count = plural(len(searchers[0].ids), "image")
         print(f"{count} embedded; now search: neuclip search {target} {folder} 'QUERY'")
     print_matches(searchers, found)
     return 0
@@ -80,13 +78,12 @@ def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
     """The folder is listed before any model is opened: one without images is found at once."""
     with waiting("loading torch"):
         from neuclip.runs.target import open_target
-        from neuclip.search.folder import SearchedFolder
-        from neuclip.search.searcher import Searcher
+        from neuclip.search.index import Folder, Searcher
 
-    folder = SearchedFolder.open(path)
+    folder = Folder.open(path)
     searchers = [Searcher.open(target, open_target(target)[0], folder) for target in targets]
     bad_images = describe_bad_images(searchers)
-    if not any(searcher.index.usable for searcher in searchers):
+    if not any(len(searcher.ids) for searcher in searchers):
         raise UserError(f"{path} has no image to search: {bad_images}; give another folder")
     if bad_images:
         print(bad_images, file=sys.stderr)
@@ -95,7 +92,7 @@ def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
 
 def describe_bad_images(searchers: Sequence[Searcher]) -> str:
     """One line, with the first of them; "" if there are none."""
-    faults = {fault.where: fault.reason for searcher in searchers for fault in searcher.index.faults}
+    faults = {str(one.folder.path / path): why for one in searchers for path, why in one.faults.items()}
     if not faults:
         return ""
     reasons = ", ".join(f"{count:,} x {reason}" for reason, count in Counter(faults.values()).most_common())
@@ -136,8 +133,8 @@ def as_plain(searchers: Sequence[Searcher], found: list[list[Match]], query: str
         "models": [
             {
                 "model": searcher.name,
-                "images": searcher.index.usable,
-                "skipped": [{"path": fault.where, "reason": fault.reason} for fault in searcher.index.faults],
+                "images": len(searcher.ids),
+                "skipped": [{"path": str(folder / path), "reason": why} for path, why in searcher.faults.items()],
                 "matches": [{"path": str(folder / match.path), "score": match.score} for match in matches],
             }
             for searcher, matches in zip(searchers, found, strict=True)
@@ -146,10 +143,10 @@ def as_plain(searchers: Sequence[Searcher], found: list[list[Match]], query: str
 
 
 def serve_page(searchers: list[Searcher], top: int) -> int:
-    from neuclip.search.server import serve
+    """Until Ctrl-C."""
+    from neuclip.search.server import Page
 
-    def announce(address: str) -> None:
-        print(f"{address}\nOnly this machine can open it, with the whole address. Ctrl-C ends it.", flush=True)
-
-    serve(searchers, top=top, announce=announce)
+    with Page(searchers, top) as page:
+        print(f"{page.address}\nOnly this machine can open it, with the whole address. Ctrl-C ends it.", flush=True)
+        page.serve_forever()
     return 0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from neuclip.cli.command import Count, find_run, help_page, is_main_rank, print_json, read_page
-from neuclip.errors import RunFailed, UserError, proposal
+from neuclip.errors import UserError, proposal
 from neuclip.progress import waiting
 from neuclip.records import RunFolder
+from neuclip.secrets import without_queries
 from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.paper import paper_lines, paper_objectives, paper_settings, paper_yaml, read_paper
 from neuclip.settings.reading import SECTION_NAMES, read_settings
@@ -21,7 +22,7 @@ from neuclip.settings.sections import Settings
 from neuclip.settings.writing import first_line, help_text, settings_as_dict
 
 AUTO: Literal["auto"] = "auto"  # as the run to resume
-WIDTH = 120  # of doctor's page if the output is not a terminal
+WIDTH = 120  # of doctor's lines if the output is not a terminal
 
 
 def train(recipe: str = "", *, resume: str = "", json: bool = False, settings: list[str]) -> int:
@@ -58,24 +59,16 @@ def train_help(arguments: Sequence[str]) -> str:
 
 
 def doctor(
-    data: str,
-    recipe: str = "",
-    *,
-    ranks: Count = 1,
-    sample: Annotated[int | None, {"at_least": 1}] = None,
-    sheet: str = "",
-    json: bool = False,
-    settings: list[str],
+    data: str, recipe: str = "", *, ranks: Count = 1, page: str = "", json: bool = False, settings: list[str]
 ) -> int:
     """neuclip doctor DATA [RECIPE] [--section.field value ...]
 
-    Reads some of the pairs and reports in seconds what training on them with these settings would do.
+    Builds the run as training would, reads its first pairs, takes one step, and says what would go wrong.
     DATA is what --data.train accepts. RECIPE is a YAML file or a shipped recipe (finetune, locked, tiny).
     The default is tiny. Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help
 
     --ranks: number of ranks of the run
-    --sample: pairs to read and decode [default: 500, or as many as five seconds allow]
-    --sheet: where to write the contact sheet (PNG) [default: in a new temporary folder]
+    --page: write a page with the first pairs and everything that was found to this file (.html)
 
     neuclip doctor icons-30k
     neuclip doctor 'shards/{00000..00019}.tar' tiny --train.batch_size 512 --ranks 8 --json
@@ -84,38 +77,26 @@ def doctor(
         raise UserError("the data is given twice; remove --data.train")
     chosen = read_settings(Path(recipe) if recipe else None, [*settings, f"--data.train={data}"])
     with waiting("loading torch"):
-        from neuclip.doctor.diagnosis import examine
-    from neuclip.doctor.contact_sheet import contact_sheet, draws_images, strip
-    from neuclip.doctor.page import page_text
-    from neuclip.runs.pretrained import resolve_model
+        from neuclip.runs.doctor import examine, pairs_page
 
-    findings, probe = examine(resolve_model(chosen), ranks=ranks, sample=sample)
-    if probe.shown:
-        findings.note("sample", sheet=write_sheet(contact_sheet(probe.shown), sheet))
+    found = examine(chosen, ranks=ranks)
+    if page:
+        from neuclip.report.page import render_html, write_page
+
+        write_page(Path(page), render_html(pairs_page(found, without_queries(data))))
     if json:
-        print_json(findings.as_plain())
+        print_json(found.as_plain())
     else:
-        width = shutil.get_terminal_size((WIDTH, 40)).columns
-        if draws_images(sys.stdout):
-            print(strip(probe.shown, width), end="")
-        print(page_text(findings, width), end="")
-    return 0 if findings.ready else 1
+        print_examination(found)
+    return 0 if found.ready else 1
 
 
-def write_sheet(sheet: Any, place: str) -> str:
-    """Where it was written: without `place` in a new folder of this user, which nobody else can have prepared."""
-    from neuclip.files import new_file
-
-    path = Path(place)
-    try:
-        path = Path(place or Path(tempfile.mkdtemp(prefix="neuclip-doctor-"), "contact_sheet.png"))
-        if path.exists() and not path.is_file():
-            raise RunFailed(f"{path} is not a file; give another --sheet")
-        with new_file(path) as unfinished:  # moved to its place: a link there is replaced, not followed
-            sheet.save(unfinished, "PNG")
-    except OSError as error:
-        raise RunFailed(f"cannot write {path} ({error.strerror or error}); give another --sheet") from error
-    return str(path)
+def print_examination(found: Any) -> None:
+    width = shutil.get_terminal_size((WIDTH, 40)).columns
+    warnings = ["warning: {}: {}; {}".format(*advice) for advice in found.warnings]
+    problems = [f"problem: {problem}" for problem in found.problems]
+    for line in [*found.lines, *warnings, *problems, "ready" if found.ready else "not ready"]:
+        print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
 def recipe(setting: str = "", objective: str = Settings.objective_name, *, json: bool = False) -> int:

@@ -59,20 +59,15 @@ def normalizer_error(
     drawn = draw_rows(sample_ids, dataset_size or int(sample_ids.max()) + 1, seed)
     index = drawn[:anchors]
     truth = _exact_over_ranks(image_features, text_features, index, tau=tau, eps=eps)
-    device = logit_scale.device if isinstance(logit_scale, Tensor) else image_features.device
+    scale = torch.as_tensor(logit_scale)
 
     def of_batch(batch: Tensor, own: Tensor) -> Both:
         return both_log_normalizers(image_features[batch], text_features[batch], own, tau=tau, eps=eps)
 
     def of_method(batch: Tensor, own: Tensor) -> Both:
         # It is handed whole batches of the run's size, as in training: CLIP's estimate depends on them.
-        image, text = objective.log_normalizers(
-            image_features[batch].to(device),
-            text_features[batch].to(device),
-            torch.as_tensor(logit_scale),
-            sample_ids=sample_ids[batch].to(device),
-            eps=eps,
-        )
+        image, text, ids = (rows[batch].to(scale.device) for rows in (image_features, text_features, sample_ids))
+        image, text = objective.log_normalizers(image, text, scale, sample_ids=ids, eps=eps)
         return image.cpu()[own], text.cpu()[own]
 
     def score() -> dict[str, Any]:

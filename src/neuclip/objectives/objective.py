@@ -187,6 +187,8 @@ class Objective(nn.Module, ObjectiveSettings):
         dtype = self._match_state_to(image)
         tau = 1 / logit_scale.to(dtype)
         valid = tau.isfinite() & (tau > 0)
+        with torch.no_grad():
+            tau.masked_fill_(~valid, 1.0)  # in value alone: its gradient is NaN, like the loss
         pairs = gather_pairs(
             image,
             text,
@@ -200,7 +202,7 @@ class Objective(nn.Module, ObjectiveSettings):
         self.record(left_out=(~pairs.sound).sum())
         if self.mask_duplicates:
             self.record(masked_duplicates=(pairs.num_excluded - 1).sum())
-        return pairs, torch.where(valid, tau, 1.0)
+        return pairs, tau
 
     def _match_state_to(self, features: Tensor) -> torch.dtype:
         """Move the state to the features' device, and to float64 if they are. Returns the type to compute in: float32,

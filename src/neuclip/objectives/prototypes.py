@@ -39,6 +39,8 @@ class Prototypes(ShardedRows):
 
     rows: Tensor  # (2, share of m, d)
     owners: Tensor  # (share of m, 2) the sample and the caption that a slot was written from
+    ring: Tensor  # (4,) the next slot to write; steps since the restart began; steps since slots were written; and
+    # `active`, how many were ever written: they fill from the front
 
     def __init__(
         self,
@@ -60,14 +62,17 @@ class Prototypes(ShardedRows):
         self.add_rows("owners", (-1, 2), fill=NOBODY)
         for name in self.optimizer_state:
             self.add_rows(name, (2, -1, 1 if name == "steps" else embed_dim))
-        self.written = 0  # slots since the restart began; of a rolling one the next slot
-        self.age = 0  # steps since the restart began
-        self.idle = 0  # steps since slots were last written
-        self.active = 0  # slots that were ever written; they fill from the front
+        self.register_buffer("ring", torch.zeros(4, dtype=torch.int64))
+        self.most = 0  # as many slots as can have been written: what the host knows of `active` without asking
 
     @property
     def ready(self) -> bool:
-        return self.active > 0
+        return self.most > 0
+
+    @property
+    def idle(self) -> int:
+        """Steps since slots were last written. Waits for the device."""
+        return int(self.ring[2])
 
     @torch.no_grad()
     def restart(self, pairs: Pairs) -> None:
@@ -76,31 +81,42 @@ class Prototypes(ShardedRows):
         *periodic*: one batch cannot fill more slots than it has rows, so a restart with m > B goes on over the next
         steps; slots that are not yet overwritten keep their trained value, and a restart that falls due then waits.
         *rolling*: each step replaces the oldest slots with its batch, so the prototypes are a queue.
-        """
-        size = self.size
-        if not self.rolling and self.written == size and 0 < self.restart_every <= self.age:
-            self.written = self.age = 0
-        start, count = self.written, min(pairs.batch, size if self.rolling else size - self.written)
-        self.written = (start + count) % size if self.rolling else start + count
-        self.age = 0 if self.rolling else self.age + 1
-        self.idle = 0 if count else self.idle + 1
-        self.active = min(self.active + count, size)
-        for turn in (0, size):  # the ring may close within a batch
-            slots = range(max(start - turn, self.share.start), min(start + count - turn, self.share.stop))
-            if slots:
-                place = torch.arange(slots.start, slots.stop, device=self.rows.device) + (turn - start)
-                self._write(slots, place * pairs.batch // count, pairs)  # evenly spaced: every rank has its share
 
-    def _write(self, slots: range, rows: Tensor, pairs: Pairs) -> None:
-        local = slice(slots.start - self.share.start, slots.stop - self.share.start)
-        # Sound pairs stand in for those that are not; where there are none, slots stay as they are.
-        sound_first = (~pairs.sound).int().argsort(stable=True)
-        rows = sound_first[rows * pairs.sound.sum() // pairs.batch]
-        sound, owners = pairs.sound[rows, None], self.owners[local, : len(pairs.keys)]
-        self.rows[:, local] = torch.where(sound, pairs.all_features[:, rows].flip(0), self.rows[:, local])
-        owners.copy_(torch.where(sound, pairs.keys[:, rows].T, owners))
+        A batch without any sound pair moves nothing. Only the device knows of it, so the ring is there.
+        """
+        moves = pairs.sound.any()
+        written, age, idle, active = self.ring
+        if not self.rolling:
+            due = moves & (written == self.size) & (age >= (self.restart_every or math.inf))
+            written, age = written.masked_fill(due, 0), age.masked_fill(due, 0)
+        room = self.size if self.rolling else self.size - written
+        count = torch.where(moves, room, 0).clamp(max=pairs.batch)
+        self._write(written, count, pairs)
+        end = written + count
+        idle = (idle + moves).masked_fill(count > 0, 0)
+        ring = [end % self.size if self.rolling else end, age + moves, idle, (active + count).clamp(max=self.size)]
+        self.ring = torch.stack(ring)  # not in place: a state that was saved keeps its own
+        self.most = min(self.most + pairs.batch, self.size)
+
+    def _write(self, start: Tensor, count: Tensor, pairs: Pairs) -> None:
+        """Renew `count` slots of the ring, from slot `start` on: of this rank's as many as a batch can renew are looked
+        at, from the first one on."""
+        share = len(self.share)
+        if not share:
+            return
+        first = (start - self.share.start).clamp(0, share)
+        slots = (first + torch.arange(min(pairs.batch, share), device=self.rows.device)) % share
+        place = (slots + self.share.start - start) % self.size  # in the ring
+        renewed = (place < count)[:, None]
+        # Evenly spaced rows of the batch: every rank has its share. Sound pairs stand in for those that are not.
+        row = (place * pairs.batch // count.clamp(min=1)).clamp(max=pairs.batch - 1)
+        row = (~pairs.sound).int().argsort(stable=True)[row * pairs.sound.sum() // pairs.batch]
+        owners = self.owners[:, : len(pairs.keys)]
+        owners[slots] = torch.where(renewed, pairs.keys[:, row].T, owners[slots])
+        self.rows[:, slots] = torch.where(renewed, pairs.all_features[:, row].flip(0), self.rows[:, slots])
         for name in self.optimizer_state if self.reset else ():
-            getattr(self, name)[:, local].masked_fill_(sound, 0)
+            state = getattr(self, name)
+            state[:, slots] = state[:, slots].masked_fill(renewed, 0)
 
     @torch.no_grad()
     def learn(self, pairs: Pairs, target: Tensor, loss: Loss, tau: Tensor, *, steps: int) -> None:  # target (2, b)
@@ -142,13 +158,13 @@ class Prototypes(ShardedRows):
 
     @property
     def _active(self) -> int:
-        """This rank's slots that were ever written."""
-        return min(max(0, self.active - self.share.start), len(self.share))
+        """This rank's slots that can have been written."""
+        return min(max(0, self.most - self.share.start), len(self.share))
 
     def _unit_rows(self) -> tuple[Tensor, Tensor]:
         rows = self.rows[:, : self._active]
         lengths = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-        lengths.masked_fill_(lengths == 0, 1.0)  # a slot that no sound pair has filled yet: no direction
+        lengths.masked_fill_(lengths == 0, 1.0)  # a slot that was not written after all
         return lengths, rows / lengths
 
     def _buffer(self, pairs: Pairs) -> Tensor:
@@ -161,17 +177,20 @@ class Prototypes(ShardedRows):
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Some anchors of each side at a time: their place, weight (2, c, slots) and scale (2, c), which multiplied are
         q over this rank's slots, and log_g (2, c) over those of all ranks."""
-        offset, log_count = pairs.all_positive / tau, tau.new_full((), math.log(self.active))
+        offset, active = pairs.all_positive / tau, self.ring[3]
+        log_count = active.clamp(min=1).to(unit.dtype).log()
+        slots = torch.arange(self._active, device=unit.device) + self.share.start
+        unwritten = unit.new_zeros(self._active).masked_fill_(slots >= active, LOWEST)
         height = buffer.shape[1]
         for start in range(0, pairs.batch, height):
             anchors = slice(start, min(start + height, pairs.batch))
             weight = buffer[:, : anchors.stop - start]
             for side in (0, 1):
-                torch.mm(pairs.all_features[side, anchors] / tau, unit[side].T, out=weight[side])
+                torch.addmm(unwritten, pairs.all_features[side, anchors] / tau, unit[side].T, out=weight[side])
             if any(self.masks):
                 masked = self._masked(pairs.keys[:, anchors])
                 weight.masked_fill_(masked, LOWEST)
-                log_count = (self.active - sum_over_ranks(masked.sum(dim=1))).clamp(min=1).to(unit.dtype).log()
+                log_count = (active - sum_over_ranks(masked.sum(dim=1))).clamp(min=1).to(unit.dtype).log()
             peak = weight.amax(dim=2) if weight.numel() else weight.new_full(weight.shape[:2], LOWEST)
             log_sum = over_ranks(weight.sub_(peak[..., None]).exp_().sum(dim=2).log() + peak)
             yield anchors, weight, torch.exp(peak - log_sum), log_sum - offset[anchors] - log_count
@@ -187,10 +206,10 @@ class Prototypes(ShardedRows):
         return gather_shares(self.owners[:, 0].contiguous(), self.size)
 
     def get_extra_state(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("written", "age", "idle", "active")}
+        return {"most": self.most}
 
     def set_extra_state(self, state: Any) -> None:
-        self.written, self.age, self.idle, self.active = (state[key] for key in ("written", "age", "idle", "active"))
+        self.most = state["most"]
 
 
 def over_ranks(log_sum: Tensor) -> Tensor:  # (2, c)

@@ -53,13 +53,18 @@ def say_before_training(run: Run, sets: HeldOutSets) -> None:
     what the run should be told."""
     if not is_main():
         return
-    sizes = {name: str(fingerprint(source)[1]) for name, source in sets.retrieval.items()}
-    for name, task in sets.zero_shot.items():
-        sizes[name] = f"{plural(len(task.source), 'image')} of {plural(len(task.classnames), 'class', 'classes')}"
-    for name, size in sizes.items():
+    for name, size in describe_held_out(sets).items():
         say(f"  held out {name}: {size}")
     for advice in run_advice(run, sets):
         say("{}: {}; {}".format(*advice))
+
+
+def describe_held_out(sets: HeldOutSets) -> dict[str, str]:
+    """By name, how large each set is."""
+    sizes = {name: str(fingerprint(source)[1]) for name, source in sets.retrieval.items()}
+    for name, task in sets.zero_shot.items():
+        sizes[name] = f"{plural(len(task.source), 'image')} of {plural(len(task.classnames), 'class', 'classes')}"
+    return sizes
 
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:

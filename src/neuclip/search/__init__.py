@@ -1,1 +1,1 @@
-"""Finds images of a folder by a text or by another image."""
+"""Find images of a folder by words or by an image: `index.py` embeds and searches, `server.py` is the page."""

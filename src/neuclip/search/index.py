@@ -1,9 +1,7 @@
-"""Features of a folder's images on disk, so that each image is embedded once by each model.
+"""The images of a folder, their features by one model, and those nearest to a text or to another image.
 
-A folder in the cache, named by the model's weights, its transform and the searched folder. `features-*.f32` holds one
-row per embedded image; `files.jsonl` says in its first line which features file counts, and then, image by image, which
-row is whose. Rows are on disk before the lines that name them, and lines are only added: after an interruption what is
-named is whole. A later line about the same path replaces an earlier one.
+Features are kept in the cache folder, one .npz file per model and folder, so that each image is embedded once. The file
+is read whole, with the checksums of a zip file, and made again when anything in it is wrong.
 """
 
 from __future__ import annotations
@@ -11,64 +9,172 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from neuclip.data.source import BadSample, Fault
-from neuclip.errors import RunFailed
-from neuclip.files import cache_folder, lock, write_text
+from neuclip.data.decoding import NOT_DECODED_REASON, decode
+from neuclip.data.source import BadSample
+from neuclip.data.tables.folder import list_images
+from neuclip.data.tables.listed import read_image_file
+from neuclip.errors import RunFailed, UserError
+from neuclip.files import UNFINISHED, cache_folder, new_file, open_regular, remove_unused
 from neuclip.machine import available_cores
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
-from neuclip.records import append_lines, read_lines
-from neuclip.search.folder import ImageFile, SearchedFolder
 
-BATCH = 64  # images per forward pass; what an interruption costs at most
-FILES = "files.jsonl"
-USED_SHARE = 0.5  # of the rows must be in use, or the features are written anew without the others
+BATCH = 64  # images per forward pass
+SAVE_SECONDS = 60.0  # what a kill costs at most
+LENGTH_TOLERANCE = 0.01  # stored features are unit rows but for rounding
+
+
+class ImageFile(NamedTuple):
+    """Two files that are equal in all three are taken to hold the same image."""
+
+    path: str  # from the folder
+    size: int
+    mtime_ns: int
+
+
+class Match(NamedTuple):
+    """An image of the folder and the cosine between its features and the query's."""
+
+    id: int
+    path: str  # from the folder
+    score: float
+
+
+@dataclass
+class Index:
+    """What one model makes of images: features (d,) of length 1, or why an image cannot be used."""
+
+    features: dict[ImageFile, np.ndarray]
+    faults: dict[ImageFile, str]
+
+    def __len__(self) -> int:
+        return len(self.features) + len(self.faults)
+
+    def __contains__(self, file: ImageFile) -> bool:
+        return file in self.features or file in self.faults
+
+    def add(self, other: Index) -> None:
+        self.features |= other.features
+        self.faults |= other.faults
+
+    def only(self, files: Iterable[ImageFile]) -> Index:
+        kept = set(files)
+        return Index(
+            {file: row for file, row in self.features.items() if file in kept},
+            {file: reason for file, reason in self.faults.items() if file in kept},
+        )
 
 
 @dataclass(frozen=True)
-class Index:
-    """The features of a folder's images by one model. `row_of[id]` is an image's row, -1 if it could not be used."""
+class Folder:
+    """`files[id]` is an image; ids are places in the sorted list, and hold as long as this object does.
 
-    features: np.ndarray  # (rows, d) float32, memory-mapped, rows of length 1
-    row_of: np.ndarray  # (images,) int64
-    faults: tuple[Fault, ...]
+    >>> Folder.open(Path("photos")).files[0].path                                          # doctest: +SKIP
+    '2024/beach.jpg'
+    """
 
-    @property
-    def usable(self) -> int:
-        return int((self.row_of >= 0).sum())
+    path: Path
+    files: tuple[ImageFile, ...]
+    not_decoded: tuple[str, ...] = ()  # images of kinds that are not read, from the folder
 
-    def scores(self, query: np.ndarray) -> np.ndarray:  # (d,) -> (images,) cosine, -inf for images without features
-        of_rows = np.append(self.features @ query, -np.inf)  # row -1 is the last
-        return of_rows[self.row_of]
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        images, _, others = list_images(path)
+        if not images:
+            raise UserError(f"{path}: no images in it or below; give a folder of JPEG, PNG, WebP or similar files")
+        files = []
+        for image in images:
+            try:
+                status = (path / image).stat()
+            except OSError:  # a link to nowhere, or removed just now: reading it will say so
+                files.append(ImageFile(image, -1, -1))
+            else:
+                files.append(ImageFile(image, status.st_size, status.st_mtime_ns))
+        return cls(path, tuple(files), tuple(others))
+
+    def read(self, id: int, *, reduce_to: int = 0) -> Any:
+        """The decoded image; with `reduce_to` as `decode` has it. Raises BadSample."""
+        path = self.path / self.files[id].path
+        return decode(read_image_file(path, str(path)), str(path), reduce_to=reduce_to)
 
 
-def open_index(built: BuiltModel, folder: SearchedFolder, name: str) -> Index:
-    """Embeds what is new or changed in the folder, shows progress as `name`, and maps the features into memory."""
-    place = cache_folder() / "search" / index_key(built, folder.path)
-    place.mkdir(parents=True, exist_ok=True)
-    with lock(place / "lock"):  # two processes take turns: the second finds what the first has made
-        stored = StoredIndex(place, built.embed_dim)
-        missing = [id for id, file in enumerate(folder.files) if file not in stored.entries]
-        embed(built, folder, missing, stored, f"embedding {folder.path} with {name}")
-        stored.compact(folder.files)
-        features = stored.features()
-    entries = [stored.entries[file] for file in folder.files]
-    faults = tuple(
-        Fault(id, entry["fault"], str(folder.path / folder.files[id].path))
-        for id, entry in enumerate(entries)
-        if entry["row"] < 0
-    )
-    return Index(features, np.array([entry["row"] for entry in entries], dtype=np.int64), (*folder.not_read, *faults))
+@dataclass(frozen=True)
+class Searcher:
+    """One model over one folder: text or image in, the nearest images out, best first.
+
+    >>> searcher = Searcher.open("first", built, Folder.open(Path("photos")))              # doctest: +SKIP
+    >>> searcher.by_text("a dog", top=10)[0].path                                          # doctest: +SKIP
+    'rex.jpg'
+    """
+
+    name: str
+    built: BuiltModel
+    folder: Folder
+    ids: np.ndarray  # (n,) the images that can be used, ascending
+    features: np.ndarray  # (n, d) float32, rows of length 1
+    faults: dict[str, str]  # path from the folder: why it cannot be used
+
+    @classmethod
+    def open(cls, name: str, built: BuiltModel, folder: Folder) -> Searcher:
+        """Embeds what is new or changed in the folder, and shows progress as `name`."""
+        built.towers.eval()
+        index = update_index(built, folder, f"embedding {folder.path} with {name}")
+        ids = [id for id, file in enumerate(folder.files) if file in index.features]
+        features = stack([index.features[folder.files[id]] for id in ids], built.embed_dim)
+        faults = dict.fromkeys(folder.not_decoded, NOT_DECODED_REASON)
+        faults |= {file.path: reason for file, reason in index.faults.items()}
+        return cls(name, built, folder, np.array(ids, np.int64), features, faults)
+
+    @torch.no_grad()
+    def by_text(self, text: str, top: int) -> list[Match]:
+        if not text.strip():
+            raise UserError("the query is empty; give some words, or an image")
+        text = text.encode(errors="replace").decode()  # tokenizers fail at half a character, as of a name in Latin-1
+        tokens = self.built.tokenize([text]).to(self.built.towers.device)
+        return self._nearest(self.built.towers.encode_text(tokens), top)
+
+    @torch.no_grad()
+    def by_image(self, image: Any, top: int) -> list[Match]:
+        """`image`: as `decode` gives it. Raises BadSample."""
+        pixels = transform(self.built, image)[None].to(self.built.towers.device)
+        return self._nearest(self.built.towers.encode_image(pixels), top)
+
+    def _nearest(self, query: Tensor, top: int) -> list[Match]:  # (1, d)
+        scores = self.features @ query[0].float().cpu().numpy()
+        best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores come in order of their paths
+        found = zip(self.ids[best].tolist(), scores[best].tolist(), strict=True)
+        return [Match(id, self.folder.files[id].path, score) for id, score in found]
+
+
+def update_index(built: BuiltModel, folder: Folder, what: str) -> Index:
+    """Of exactly the folder's files: what is stored, and what had to be embedded, which is stored now."""
+    place = cache_folder() / "search" / f"{index_key(built, folder.path)}.npz"
+    stored = load(place, built.embed_dim)
+    index = stored.only(folder.files)
+    missing = [id for id, file in enumerate(folder.files) if file not in index]
+    saved = time.monotonic()
+    try:
+        for batch in embed(built, folder, missing, what):
+            index.add(batch)
+            if time.monotonic() - saved > SAVE_SECONDS:
+                save(place, index, built.embed_dim)
+                saved = time.monotonic()
+    finally:  # after Ctrl-C, too: the next search goes on from here
+        if missing or len(index) < len(stored):
+            save(place, index, built.embed_dim)
+    return index
 
 
 def index_key(built: BuiltModel, folder: Path) -> str:
@@ -81,109 +187,72 @@ def index_key(built: BuiltModel, folder: Path) -> str:
     return digest.hexdigest()
 
 
-class StoredIndex:
-    """The two files. `entries[file]` is {"row": 7}, or {"row": -1, "fault": why} for an image that cannot be used."""
+def load(place: Path, width: int) -> Index:
+    """Nothing at all if the file is missing, or damaged in any way: then the index is made again."""
+    try:
+        with open_regular(place) as file, np.load(file, allow_pickle=False) as stored:
+            features, (files, faults) = stored["features"], json.loads(stored["files"].tobytes())
+        lengths = np.sqrt(np.einsum("nd,nd->n", features, features))
+        if features.shape[1] == width and (abs(lengths - 1) < LENGTH_TOLERANCE).all():
+            rows = {ImageFile(*file): row for file, row in zip(files, features, strict=True)}
+            return Index(rows, {ImageFile(*file): reason for file, reason in faults})
+    except Exception:  # readers of broken bytes raise nearly every type
+        pass
+    return Index({}, {})
 
-    def __init__(self, place: Path, width: int):
-        self.place, self.width = place, width
-        self.entries: dict[ImageFile, dict[str, Any]] = {}
-        lines = self._lines()
-        if not lines:
-            self._begin([])
-            return
-        self.file = place / str(lines[0]["features"])
-        self.rows = self.file.stat().st_size // (4 * width)
-        for line in lines[1:]:
-            self._add(line)
-        self.rows = max((entry["row"] for entry in self.entries.values()), default=-1) + 1
-        os.truncate(self.file, self.rows * 4 * width)  # rows that no line names are of an interrupted batch
-        # A line that an interruption cut off must not run into the next.
-        write_text(place / FILES, "".join(json.dumps(line) + "\n" for line in lines))
 
-    def _lines(self) -> list[dict[str, Any]]:
-        """None at all if a file is missing or damaged: the index is made again."""
-        try:
-            lines = read_lines(self.place / FILES)
-            whole = bool(lines) and lines[0]["width"] == self.width and (self.place / lines[0]["features"]).is_file()
-            return lines if whole else []
-        except (ValueError, KeyError, TypeError):
-            return []
+def save(place: Path, index: Index, width: int) -> None:
+    """`files` is JSON, which keeps names that are no UTF-8: those of the rows of `features`, and those with faults."""
+    files = json.dumps([list(index.features), list(index.faults.items())]).encode()
+    with new_file(place) as file:
+        np.savez(file, features=stack([*index.features.values()], width), files=np.frombuffer(files, np.uint8))
+    remove_unused(place.parent.glob(f".*{UNFINISHED}"))  # left by kills
 
-    def _add(self, line: dict[str, Any]) -> None:
-        if line["row"] < self.rows:
-            self.entries[ImageFile(line["path"], line["size"], line["mtime_ns"])] = line
 
-    def _begin(self, lines: list[dict[str, Any]], features: np.ndarray | None = None) -> None:
-        """A features file of its own, then, in one move, the list that names it."""
-        self.file = self.place / f"features-{uuid.uuid4().hex}.f32"
-        content = np.empty((0, self.width), np.float32) if features is None else features
-        with self.file.open("wb") as file:
-            content.tofile(file)
-            os.fsync(file.fileno())
-        header = {"features": self.file.name, "width": self.width}
-        write_text(self.place / FILES, "".join(json.dumps(line) + "\n" for line in [header, *lines]))
-        for other in self.place.glob("features-*.f32"):
-            if other != self.file:
-                other.unlink()
-        self.rows = len(content)
-        self.entries = {}
-        for line in lines:
-            self._add(line)
+def stack(rows: list[np.ndarray], width: int) -> np.ndarray:  # n x (d,) -> (n, d), also where n is 0
+    return np.array(rows, np.float32).reshape(-1, width)
 
-    def append(self, files: list[ImageFile], features: Tensor, faults: list[str]) -> None:
-        """`faults[i]` says why files[i] cannot be used; "" where it has the next row of `features` (n, d)."""
-        with self.file.open("ab") as file:
-            features.numpy().tofile(file)
-            os.fsync(file.fileno())
-        lines = []
-        for image, fault in zip(files, faults, strict=True):
-            lines.append(image._asdict() | ({"row": -1, "fault": fault} if fault else {"row": self.rows}))
-            self.rows += not fault
-        append_lines(self.place / FILES, lines)
-        for line in lines:
-            self._add(line)
 
-    def compact(self, files: tuple[ImageFile, ...]) -> None:
-        """Forgets images that are gone or changed, once they are more than those that are there."""
-        kept = [self.entries[file] for file in files]
-        used = [line["row"] for line in kept if line["row"] >= 0]
-        if len(used) >= USED_SHARE * self.rows:
-            return
-        features = np.array(self.features()[used])
-        new_rows = {row: number for number, row in enumerate(used)}
-        self._begin([line | {"row": new_rows.get(line["row"], -1)} for line in kept], features)
-
-    def features(self) -> np.ndarray:  # (rows, d)
-        if not self.rows:  # nothing can be mapped
-            return np.empty((0, self.width), np.float32)
-        return np.memmap(self.file, np.float32, "r", shape=(self.rows, self.width))
+def transform(built: BuiltModel, image: Any) -> Tensor:  # -> (3, H, W)
+    """What the model takes. Raises BadSample."""
+    try:
+        return built.transform(image)
+    except (ValueError, OSError, ZeroDivisionError) as error:  # an image one pixel wide, for example
+        raise BadSample("image cannot be transformed", str(error)) from error
 
 
 @torch.no_grad()
-def embed(built: BuiltModel, folder: SearchedFolder, ids: list[int], stored: StoredIndex, what: str) -> None:
+def embed(built: BuiltModel, folder: Folder, ids: list[int], what: str) -> Iterator[Index]:
     """Batch by batch: threads read and decode the next images (Pillow runs beside Python) while the model encodes."""
-    towers = built.towers.eval()
+    batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+    pool = ThreadPoolExecutor(available_cores())
 
     def prepare(id: int) -> Tensor | str:
         try:
-            return folder.pixels(id, built.transform)
+            return transform(built, folder.read(id))
         except BadSample as bad:
             return bad.reason
 
-    batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-    with ThreadPoolExecutor(available_cores()) as pool:
-        try:
-            ahead = [pool.submit(prepare, id) for batch in batches[:1] for id in batch]
-            for number, batch in enumerate(track(batches, what, len(batches), "batches")):
-                prepared = [future.result() for future in ahead]
-                ahead = [pool.submit(prepare, id) for following in batches[number + 1 : number + 2] for id in following]
-                images = [one for one in prepared if not isinstance(one, str)]
-                features = torch.empty(0, built.embed_dim)
-                if images:
-                    features = towers.encode_image(torch.stack(images).to(towers.device)).float().cpu()
-                if not features.isfinite().all():
-                    raise RunFailed(f"{what}: features are not finite; the model's weights are broken, use another one")
-                faults = [one if isinstance(one, str) else "" for one in prepared]
-                stored.append([folder.files[id] for id in batch], features, faults)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def start(batch: list[int]) -> dict[ImageFile, Future[Tensor | str]]:
+        return {folder.files[id]: pool.submit(prepare, id) for id in batch}
+
+    try:
+        started = start(ids[:BATCH])
+        for _, following in track(pairwise([*batches, []]), what, len(ids), "images", step=BATCH):
+            prepared = {file: future.result() for file, future in started.items()}
+            started = start(following)
+            images = {file: pixels for file, pixels in prepared.items() if not isinstance(pixels, str)}
+            rows = encode(built, [*images.values()], what)
+            faults = {file: reason for file, reason in prepared.items() if isinstance(reason, str)}
+            yield Index(dict(zip(images, rows, strict=True)), faults)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def encode(built: BuiltModel, images: list[Tensor], what: str) -> np.ndarray:  # n x (3, H, W) -> (n, d)
+    if not images:
+        return stack([], built.embed_dim)
+    features = built.towers.encode_image(torch.stack(images).to(built.towers.device)).float().cpu()
+    if not features.isfinite().all():
+        raise RunFailed(f"{what}: features are not finite; the model's weights are broken, use another one")
+    return features.numpy()

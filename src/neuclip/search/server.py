@@ -12,195 +12,243 @@ import hashlib
 import json
 import os
 import secrets
-import socket
+import sys
 import threading
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
-from importlib import resources
+from http.server import BaseHTTPRequestHandler
 from io import BytesIO
+from socketserver import ThreadingTCPServer
 from typing import Any
 
-import uvicorn
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image, ImageOps
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from neuclip.data.decoding import decode
 from neuclip.data.source import BadSample
-from neuclip.errors import UserError
-from neuclip.search.searcher import Match, Searcher
+from neuclip.errors import RunFailed, UserError
+from neuclip.search.index import Searcher
 
 ADDRESS = "127.0.0.1"
 LARGEST_UPLOAD = 64 << 20  # bytes
 LONGEST_TEXT = 10_000  # characters
 SIDES = {"small": 320, "large": 1600}  # longest side of the images that are sent, pixels
 MOST_SHOWN = 200
-
+SHOWN_FIRST = 12  # images of the folder before anything is searched
+TEXT = "text/plain; charset=utf-8"
 TEMPLATES = Environment(
     loader=PackageLoader("neuclip.search"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
 
 
-class Page:
-    """What the page can ask for. `searchers` all search the same folder."""
+class Refused(Exception):
+    """A request that is answered with this status and a sentence."""
+
+    def __init__(self, status: int, why: str):
+        super().__init__(why)
+        self.status = status
+
+
+class Page(ThreadingTCPServer):
+    """`searchers` all search the same folder. `address` is what the user opens.
+
+    >>> with Page(searchers, top=10) as page:                                              # doctest: +SKIP
+    ...     print(page.address)
+    ...     page.serve_forever()
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, searchers: Sequence[Searcher], top: int):
-        self.searchers, self.top = searchers, top
-        self.folder = searchers[0].folder
-        self.lock = threading.Lock()  # one query at a time: torch uses all cores by itself
-
-    def html(self) -> str:
-        script = own_file("search.js")
-        return TEMPLATES.get_template("page.html").render(
+        super().__init__((ADDRESS, 0), Handler)
+        self.searchers, self.top, self.folder = searchers, min(top, MOST_SHOWN), searchers[0].folder
+        self.one_query = threading.Lock()  # at a time: torch uses all cores by itself
+        self.token, port = secrets.token_urlsafe(24), self.server_address[1]
+        self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
+        self.address = f"http://{ADDRESS}:{port}/{self.token}/"
+        script, style = (TEMPLATES.get_template(name).render() for name in ("search.js", "style.css"))
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        self.policy = (
+            "default-src 'none'; img-src 'self' blob: data:; connect-src 'self'; style-src 'unsafe-inline'; "
+            f"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; script-src 'sha256-{digest}'"
+        )
+        self.html = TEMPLATES.get_template("page.html").render(
             folder=as_utf8(self.folder.path.resolve().name or str(self.folder.path)),
-            images=max(searcher.index.usable for searcher in self.searchers),
-            models=[as_utf8(searcher.name) for searcher in self.searchers],
-            skipped=max(len(searcher.index.faults) for searcher in self.searchers),
-            style=own_file("style.css"),
+            images=max(len(searcher.ids) for searcher in searchers),
+            models=[as_utf8(searcher.name) for searcher in searchers],
+            skipped=max(len(searcher.faults) for searcher in searchers),
+            first=self.first_images(),
+            largest_upload=LARGEST_UPLOAD,
+            style=style,
             script=script,
         )
 
-    def find(self, search: Callable[[Searcher], list[Match]]) -> dict[str, Any]:
-        with self.lock:
-            found = [(as_utf8(searcher.name), search(searcher)) for searcher in self.searchers]
-        return {"models": [{"name": name, "matches": [as_plain(match) for match in best]} for name, best in found]}
+    def first_images(self) -> list[dict[str, Any]]:
+        """Some of the folder, evenly spread, so that the page does not begin empty."""
+        ids = max((searcher.ids for searcher in self.searchers), key=len)
+        spread = np.linspace(0, len(ids) - 1, min(SHOWN_FIRST, len(ids))).astype(int)
+        return [{"id": int(id), "path": as_utf8(self.folder.files[id].path)} for id in ids[spread]]
+
+    def has_image(self, number: str) -> bool:
+        """Python reads no number of thousands of digits."""
+        return number.isdecimal() and len(number) < 12 and int(number) < len(self.folder.files)
+
+    def search(self, kind: str, body: bytes) -> dict[str, Any]:
+        """The body is an image, or JSON: {"text": ...} or {"like": number of an image}."""
+        query = self.parse_query(body) if kind.startswith("application/json") else decode(body)
+        with self.one_query:
+            found = [
+                one.by_text(query, self.top) if isinstance(query, str) else one.by_image(query, self.top)
+                for one in self.searchers
+            ]
+        return {
+            "models": [
+                {
+                    "name": as_utf8(one.name),
+                    "matches": [match._asdict() | {"path": as_utf8(match.path)} for match in best],
+                }
+                for one, best in zip(self.searchers, found, strict=True)
+            ]
+        }
+
+    def parse_query(self, body: bytes) -> Any:
+        """A text, or an image."""
+        try:
+            query = json.loads(body)
+            text, like = query.get("text"), query.get("like")
+        except (ValueError, AttributeError, RecursionError):
+            raise Refused(400, "the request is not a JSON object") from None
+        if type(like) is int and 0 <= like < len(self.folder.files):
+            try:
+                return self.folder.read(like)
+            except BadSample as bad:
+                what = f"{as_utf8(self.folder.files[like].path)} cannot be opened ({bad.reason})"
+                raise Refused(400, f"{what}; start neuclip search again if the folder has changed") from bad
+        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+            raise Refused(400, f"the query is not a text of at most {LONGEST_TEXT:,} letters")
+        return text
 
     def jpeg(self, id: int, side: int) -> bytes:
         """An image of the folder as people see it: turned as the camera was, on white, at most `side` pixels long."""
-        image = ImageOps.exif_transpose(self.folder.read(id)).convert("RGBA")
+        image = self.folder.read(id, reduce_to=2 * side)  # large photos are decoded several times faster so
+        with warnings.catch_warnings(action="ignore"):  # of damaged EXIF data
+            image = ImageOps.exif_transpose(image).convert("RGBA")
         image.thumbnail((side, side))
         flat = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
         file = BytesIO()
         flat.save(file, "JPEG", quality=85)
         return file.getvalue()
 
-    async def show(self, request: Request) -> Response:
-        return HTMLResponse(self.html())
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
-    async def search(self, request: Request) -> Response:
-        """The body is an image, or JSON: {"text": ...} or {"like": number of an image}."""
+
+class Handler(BaseHTTPRequestHandler):
+    """GET of the page and its images, POST of a query; everything else is refused."""
+
+    server: Page
+    protocol_version = "HTTP/1.1"
+    timeout = 60.0  # seconds without a byte
+    disable_nagle_algorithm = True  # else the second half of a short answer waits for the first
+    unread = 0  # bytes of the body
+
+    def do_GET(self) -> None:
+        self.respond(self.get)
+
+    def do_POST(self) -> None:
+        self.respond(self.post)
+
+    def respond(self, method: Callable[[list[str]], tuple[str, bytes]]) -> None:
+        """One answer, whatever goes wrong."""
+        length = self.headers.get("content-length", "")
+        self.unread = int(length) if length.isdecimal() and len(length) < 16 else 0
         try:
-            body = await read_body(request)
-            if request.headers.get("content-type", "").startswith("application/json"):
-                search = self._asked(body)
-            else:
-                search = self._like(await run_in_threadpool(decode, body))
-            return JSONResponse(await run_in_threadpool(self.find, search))
+            status, (kind, content) = 200, method(self.path_parts())
+        except Refused as refused:
+            status, kind, content = refused.status, TEXT, str(refused).encode()
+        except (UserError, RunFailed) as error:
+            status, kind, content = 400, TEXT, str(error).encode(errors="replace")
+        except ConnectionError:  # the browser has gone
+            raise
+        except Exception:
+            traceback.print_exc()
+            status, kind, content = 500, TEXT, b"an error of the program; the terminal shows it"
+        self.send(status, kind, content)
+
+    def path_parts(self) -> list[str]:
+        """The address behind the token. Refuses what does not come from our page."""
+        pieces = self.path.partition("?")[0].split("/")  # "/token/image/small/7"; of a hostile request anything
+        token, parts = (pieces[1], pieces[2:]) if len(pieces) > 1 else ("", [])
+        origin = self.headers.get("origin", "")
+        ours = self.headers.get("host") in self.server.hosts
+        ours &= not origin or origin.removeprefix("http://") in self.server.hosts
+        if ours and secrets.compare_digest(token.encode(), self.server.token.encode()):
+            return parts
+        raise Refused(403, "refused: use the whole address that neuclip search printed")
+
+    def get(self, parts: list[str]) -> tuple[str, bytes]:
+        page = self.server
+        match parts:
+            case []:  # copied without its last slash: what the page asks for would go elsewhere
+                raise Refused(308, "the address ends with a slash")
+            case [""]:
+                return "text/html; charset=utf-8", page.html.encode()
+            case ["image", size, number] if size in SIDES and page.has_image(number):
+                try:
+                    return "image/jpeg", page.jpeg(int(number), SIDES[size])
+                except BadSample as bad:
+                    raise Refused(404, bad.reason) from bad
+        raise Refused(404, "there is nothing at this address")
+
+    def post(self, parts: list[str]) -> tuple[str, bytes]:
+        if parts != ["search"]:
+            raise Refused(404, "there is nothing at this address")
+        if "content-length" not in self.headers:
+            raise Refused(411, "the request does not say how long it is")
+        if self.unread > LARGEST_UPLOAD:
+            raise Refused(413, f"the file is larger than {LARGEST_UPLOAD >> 20} MB; give a smaller image")
+        body, self.unread = self.rfile.read(self.unread), 0
+        try:
+            found = self.server.search(self.headers.get("content-type", ""), body)
         except BadSample as bad:
-            return JSONResponse({"error": f"{bad.reason}: give a JPEG, PNG, WebP or similar file"}, 400)
-        except UserError as error:
-            return JSONResponse({"error": str(error)}, 400)
+            raise Refused(400, f"{bad.reason}; give a JPEG, PNG, WebP or similar file") from bad
+        return "application/json", json.dumps(found).encode()
 
-    def _asked(self, body: bytes) -> Callable[[Searcher], list[Match]]:
-        try:
-            asked = json.loads(body)
-            text, like = asked.get("text"), asked.get("like")
-        except (ValueError, AttributeError, RecursionError):
-            raise UserError("the request is not a JSON object") from None
-        if isinstance(like, int) and 0 <= like < len(self.folder.files):
-            return self._like(self.folder.read(like))
-        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-            raise UserError(f"the query is not a text of at most {LONGEST_TEXT:,} letters")
-        return lambda searcher: searcher.by_text(text, self.top)
+    def send(self, status: int, kind: str, content: bytes) -> None:
+        # Who is still sending would not see the answer: a connection that is closed before all was read is cut off.
+        while self.unread > 0 and (piece := self.rfile.read(min(self.unread, 1 << 20))):
+            self.unread -= len(piece)
+        headers = {
+            "content-type": kind,
+            "content-length": str(len(content)),
+            "cache-control": "private, max-age=3600" if kind == "image/jpeg" else "no-store",
+            "content-security-policy": self.server.policy,
+            "referrer-policy": "no-referrer",  # the token is in the address
+            "x-content-type-options": "nosniff",
+        }
+        if status == 308:
+            headers["location"] = self.server.address
+        if status != 200:
+            headers["connection"] = "close"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
-    def _like(self, image: Any) -> Callable[[Searcher], list[Match]]:
-        return lambda searcher: searcher.by_image(image, self.top)
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses by itself, such as methods that are not here."""
+        self.send(int(code), TEXT, (message or "refused").encode())
 
-    async def image(self, request: Request) -> Response:
-        id, side = request.path_params["id"], SIDES.get(request.path_params["size"])
-        if side is None or not 0 <= id < len(self.folder.files):
-            return PlainTextResponse("no such image", 404)
-        try:
-            content = await run_in_threadpool(self.jpeg, id, side)
-        except BadSample as bad:
-            return PlainTextResponse(bad.reason, 404)
-        return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
-
-
-def as_plain(match: Match) -> dict[str, Any]:
-    return match._asdict() | {"path": as_utf8(match.path)}
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal stays quiet."""
 
 
 def as_utf8(name: str) -> str:
     """A file's name as a page can show it: on Linux it need not be text."""
     return os.fsencode(name).decode(errors="replace")
-
-
-class OnlyForUs:
-    """Refuses every request without the token or with another Host; and tells the browser to load nothing else."""
-
-    def __init__(self, app: Any, token: str, port: int):
-        self.app, self.token = app, token
-        self.hosts = {f"{name}:{port}".encode() for name in (ADDRESS, "localhost")}
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        headers = dict(scope["headers"])
-        given = scope["path"].split("/")[1].encode()
-        origin = headers.get(b"origin", b"")
-        ours = headers.get(b"host") in self.hosts and (not origin or origin.removeprefix(b"http://") in self.hosts)
-        if not ours or not secrets.compare_digest(given, self.token.encode()):
-            refusal = PlainTextResponse("refused: use the whole address that neuclip search printed", 403)
-            await refusal(scope, receive, send)
-            return
-
-        async def send_safely(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *safety_headers()]
-            await send(message)
-
-        await self.app(scope, receive, send_safely)
-
-
-def create_app(searchers: Sequence[Searcher], *, top: int, token: str, port: int) -> OnlyForUs:
-    page = Page(searchers, min(top, MOST_SHOWN))
-    routes = [
-        Route(f"/{token}/", page.show),
-        Route(f"/{token}/search", page.search, methods=["POST"]),
-        Route(f"/{token}/image/{{size}}/{{id:int}}", page.image),
-    ]
-    return OnlyForUs(Starlette(routes=routes), token, port)
-
-
-async def read_body(request: Request) -> bytes:
-    """Not `request.body()`, which takes whatever comes."""
-    content = bytearray()
-    async for piece in request.stream():
-        content += piece
-        if len(content) > LARGEST_UPLOAD:
-            raise UserError(f"the file is larger than {LARGEST_UPLOAD >> 20} MB; give a smaller image")
-    return bytes(content)
-
-
-def safety_headers() -> list[tuple[bytes, bytes]]:
-    digest = base64.b64encode(hashlib.sha256(own_file("search.js").encode()).digest()).decode()
-    policy = (
-        "default-src 'none'; img-src 'self' blob: data:; connect-src 'self'; style-src 'unsafe-inline'; "
-        f"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; script-src 'sha256-{digest}'"
-    )
-    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-
-def own_file(name: str) -> str:
-    return resources.files("neuclip.search").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def serve(searchers: Sequence[Searcher], *, top: int, announce: Callable[[str], None]) -> None:
-    """Until Ctrl-C. `announce` is told the address once it can be opened."""
-    with socket.create_server((ADDRESS, 0)) as listening:
-        server, address = create_server(searchers, listening, top=top)
-        announce(address)
-        server.run([listening])
-
-
-def create_server(searchers: Sequence[Searcher], listening: socket.socket, *, top: int) -> tuple[uvicorn.Server, str]:
-    """And its whole address, with a new token."""
-    token, port = secrets.token_urlsafe(24), listening.getsockname()[1]
-    app = create_app(searchers, top=top, token=token, port=port)
-    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
-    return uvicorn.Server(config), f"http://{ADDRESS}:{port}/{token}/"

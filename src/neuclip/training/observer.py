@@ -149,7 +149,12 @@ def open_copies(run: Run, resources: ExitStack) -> Iterator[Callable[[dict[str, 
             raise UserError("log.tensorboard needs its extra: pip install 'neuclip[tensorboard]'") from error
         writer = SummaryWriter(run.folder.path / "tensorboard")  # type: ignore[no-untyped-call]
         resources.callback(writer.close)
-        yield lambda values, samples: [writer.add_scalar(key, x, samples) for key, x in values.items()]
+
+        def write(values: dict[str, float], samples: int) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, samples)  # type: ignore[no-untyped-call]
+
+        yield write
     if run.settings.log.wandb:
         try:
             import wandb

@@ -1,0 +1,263 @@
+"""`neuclip doctor`: the run built as training builds it, without a folder; its first pairs read, one step taken.
+
+Every rule is the run's own: what training refuses is raised here by the same code, and what it is told before its first
+step (`advice.py`) is listed here too. Only what the pairs and the step show is judged in this file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neuclip.data.decoding import decode
+from neuclip.data.faults import FaultLog, by_reason
+from neuclip.data.held_out import HeldOutSets
+from neuclip.data.loader import Batch
+from neuclip.data.source import BadSample, Fault
+from neuclip.errors import RunFailed, UserError
+from neuclip.evaluation.gallery import thumbnail
+from neuclip.formatting import byte_size, format_duration, format_number, percent, plural
+from neuclip.machine import peak_memory_bytes
+from neuclip.plan import Plan
+from neuclip.progress import track, waiting
+from neuclip.records import RunFolder
+from neuclip.report.page import Gallery, Notes, Page, Query, Section
+from neuclip.runs import folder as folders
+from neuclip.runs.advice import run_advice
+from neuclip.runs.build import build_batches, build_run, open_training_source, refuse_single_images, resolve
+from neuclip.runs.lifecycle import check_disk, describe, needed_bytes
+from neuclip.runs.results import describe_held_out, open_held_out
+from neuclip.settings.objectives import Advice
+from neuclip.settings.sections import Settings
+from neuclip.training.loop import caption_ids, parallel, take_step
+from neuclip.training.observer import full_caption_test
+from neuclip.training.run import Run
+
+PAIRS, SECONDS = 512, 5.0  # read at most so many, or for so long
+SHOWN = 24  # pairs on the page
+STEP_PAIRS = 16  # of the step on a CPU; a GPU takes the whole share of a rank
+MANY_TRUNCATED, MANY_EQUAL, MANY_SMALL = 0.05, 0.02, 0.5
+GRID = 32  # a size that is proposed for images is a multiple of it: patches and strides divide it
+
+
+@dataclass
+class Examination:
+    """`figures` are flat and stable, for `--json`; `lines` say the same to people."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    warnings: list[Advice] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    shown: list[Query] = field(default_factory=list)  # pairs, for the page
+
+    @property
+    def ready(self) -> bool:
+        return not self.problems
+
+    def note(self, topic: str, line: str, **figures: Any) -> None:
+        self.lines.append(line)
+        self.figures |= {f"{topic}.{name}": value for name, value in figures.items()}
+
+    @contextmanager
+    def stage(self) -> Iterator[None]:
+        """What training would stop at is noted, and the examination goes on behind it."""
+        try:
+            yield
+        except (UserError, RunFailed) as error:
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+        except torch.OutOfMemoryError:
+            self.problems.append(
+                "one step does not fit into the memory of the GPU; give a smaller --train.micro_batch_size, or "
+                "--model.gradient_checkpointing true"
+            )
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        warnings = [dict(zip(("what", "why", "remedy"), advice, strict=True)) for advice in self.warnings]
+        return {"ready": self.ready, "problems": self.problems, "warnings": warnings, **self.figures}
+
+
+def examine(settings: Settings, *, ranks: int = 1) -> Examination:
+    """What training with these settings on `ranks` ranks would do, and what would go wrong. Writes nothing.
+
+    >>> examine(read_settings(None, ["--data.train", "photos"])).ready        # doctest: +SKIP
+    True
+    """
+    found = Examination()
+    sets, run = None, None
+    with found.stage():
+        settings = resolve(settings)
+    with found.stage():
+        folder = folders.choose_folder(settings)
+    with found.stage():
+        sets = open_held_out(settings)
+    with found.stage():
+        source = open_training_source(settings)
+        with waiting("building the model"):
+            run = build_run(settings, source)
+        run.plan = Plan.of(run.settings, ranks)
+        note_run(found, run, sets)
+        refuse_single_images(run.settings, run.plan, run.built)
+        run.batches = build_batches(run.settings, source, run.built, run.plan)
+    if run is None:
+        return found
+    with found.stage():
+        if not found.problems:
+            run.folder = RunFolder(folder)
+            check_disk(run)
+    with found.stage():
+        batch, tokens = read_pairs(found, run)
+        note_captions(found, run, tokens)
+        if not found.problems:
+            note_step(found, run, batch)
+    if sets is not None:
+        found.warnings += run_advice(run, sets)
+    return found
+
+
+def note_run(found: Examination, run: Run, sets: HeldOutSets | None) -> None:
+    plan, source = run.plan, run.source
+    for line in describe(run):
+        found.note("plan", line)
+    for name, size in describe_held_out(sets).items() if sets else ():
+        found.note("plan", f"held out {name}: {size}")
+    found.note(
+        "plan",
+        f"{plan.local_batch:,} pairs per rank and step, {plan.micro_batch:,} per forward pass; warm-up "
+        f"{plural(plan.warmup_steps, 'step')}; at most {byte_size(needed_bytes(run))} on disk",
+        **{name: getattr(plan, name) for name in ("ranks", "batch_size", "local_batch", "micro_batch", "steps")},
+        samples=plan.samples,
+        epochs=plan.samples / run.epoch_samples,
+        warmup_steps=plan.warmup_steps,
+        disk_bytes=needed_bytes(run),
+        held_out=len(sets.retrieval) + len(sets.zero_shot) if sets else 0,
+    )
+    found.figures |= {
+        "data.kind": source.kind,
+        "data.pairs": len(source),
+        "data.captions": run.caption_counts._asdict(),
+        "model.parameters": sum(p.numel() for p in run.built.towers.parameters()),
+        "model.device": str(run.device),
+        "model.precision": str(run.precision).removeprefix("torch."),
+    }
+
+
+def read_pairs(found: Examination, run: Run) -> tuple[Batch, Tensor]:
+    """The pairs that the run would read first, by its own workers and rules: those of the step, and the tokens of one
+    batch (b, L), as far as it was read."""
+    first = build_batches(run.settings, run.source, run.built, replace(run.plan, batch_size=STEP_PAIRS, ranks=1))
+    log, faults, read, batches = FaultLog(None, run.settings.data.max_bad_share), list[Fault](), 0, list[Batch]()
+    count = max(1, min(PAIRS, len(run.source)) // STEP_PAIRS)
+    start = time.monotonic()
+    for batch in track(first.steps(0, count), "reading pairs", count):
+        batches.append(batch)
+        faults += batch.faults
+        read += len(batch.ids)
+        log.add(batch.faults)
+        if message := log.note(len(batch.ids), len(batch.faults)):
+            raise RunFailed(message)
+        if time.monotonic() - start > SECONDS and read >= SHOWN:
+            break
+    rate, reasons = read / (time.monotonic() - start), by_reason(faults)
+    bad = ", ".join(f"{times:,} x {reason}" for reason, times in reasons.items()) or "none bad"
+    found.note(
+        "read",
+        f"read {plural(read, 'pair')} at {format_number(rate)} per second; {bad}",
+        pairs=read,
+        pairs_per_second=rate,
+        bad=dict(reasons),
+    )
+    if faults:
+        what, where = f"{percent(len(faults) / read)} of the pairs read are bad", faults[0].where
+        found.warnings.append((what, "each is replaced by the next", f"repair them, first: {where}"))
+    show_pairs(found, run, [id for batch in batches for id in batch.ids.tolist()])
+    tokens = torch.cat([batch.tokens for batch in batches])[: run.plan.batch_size]
+    return batches[0] if run.device.type == "cpu" else next(run.batches.steps(0, 1)), tokens
+
+
+def show_pairs(found: Examination, run: Run, ids: list[int]) -> None:
+    """Some of the pairs as they lie on the disk, and whether their images are large enough."""
+    sides = []
+    for id in ids[:SHOWN]:
+        try:
+            sample = run.source[id]
+            sides.append(min(decode(sample.image, run.source.where(id)).size))
+            found.shown.append(Query("; ".join(sample.captions), thumbnail(sample.image)))
+        except BadSample:
+            continue
+    for pair in found.shown[:3]:
+        found.note("pairs", f"for example: {' '.join(pair.caption.split())}")
+    found.figures["pairs.captions"] = [pair.caption for pair in found.shown]
+    needed = run.built.image_size if isinstance(run.built.image_size, int) else min(run.built.image_size)
+    if not sides:
+        return
+    found.figures |= {"pairs.shorter_side": median(sides), "model.image_size": needed}
+    fitting = -(-round(median(sides)) // GRID) * GRID
+    if sum(side < needed for side in sides) > MANY_SMALL * len(sides) and fitting < needed:
+        what = f"most images are smaller than the model's {needed} pixels (half of them below {median(sides):g})"
+        why, remedy = "they are upscaled, which costs time and adds no detail", f"give --model.image_size {fitting}"
+        found.warnings.append((what, why, remedy))
+
+
+def note_captions(found: Examination, run: Run, tokens: Tensor) -> None:  # (b, L)
+    """What the tokens of a batch show."""
+    truncated = full_caption_test(run.built.tokenize)(tokens).double().mean().item()
+    _, counts = caption_ids(tokens).unique(return_counts=True)
+    equal = int(counts[counts > 1].sum()) / len(tokens)
+    found.note(
+        "captions",
+        f"captions of the first {len(tokens):,} pairs: {percent(truncated)} fill the context, {percent(equal)} are "
+        "those of another pair too",
+        truncated=truncated,
+        equal=equal,
+    )
+    if truncated > MANY_TRUNCATED:
+        what = f"{percent(truncated)} of the captions fill the context of {tokens.shape[1]} tokens"
+        remedy = f"give --model.context_length {2 * tokens.shape[1]}, or shorten them"
+        found.warnings.append((what, "their ends are cut off", remedy))
+    if equal > MANY_EQUAL and not run.settings.objective.mask_duplicates:
+        what = f"{percent(equal)} of a batch share their caption with another pair"
+        why, remedy = "they are false negatives of each other", "give --objective.mask_duplicates true"
+        found.warnings.append((what, why, remedy))
+
+
+def note_step(found: Examination, run: Run, batch: Batch) -> None:
+    """One step of the loop: its loss, time and memory."""
+    pairs = min(len(batch.ids), run.plan.local_batch)
+    if pairs < len(batch.ids):  # the run's batch is smaller than what was read
+        batch = Batch(*(part[:pairs] if isinstance(part, Tensor) else part for part in batch))
+    with waiting("taking one step"):
+        encode, start = parallel(run), time.perf_counter()
+        loss, _ = take_step(run, encode, batch)
+        value, seconds = loss.item(), time.perf_counter() - start
+    rate, memory = pairs / seconds, peak_memory_bytes(run.device)
+    takes = format_duration(run.plan.samples / run.plan.ranks / rate)
+    found.note(
+        "step",
+        f"one step of {plural(pairs, 'pair')}: loss {format_number(value)}, {format_number(seconds)} s; at this pace "
+        f"the run takes {takes}; peak memory {byte_size(memory)}",
+        pairs=pairs,
+        loss=value,
+        seconds=seconds,
+        run_seconds=run.plan.samples / run.plan.ranks / rate,
+        peak_memory_bytes=memory,
+    )
+
+
+def pairs_page(found: Examination, name: str) -> Page:
+    """The pairs to look at, above them what was found."""
+    warnings = ["{}: {}; {}".format(*advice) for advice in found.warnings]
+    sections = [
+        Section("", [Notes(found.problems, as_list=True), Notes(warnings, as_list=True)]),
+        Section("Pairs", [Gallery("The first that training would read", found.shown)]),
+        Section("What was found", [Notes(found.lines, as_list=True)], folded=True),
+    ]
+    return Page("doctor", name, ["ready" if found.ready else "not ready"], sections=sections)
