@@ -106,7 +106,7 @@ def hold_lock(folder: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_run_in_training_is_locked_until_its_process_ends_even_if_a_worker_lives_on(tmp_path):
-    RunFolder(tmp_path).lock.write_text(" " * 500)  # of a longer name
+    RunFolder(tmp_path).lock.write_text(json.dumps({"process": 1, "host": "a longer name" * 40}))
     holder = start_and_wait_until_ready(hold_lock, tmp_path)
     try:
         message = rf"is being trained by process {holder.pid} on \S+; wait"

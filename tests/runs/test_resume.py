@@ -161,12 +161,12 @@ def test_an_attempt_that_torchrun_restarts_finds_its_run_wherever_the_one_before
 
 
 def test_auto_starts_a_run_continues_it_and_leaves_a_finished_one_as_it_is(finished, settings_file):
-    settings = read_settings(settings_file("again"))
-    run = api.train(settings, resume="auto")
+    file = settings_file("again")
+    run = api.train(read_settings(file), resume="auto")
     for path in checkpoints_in(RunFolder(run))[1:]:
         path.unlink()
     for _ in range(2):
-        assert api.train(settings, resume="auto") == run
+        assert main(["train", str(file), "--resume", "auto"]) == 0
         assert losses(run) == losses(finished.path)
         assert [line["samples"] for line in read_lines(RunFolder(run).evaluation)] == [40, 80, 96]
 

@@ -232,17 +232,6 @@ def test_features_for_which_there_is_no_room_are_refused_after_the_first_block(t
         train("full", *IMAGE)
 
 
-def test_a_run_that_could_store_features_says_so(train, capsys):
-    train("computed", *IMAGE, *TEXT, *OFF)
-    assert "locked: what stays the same of each sample is computed 2.4 times; give --data.stored_features auto" in (
-        capsys.readouterr().err
-    )
-    train("augmented", *IMAGE, "--data.crop_scale", "0.9,1")
-    assert "the image tower is locked" in (said := capsys.readouterr().err) and "--data.crop_scale 1,1" in said
-    train("stored", *IMAGE, *TEXT)
-    assert "locked:" not in capsys.readouterr().err
-
-
 def test_a_run_that_sees_no_sample_twice_stores_nothing(train, features):
     train("short", *IMAGE, *TEXT, "--train.samples", "40")
     assert not features.exists()

@@ -66,7 +66,7 @@ def test_a_summary_has_cost_recall_against_chance_normalizer_and_skipped_samples
         "Normalizer:",
         "  squared error  0.46 of the log-normalizer, 7.5x smaller than a mini-batch's (3.44 with 128 pairs)",
         "  calibration    1.07, good (batch mean of true over predicted normalizer; 1 is right)",
-        "Skipped samples, listed in skipped.jsonl:",
+        "Skipped samples, those of training in skipped.jsonl:",
         "  training data  3 (0.011 % of those read): 2 x image does not decode, 1 x caption is empty",
     ]
 

@@ -233,7 +233,7 @@ def note_step(found: Examination, run: Run, batch: Batch) -> None:
     """One step of the loop: its loss, time and memory."""
     pairs = min(len(batch.ids), run.plan.local_batch)
     if pairs < len(batch.ids):  # the run's batch is smaller than what was read
-        batch = Batch(*(part[:pairs] if isinstance(part, Tensor) else part for part in batch))
+        batch = batch._replace(images=batch.images[:pairs], tokens=batch.tokens[:pairs], ids=batch.ids[:pairs])
     with waiting("taking one step"):
         encode, start = parallel(run), time.perf_counter()
         loss, _ = take_step(run, encode, batch)

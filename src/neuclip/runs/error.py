@@ -20,10 +20,14 @@ from neuclip.objectives.objective import Objective
 from neuclip.progress import track
 from neuclip.records import RunFolder
 from neuclip.runs.build import build_objective, open_training_source
+<<<<<<< HEAD
 from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.load import load_run
+=======
+from neuclip.runs.folder import checkpoints_in, samples_at, stored_settings
+from neuclip.runs.target import load_run
+>>>>>>> house/runs
 from neuclip.secrets import without_queries
-from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training.run import Run
 
@@ -79,7 +83,7 @@ def normalizer_errors(
 
 def _open(path: Path) -> MeasuredRun:
     folder = RunFolder(path)
-    settings = read_settings(folder.settings, [])
+    settings = stored_settings(folder)
     with local_only(path):
         source = open_training_source(settings)
     return MeasuredRun(folder, settings, source, fingerprint(source)[0])

@@ -28,10 +28,15 @@ from neuclip.models.interpolation import interpolate
 from neuclip.records import REMEDY, RunFolder, append_line, read_lines
 from neuclip.report.measures import evaluation_tables
 from neuclip.report.page import Table, markdown_table
+<<<<<<< HEAD
 from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.load import open_target
+=======
+from neuclip.runs.folder import checkpoints_in, samples_at, stored_settings
+from neuclip.runs.target import open_target
+>>>>>>> house/runs
 from neuclip.secrets import between_commas, without_queries
-from neuclip.settings.reading import changed_fields, may_change_at_resume, read_settings
+from neuclip.settings.reading import changed_fields, may_change_at_resume
 from neuclip.settings.sections import Settings
 
 CURVE = tuple(step / 10 for step in range(11))
@@ -169,7 +174,7 @@ def about_run(target: str) -> dict[str, str]:
     folder = RunFolder(path.parent.parent if path.suffix == ".pt" else path)
     if not folder.settings.is_file():
         return {"title": "CLIP model"}
-    settings = read_settings(folder.settings)
+    settings = stored_settings(folder)
     samples = samples_at(path if path.suffix == ".pt" else checkpoints_in(folder)[-1])
     environment = read_json(folder.environment, REMEDY) if folder.environment.exists() else {}
     facts = {

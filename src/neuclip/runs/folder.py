@@ -22,8 +22,9 @@ import torch
 from neuclip import files
 from neuclip.errors import RunFailed, UserError
 from neuclip.formatting import byte_size
-from neuclip.records import RunFolder, write_json
+from neuclip.records import REMEDY, RunFolder, write_json
 from neuclip.secrets import holds_secret
+from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import RunSettings, Settings
 from neuclip.settings.writing import settings_as_yaml
 
@@ -79,6 +80,14 @@ def write_settings(folder: RunFolder, settings: Settings) -> None:
     """They are complete, or nobody could resume: only the owner may read the password or signature of an address."""
     text = settings_as_yaml(settings)
     files.write_text(folder.settings, text, private=holds_secret(text))
+
+
+def stored_settings(folder: RunFolder) -> Settings:
+    """Those of a run, which are never empty, as a recipe may be."""
+    with files.reading(folder.settings, REMEDY):
+        if not files.read_regular(folder.settings).strip():
+            raise ValueError("it is empty")
+    return read_settings(folder.settings)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from neuclip.distributed.collectives import is_main
 from neuclip.distributed.ranks import StopRequest, from_main_rank, main_rank_first, on_main_rank, sync_errors
 from neuclip.errors import RunFailed, UserError
-from neuclip.files import existing_parent, read_regular, reading
+from neuclip.files import existing_parent, reading
 from neuclip.formatting import byte_size, plural
 from neuclip.machine import environment
 from neuclip.models.export import write_text_files
@@ -24,7 +24,7 @@ from neuclip.runs import folder as folders
 from neuclip.runs.build import build_run, open_training_source, resolve
 from neuclip.runs.load import checkpoint_source
 from neuclip.secrets import without_queries
-from neuclip.settings.reading import changed_fields, may_change_at_resume, read_settings
+from neuclip.settings.reading import changed_fields, may_change_at_resume
 from neuclip.settings.sections import Settings
 from neuclip.training.run import Run
 
@@ -88,10 +88,7 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
 
 
 def check_resumable(settings: Settings, folder: RunFolder) -> None:
-    with reading(folder.settings, REMEDY):
-        if not read_regular(folder.settings).strip():
-            raise ValueError("it is empty")
-    stored, objective = resolve(read_settings(folder.settings, [])), settings.objective_name
+    stored, objective = resolve(folders.stored_settings(folder)), settings.objective_name
     changed = [key for key in changed_fields(stored, settings) if not may_change_at_resume(key, objective)]
     if changed:
         raise UserError(

@@ -25,7 +25,7 @@ def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: st
         *_tables(summary["evaluation"]),
         *_rows("Not measured:", summary["not_measured"]),
         *_rows("Normalizer:", _normalizer(summary, batch_size)),
-        *_rows("Skipped samples, listed in skipped.jsonl:", _skipped(summary)),
+        *_rows("Skipped samples, those of training in skipped.jsonl:", _skipped(summary)),
     ]
     truncated = summary["truncated_captions"] or 0
     if truncated > MANY_TRUNCATED:
