@@ -20,13 +20,8 @@ from neuclip.objectives.objective import Objective
 from neuclip.progress import track
 from neuclip.records import RunFolder
 from neuclip.runs.build import build_objective, open_training_source
-<<<<<<< HEAD
-from neuclip.runs.folder import checkpoints_in, samples_at
-from neuclip.runs.load import load_run
-=======
 from neuclip.runs.folder import checkpoints_in, samples_at, stored_settings
-from neuclip.runs.target import load_run
->>>>>>> house/runs
+from neuclip.runs.load import load_run
 from neuclip.secrets import without_queries
 from neuclip.settings.sections import Settings
 from neuclip.training.run import Run

@@ -28,13 +28,8 @@ from neuclip.models.interpolation import interpolate
 from neuclip.records import REMEDY, RunFolder, append_line, read_lines
 from neuclip.report.measures import evaluation_tables
 from neuclip.report.page import Table, markdown_table
-<<<<<<< HEAD
-from neuclip.runs.folder import checkpoints_in, samples_at
-from neuclip.runs.load import open_target
-=======
 from neuclip.runs.folder import checkpoints_in, samples_at, stored_settings
-from neuclip.runs.target import open_target
->>>>>>> house/runs
+from neuclip.runs.load import open_target
 from neuclip.secrets import between_commas, without_queries
 from neuclip.settings.reading import changed_fields, may_change_at_resume
 from neuclip.settings.sections import Settings

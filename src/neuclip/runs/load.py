@@ -18,8 +18,7 @@ from neuclip.models.hub import CONFIG, HUB
 from neuclip.models.modes import apply_modes, merge_lora
 from neuclip.models.weights import require_same_architecture, with_weights
 from neuclip.records import RunFolder
-from neuclip.runs.folder import OWN_CONFIG, load_checkpoint, load_newest
-from neuclip.settings.reading import read_settings
+from neuclip.runs.folder import OWN_CONFIG, load_checkpoint, load_newest, stored_settings
 from neuclip.settings.sections import ModelSettings, Settings
 
 
@@ -59,7 +58,7 @@ def load_run(folder: RunFolder, checkpoint: Path | None = None) -> tuple[BuiltMo
     """The model as it was at a checkpoint, by default the newest, LoRA merged, the run's settings, and the checkpoint's
     state. Of the settings only how images are prepared and where to compute count here: a run of a stranger names no
     files to fetch."""
-    settings = read_settings(folder.settings, [])
+    settings = stored_settings(folder)
     newest = (checkpoint, load_checkpoint(checkpoint)) if checkpoint else load_newest(folder)
     if newest is None:
         raise UserError(f"{folder.path} has no checkpoint; train it first: neuclip train --resume {folder.path}")
