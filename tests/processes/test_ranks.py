@@ -77,15 +77,16 @@ def encoder_weights() -> list[Tensor]:
     return [torch.randn(INPUT, D, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
 
 
-def run(objective: Objective, steps: range, *, bad: int | None = None) -> dict[str, Any]:
-    """Losses and gradients, averaged over ranks as DDP does, then state and estimates. In step `bad` the last pair of
-    the last rank holds a NaN."""
+def run(objective: Objective, steps: range, *, bad: int | None = None, rows: int = 1) -> dict[str, Any]:
+    """Losses and gradients, averaged over ranks as DDP does, then state and estimates. In step `bad` the last `rows`
+    pairs of the batch hold NaN."""
     weights, results = encoder_weights(), {}
     scale, bias = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (8.0, -2.0))
     for step in steps:
         image, text, ids, captions = batch(objective, step, weights)
-        if step == bad and rank() == world_size() - 1:
-            image = torch.cat([image[:-1], torch.full_like(image[-1:], math.nan)])
+        if step == bad:
+            places = torch.arange(len(image)) + rank() * len(image)
+            image = image.masked_fill((places >= B - rows)[:, None], math.nan)
         loss = objective(image, text, scale, bias, sample_ids=ids, caption_ids=captions)
         gradients = torch.autograd.grad(loss, [*weights, scale, bias], allow_unused=True, materialize_grads=True)
         for name, value in zip(("loss", "image", "text", "scale", "bias"), (loss, *gradients), strict=True):
@@ -162,12 +163,14 @@ def test_strips_of_one_row_change_nothing(name, alone, monkeypatch):
 
 
 @every_method
-def test_a_bad_row_on_one_of_two_ranks_is_told_on_both_and_does_what_it_does_on_one(name):
-    want = run(METHODS[name](), range(4), bad=1)
-    assert want["left out in step 1"] == 1 and math.isnan(want["loss of step 1"])
+@pytest.mark.parametrize("rows", [1, B])
+def test_bad_rows_on_some_of_the_ranks_are_told_on_all_and_do_what_they_do_on_one(name, rows):
+    want = run(METHODS[name](), range(4), bad=1, rows=rows)
+    assert want["left out in step 1"] == rows and math.isnan(want["loss of step 1"])
     assert torch.isfinite(torch.stack([want["loss of step 2"], want["loss of step 3"]])).all()
-    for got in threads(2, lambda _: run(METHODS[name](), range(4), bad=1)):
-        assert_same(got, want, "with a bad row")
+    for ranks in (2, 4):
+        for got in threads(ranks, lambda _: run(METHODS[name](), range(4), bad=1, rows=rows)):
+            assert_same(got, want, f"with {rows} bad rows on {ranks} ranks")
 
 
 def error_of(action: Callable[[], Any]) -> str:
