@@ -2,6 +2,7 @@
 
 python examples/hugging_face_trainer.py
 python examples/hugging_face_trainer.py --resume --epochs 12
+python examples/hugging_face_trainer.py --micro-batch-size 8
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from tiny_data import CONTEXT_LENGTH, END, SIDE, VOCABULARY, Shapes
 
-from neuclip import NeuCLIP
+from neuclip import LargeBatch, NeuCLIP
 from neuclip.models.torchvision_guard import guard_torchvision
 
 guard_torchvision()  # for a CPU-only torch beside a torchvision built for CUDA, which transformers would not survive
@@ -22,18 +23,28 @@ from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 EMBED_DIM = 64
 
 
+class Towers(torch.nn.Module):
+    """What an objective needs of a `CLIPModel`, as the tuple that `LargeBatch` wants."""
+
+    def __init__(self, clip):
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, pixel_values, input_ids):
+        outputs = self.clip(pixel_values=pixel_values, input_ids=input_ids)
+        return outputs.image_embeds, outputs.text_embeds, self.clip.logit_scale.exp()
+
+
 class ContrastiveTrainer(Trainer):
     def __init__(self, *arguments, objective, **named):
         super().__init__(*arguments, **named)
         self.objective = objective
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        sample_ids = inputs.pop("sample_ids")
-        outputs = model(**inputs)
-        logit_scale = self.accelerator.unwrap_model(model).logit_scale.exp()
+        image, text, logit_scale = model(inputs["pixel_values"], inputs["input_ids"])
         self.objective.train(model.training)  # an evaluation must teach the prototypes nothing
-        loss = self.objective(outputs.image_embeds, outputs.text_embeds, logit_scale, sample_ids=sample_ids)
-        return (loss, outputs) if return_outputs else loss
+        loss = self.objective(image, text, logit_scale, sample_ids=inputs["sample_ids"])
+        return (loss, {"image_embeds": image, "text_embeds": text}) if return_outputs else loss
 
     def log(self, logs, *rest):
         measured = self.objective.metrics
@@ -62,6 +73,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
     parser.add_argument("--folder", default="runs/hugging_face_trainer")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
+    parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")
     arguments = parser.parse_args()
     settings = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "per_device_train_batch_size": 32}
     settings |= {"logging_strategy": "epoch", "save_strategy": "epoch", "disable_tqdm": True, "report_to": "none"}
@@ -72,7 +84,10 @@ def main() -> None:
     if last := get_last_checkpoint(arguments.folder) if arguments.resume else None:
         objective.load_state_dict(torch.load(Path(last) / "objective.pt", weights_only=True))
     given = {"train_dataset": Shapes(), "callbacks": [SaveObjective(objective)], "objective": objective}
-    ContrastiveTrainer(tiny_model(), settings, **given).train(resume_from_checkpoint=last)
+    clip = tiny_model()
+    model = LargeBatch(Towers(clip), micro_batch_size=arguments.micro_batch_size)  # which Trainer wraps in DDP itself
+    ContrastiveTrainer(model, settings, **given).train(resume_from_checkpoint=last)
+    clip.save_pretrained(Path(arguments.folder) / "clip")  # for `CLIPModel.from_pretrained`
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 python examples/lightning_module.py
 python examples/lightning_module.py --resume --epochs 12
+python examples/lightning_module.py --devices 2 --micro-batch-size 8
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tiny_data import Shapes
 from tiny_towers import EMBED_DIM, TinyTowers
 from torch.utils.data import DataLoader, DistributedSampler
 
-from neuclip import NeuCLIP
+from neuclip import LargeBatch, NeuCLIP
 from neuclip.models.torchvision_guard import guard_torchvision
 
 guard_torchvision()  # for a CPU-only torch beside a torchvision built for CUDA, which lightning would not survive
@@ -23,9 +24,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 
 class ContrastiveModule(L.LightningModule):
-    def __init__(self, objective: NeuCLIP) -> None:
+    def __init__(self, objective: NeuCLIP, micro_batch_size: int = 0) -> None:
         super().__init__()
-        self.towers = TinyTowers()
+        self.towers = LargeBatch(TinyTowers(), micro_batch_size=micro_batch_size)  # exact, in chunks that fit
         self.objective = objective  # its state goes into Lightning's checkpoints with the rest
 
     def training_step(self, batch, batch_number):
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/lightning_module"))
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
     parser.add_argument("--devices", type=int, default=1, help="number of ranks, each with its own device")
+    parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)
@@ -64,7 +66,7 @@ def main() -> None:
         enable_progress_bar=False,
     )
     last = arguments.folder / "last.ckpt" if arguments.resume else None
-    trainer.fit(ContrastiveModule(objective), ckpt_path=last)
+    trainer.fit(ContrastiveModule(objective, arguments.micro_batch_size), ckpt_path=last)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 python examples/plain_loop.py
 torchrun --nproc-per-node 2 examples/plain_loop.py
 python examples/plain_loop.py --resume --epochs 12
+python examples/plain_loop.py --micro-batch-size 8
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from neuclip import NeuCLIP
+from neuclip import LargeBatch, NeuCLIP
 
 BATCH_SIZE = 32  # of all ranks together
 
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain_loop.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")
     arguments = parser.parse_args()
     several = "WORLD_SIZE" in os.environ  # as torchrun says
     if several:
@@ -35,7 +37,9 @@ def main() -> None:
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
     torch.manual_seed(0)
     towers = TinyTowers()
-    model = DistributedDataParallel(towers) if several else towers
+    # A batch that does not fit into memory, in chunks that do: the same gradient, in two forward passes. Inside DDP.
+    encode = LargeBatch(towers, micro_batch_size=arguments.micro_batch_size)
+    model = DistributedDataParallel(encode) if several else encode
     optimizer = torch.optim.AdamW(towers.parameters(), lr=2e-3)
     # The one line of the loss; it gathers the features of all ranks itself. embed_dim alone gives the paper's
     # settings, the rest suits 512 samples.

@@ -1,18 +1,20 @@
-"""Files are read, written and locked so that nothing that lies there can harm or hang."""
+"""Files are read, written and locked so that nothing that lies there can harm or hang, and what fails is one line."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from neuclip.errors import UserError
-from neuclip.files import lock, new_file, open_regular, read_regular, reading, remove_unused, write_json, write_text
-from neuclip.records import read_lines
+from neuclip import files
+from neuclip.errors import RunFailed, UserError, install_command, require
+from neuclip.files import append_text, lock, new_file, new_folder, open_regular, read_json, read_regular, write_text
+from neuclip.records import append_line, keep_up_to, read_lines, write_json
+from tests.builders.processes import start
 
 
 def test_a_file_is_replaced_in_one_move_and_an_error_leaves_the_old_one_alone(tmp_path):
@@ -22,21 +24,67 @@ def test_a_file_is_replaced_in_one_move_and_an_error_leaves_the_old_one_alone(tm
         file.write(b"half")
         raise KeyError
     assert place.read_text() == "old" and [path.name for path in place.parent.iterdir()] == ["x.txt"]
-    write_json(place, {"a": 1})
-    assert json.loads(place.read_text()) == {"a": 1}
+    write_json(place, {"a": 1, "b": float("nan")})
+    assert json.loads(place.read_text()) == {"a": 1, "b": None}
 
 
-def test_links_that_lie_there_are_replaced_and_never_written_through(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    for name in ("x.txt", "x.txt.partial", ".x.txt.part"):
-        (tmp_path / name).symlink_to(victim)
-    write_text(tmp_path / "x.txt", "new")
-    assert victim.read_text() == "mine" and (tmp_path / "x.txt").read_text() == "new"
-    (tmp_path / "run.lock").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"), lock(tmp_path / "run.lock"):
+def test_a_folder_appears_whole_replaces_nothing_and_an_error_leaves_none(tmp_path):
+    (tmp_path / "x").mkdir()  # an empty one may be replaced
+    with new_folder(tmp_path / "x") as unfinished:
+        (unfinished / "a").write_text("a")
+        assert not list((tmp_path / "x").iterdir())
+    assert (tmp_path / "x" / "a").read_text() == "a"
+    with pytest.raises(UserError, match="x exists; give another folder, or remove it"), new_folder(tmp_path / "x"):
         pass
-    assert victim.read_text() == "mine"
+    with pytest.raises(UserError, match="y exists"), new_folder(tmp_path / "y"):
+        (tmp_path / "y").write_text("faster")
+    with pytest.raises(KeyError), new_folder(tmp_path / "z"):
+        raise KeyError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+WRITERS = {
+    "replace": lambda path: write_text(path, "new"),
+    "append": lambda path: append_text(path, "new"),
+    "record": lambda path: append_line(path, {"new": 1}),
+    "lock": lambda path: lock(path).__enter__(),
+    "cut": lambda path: keep_up_to(path, 1),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_write_follows_a_link(tmp_path, writer):
+    victim = tmp_path / "victim"
+    victim.write_text('{"samples": 2}\n')
+    for name in ("x", "x.partial", ".x.part"):
+        (tmp_path / name).symlink_to(victim)
+    try:
+        WRITERS[writer](tmp_path / "x")
+    except OSError as refusal:
+        assert "symbolic links" in str(refusal)
+    assert victim.read_text() == '{"samples": 2}\n'
+    assert writer in ("append", "record", "lock") or not (tmp_path / "x").is_symlink()
+
+
+def write_often(path: Path, letter: str) -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for _ in range(200):
+        write_text(path, letter * 5000)
+
+
+def test_two_writers_of_one_file_and_a_reader_never_see_half_a_file(tmp_path):
+    place = tmp_path / "report.html"
+    write_text(place, "a" * 5000)
+    writers = [start(write_often, place, letter) for letter in "ab"]
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    for _ in range(300):
+        assert place.read_text() in ("a" * 5000, "b" * 5000)
+    assert [writer.wait().code for writer in writers] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 @pytest.mark.parametrize(
@@ -60,32 +108,72 @@ def test_pipes_devices_folders_and_more_bytes_than_allowed_are_refused_at_once(t
             open_regular(place)
     with pytest.raises(OSError, match="11 bytes, more than 10"):
         read_regular(tmp_path / "large", 10)
-    with pytest.raises(OSError, match="not a file"):
+    with pytest.raises(UserError, match="zero: cannot be read"):
         read_lines(tmp_path / "zero")
+    with pytest.raises(OSError, match="not a file"), lock(tmp_path / "pipe"):
+        pass
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[]", b"7", b'{"files": 7}', b"\xff"])
 def test_whatever_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught, reading(path, "fetch it again"):
-        [file["name"] for file in json.loads(read_regular(path))["files"]]
+    with pytest.raises(UserError) as caught, files.reading(path, "fetch it again"):
+        [file["name"] for file in read_json(path, "fetch it again")["files"]]
     assert str(caught.value).startswith(f"{path}: is damaged") and str(caught.value).endswith("; fetch it again")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
+def test_records_up_to_a_number_of_samples_are_kept_and_half_a_line_is_not(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"samples": 1, "x": 2}\n{"samples": 3}\n{"sam')
+    assert [record["samples"] for record in read_lines(path)] == [1, 3]
+    keep_up_to(path, 2)
+    assert path.read_text() == '{"samples": 1, "x": 2}\n'
+    path.write_text('{"samples": 1}\nhalf\n{"samples": 3}\n')
+    with pytest.raises(UserError, match=r"records\.jsonl: is damaged.*line 2 is no JSON object.*; bring back"):
+        keep_up_to(path, 2)
+    keep_up_to(tmp_path / "none", 2)
+    assert read_lines(tmp_path / "none") == [] and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("/proc/x", "/proc/x: cannot be written ("),
+        ("{tmp}/" + "n" * 300, "n: cannot be written (File name too long); give another folder"),
+        ("{tmp}/" + "long/" * 1000 + "x", "x: cannot be written (File name too long)"),
+        ("{tmp}/file/x", "x: cannot be written (Not a directory)"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, place, message):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as caught, new_folder(Path(place.format(tmp=tmp_path))):
+        pass
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "quota")])
+def test_a_full_disk_is_a_failed_run(kind):
+    message = "x: the disk is full; free some space, or leave"
+    with pytest.raises(RunFailed, match=message), files.writing(Path("x"), "leave"):
+        raise kind
+
+
+def hold(path: Path) -> None:
+    with lock(path):
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+
 def test_a_lock_keeps_another_process_out_until_it_is_left(tmp_path):
-    script = "import sys; from pathlib import Path; from neuclip.files import lock\n"
-    script += "with lock(Path(sys.argv[1]), wait=False) as file: print(file is not None)"
-
-    def free() -> bool:
-        return (
-            subprocess.run([sys.executable, "-c", script, tmp_path / "lock"], capture_output=True).stdout == b"True\n"
-        )
-
-    with lock(tmp_path / "lock"):
-        assert not free()
-    assert free()
+    holder = start(hold, tmp_path / "lock")
+    assert holder.stdout.readline() == "ready\n"
+    with lock(tmp_path / "lock", wait=False) as file:
+        assert file is None
+    holder.wait()
+    with lock(tmp_path / "lock", wait=False) as file:
+        assert file is not None
 
 
 def test_what_nobody_used_for_long_is_removed_and_nothing_else(tmp_path):
@@ -93,5 +181,40 @@ def test_what_nobody_used_for_long_is_removed_and_nothing_else(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text("x")
     os.utime(tmp_path / "old", (1, 1))
-    remove_unused(Path(tmp_path).iterdir())
+    files.remove_unused(Path(tmp_path).iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'neuclip[x]'"),
+        ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "pip install -e '/a b[x]'"),
+        ({"url": "file:///a", "dir_info": {}}, "pip install '/a[x]'"),
+        ({"url": "file:///n.whl", "archive_info": {}}, "pip install 'neuclip[x] @ file:///n.whl'"),
+        (
+            {"url": "https://h/n.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "pip install 'neuclip[x] @ git+https://h/n.git@abc'",
+        ),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came_from(tmp_path, monkeypatch, origin, command):
+    info = tmp_path / "neuclip-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: neuclip\nVersion: 0.1\n")
+    if origin:
+        (info / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert install_command("x") == command
+    with pytest.raises(UserError, match=r"^log\.x needs nothing_of_this_name; install with: pip install "):
+        require("log.x", "json", "nothing_of_this_name", extra="x")
+
+
+def test_a_clone_with_constraints_is_installed_with_them(tmp_path, monkeypatch):
+    (tmp_path / "constraints.txt").touch()
+    info = tmp_path / "neuclip-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: neuclip\nVersion: 0.1\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}}))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert install_command("x") == f"pip install -c {tmp_path}/constraints.txt -e '{tmp_path}[x]'"

@@ -11,7 +11,7 @@ import neuclip
 
 PACKAGE = Path(neuclip.__file__).parent
 FLOOR = {"errors", "files", "formatting", "progress", "secrets", "settings", "records", "tasks"}
-MIDDLE = FLOOR | {"distributed"}
+MIDDLE = FLOOR | {"distributed", "machine"}
 PARTS = MIDDLE | {"objectives", "models", "data", "plan"}
 MAY_IMPORT = {
     "errors": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "records": {"errors", "files", "settings"},
     "tasks": {"errors", "files"},
     "distributed": FLOOR,
+    "machine": {"errors"},
     "plan": FLOOR,
     "objectives": {"errors", "settings", "distributed"},
     "models": MIDDLE,
@@ -30,8 +31,8 @@ MAY_IMPORT = {
     "training": PARTS,
     "evaluation": PARTS,
     "report": FLOOR,
-    "doctor": FLOOR | {"models", "data", "objectives", "plan"},
-    "search": FLOOR | {"models", "data"},
+    "doctor": FLOOR | {"machine", "models", "data", "objectives", "plan"},
+    "search": FLOOR | {"machine", "models", "data"},
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
     "cli": FLOOR | {"api", "data", "doctor", "report", "runs", "search"},

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from neuclip.objectives.fastclip import FastCLIP
     from neuclip.objectives.neuclip import NeuCLIP
     from neuclip.objectives.siglip import SigLIP
+    from neuclip.training.large_batch import LargeBatch
 
 __version__ = "0.1.0"
-__all__ = ["CLIP", "AmorLIP", "FastCLIP", "NeuCLIP", "SigLIP", "__version__", "evaluate", "load", "train"]
+__all__ = ["CLIP", "AmorLIP", "FastCLIP", "LargeBatch", "NeuCLIP", "SigLIP", "__version__", "evaluate", "load", "train"]
 
 HOMES = {
     "AmorLIP": "neuclip.objectives.amorlip",
     "CLIP": "neuclip.objectives.clip",
     "FastCLIP": "neuclip.objectives.fastclip",
+    "LargeBatch": "neuclip.training.large_batch",
     "NeuCLIP": "neuclip.objectives.neuclip",
     "SigLIP": "neuclip.objectives.siglip",
     "evaluate": "neuclip.api",

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 from torch import nn
 
-from neuclip.distributed.error_sync import process_group, sync_errors
-from neuclip.distributed.same_settings import require_same_settings
-from neuclip.distributed.stopping import stop_requests
+from neuclip.distributed.ranks import from_main_rank, process_group, stop_requests
 from neuclip.evaluation.task_results import TaskResults
+from neuclip.machine import choose_device
 from neuclip.models.towers import Tokenize, Transform
-from neuclip.plan import choose_device
 from neuclip.runs import lifecycle, results
-from neuclip.runs.build import absolute_paths, resolve_held_out
+from neuclip.runs.build import resolve
 from neuclip.runs.error import normalizer_errors
 from neuclip.runs.evaluate import Datacomp, Overrides, measure
-from neuclip.runs.pretrained import resolve_model
+from neuclip.runs.folder import run_to_continue
 from neuclip.runs.target import open_target
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
@@ -27,23 +25,29 @@ from neuclip.training.stored_features import store_features
 __all__ = ["Datacomp", "evaluate", "load", "measure", "measure_datacomp", "normalizer_errors", "train"]
 
 
-def train(settings: Settings | None = None, *, resume: Path | None = None) -> Path:
-    """Train as `settings` say (default: recipe tiny), or continue the run `resume`. Returns the run's folder.
+def train(settings: Settings | None = None, *, resume: Path | Literal["auto"] | None = None) -> Path:
+    """Train as `settings` say (default: recipe tiny), or continue the run `resume`; "auto" continues the run of
+    `run.name` if it was started, and starts it if not. Returns the run's folder.
 
     Under torchrun every rank calls it: they train one run together, and the main rank writes.
 
     >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
     """
-    settings = settings or read_settings()
-    with stop_requests(), process_group(choose_device(settings.run.device)):
-        with sync_errors():
-            settings = absolute_paths(resolve_model(resolve_held_out(settings)))
-        require_same_settings(settings, resuming=resume is not None)
+    own = settings or read_settings()
+    with stop_requests() as stop, process_group(choose_device(own.run.device)):
+        # The main rank's hold on all ranks.
+        settings, folder = from_main_rank(lambda: (resolve(own), run_to_continue(own, resume)))
         sets = results.open_held_out(settings)
-        with lifecycle.open_run(settings, resume) as run:
-            results.print_held_out(sets)
-            store_features(run)
-            loop.train(run, evaluate=lambda run: results.evaluate_on_the_way(run, sets), save=lifecycle.save)
+        with lifecycle.open_run(settings, folder, stop) as run:
+            results.say_before_training(run, sets)
+            results.evaluate_missed(run, sets)
+            store_features(run, stop)
+            loop.train(
+                run,
+                stop,
+                evaluate=lambda run: results.evaluate_on_the_way(run, sets),
+                save=lambda run: lifecycle.save(run, stop),
+            )
             results.finish(run, sets)
     return run.folder.path
 

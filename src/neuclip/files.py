@@ -1,7 +1,7 @@
 """Files: opened safely, written in one move, locked, tidied up. All of the package reads and writes through here.
 
-A name that somebody else can guess is never opened for writing: neither a link that was put there nor half a file of a
-killed process can do harm.
+No write follows a link: a file is written under a random name and moved to its place, and what is appended to or locked
+must be a file itself. So neither a link that was put there nor half a file of a killed process can do harm.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import secrets
 import shutil
 import stat
 import time
+import zipfile
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
-from zipfile import BadZipFile
 
-from neuclip.errors import UserError
+from neuclip.errors import RunFailed, UserError
 
 try:
     import fcntl
@@ -33,17 +33,6 @@ UNFINISHED_SECONDS = 2 * DAY  # a file that was not written to for this long bel
 UNUSED_SECONDS = 30 * DAY
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IN_USE = (errno.EACCES, errno.EAGAIN)  # what the system says of a lock that another process holds
-DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    EOFError,
-    RecursionError,
-    MemoryError,
-    BadZipFile,
-)
 
 
 def cache_folder() -> Path:
@@ -51,11 +40,6 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("NEUCLIP_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuclip"
-
-
-def available_cores() -> int:
-    """Those that this process may use, which in a container or a job may be fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def open_regular(path: Path, most: int | None = None) -> BinaryIO:
@@ -85,13 +69,26 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
+    except (UserError, RunFailed):
         raise
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from error
-    except DAMAGE as error:
+    except Exception as error:  # json, yaml, zipfile and torch raise many kinds for a damaged file
         told = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"{path}: is damaged, or not what it should be ({told}); {remedy}") from error
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    with reading(path, remedy):
+        return json.loads(read_regular(path))
+
+
+def check_zip(path: Path) -> None:
+    """Raises ValueError. torch.save writes a zip file with a checksum of each tensor, at which torch.load does not
+    look: flipped bits would become weights."""
+    with open_regular(path) as content, zipfile.ZipFile(content) as file:
+        if member := file.testzip():
+            raise ValueError(f"the checksum of {member} differs")
 
 
 @contextlib.contextmanager
@@ -121,14 +118,81 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def append_text(path: Path, text: str) -> None:
+    """At the end of a file, or into a new one; handed to the system at once, so that a killed process keeps it."""
+    handle = _open_own(path, os.O_WRONLY | os.O_APPEND)
+    with os.fdopen(handle, "ab") as file:
+        file.write(text.encode())
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """A file that is written to in place, made if it is not there. Raises OSError for a link, a pipe or a device."""
+    handle = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "not a file", str(path))
+
+
+@contextlib.contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """An empty folder to write into, which becomes `place` in one move and replaces nothing but an empty folder. What
+    an error leaves is removed. What cannot be written is one line."""
+    refuse_existing(place)
+    unfinished = place.with_name(f".{place.name[:100]}.{secrets.token_hex(8)}{UNFINISHED}")
+    try:
+        with writing(place, "give another folder"):
+            unfinished.mkdir(parents=True)
+        yield unfinished
+        with writing(place, "give another folder"):
+            unfinished.rename(place)
+    except UserError:
+        refuse_existing(place)  # another process was faster
+        raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def refuse_existing(place: Path) -> None:
+    if is_taken(place):
+        raise UserError(f"{place} exists; give another folder, or remove it")
+
+
+def is_taken(place: Path) -> bool:
+    """Whether a new folder cannot be made there; an empty one can be replaced."""
+    with writing(place, "give another folder"):
+        return place.is_symlink() or (place.exists() and not (place.is_dir() and not any(place.iterdir())))
+
+
+@contextlib.contextmanager
+def writing(place: Path, remedy: str) -> Iterator[None]:
+    """Around what writes to a place that the user named: what the system refuses becomes one line."""
+    try:
+        yield
+    except OSError as error:
+        if disk_is_full(error):
+            raise RunFailed(f"{place}: the disk is full; free some space, or {remedy}") from error
+        raise UserError(f"{place}: cannot be written ({error.strerror or error}); {remedy}") from error
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """torch reports it as a plain RuntimeError."""
+    return getattr(error, "errno", None) in NO_ROOM or "No space left" in str(error)
+
+
+def existing_parent(place: Path) -> Path:
+    """The place itself if it is there, else the nearest folder above that is."""
+    place = place.absolute()
+    return next(folder for folder in (place, *place.parents) if folder.exists())
+
+
 @contextlib.contextmanager
 def lock(path: Path, *, wait: bool = True, with_forks: bool = True) -> Iterator[IO[str] | None]:
     """The lock's open file if this process has it alone, None if another one has it. It dies with its process; without
     `with_forks` also when processes that were forked from it live on. Some network disks have no locks: there nothing
     keeps two processes apart."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    with os.fdopen(handle, "r+", encoding="utf-8") as file:
+    with os.fdopen(_open_own(path, os.O_RDWR), "r+", encoding="utf-8") as file:
         take = (fcntl.flock if with_forks else fcntl.lockf) if fcntl else None
         try:
             if take:

@@ -1,23 +1,11 @@
-"""The numbers that follow from the settings: steps, shares of ranks, chunks, warm-up, device, precision, bytes.
-
-Computed here and nowhere else: what `neuclip doctor` says is what training does.
-"""
+"""The numbers that follow from the settings: steps, shares of ranks, chunks. Computed here and nowhere else."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
-import torch
-
-from neuclip.errors import UserError
 from neuclip.settings.sections import Settings
-
-WORTH_STORING = 1.5  # epochs
-TRAINED_BYTES = 4 + 4 + 8  # per parameter: float32 weight, gradient, AdamW's two moments
-LOCKED_BYTES = 4
-SAVED_BYTES = 4 + 8  # per parameter in a checkpoint: weight, two moments
 
 
 @dataclass(frozen=True)
@@ -110,56 +98,3 @@ def locked_sides(settings: Settings) -> list[str]:
     sides = {"image": (model.image_tower, model.image_unlocked_layers)}
     sides["text"] = (model.text_tower, model.text_unlocked_layers)
     return [side for side, (mode, unlocked) in sides.items() if mode == "locked" and not unlocked]
-
-
-def storing_advice(settings: Settings, epoch_samples: int) -> tuple[str, str, str] | None:
-    """What a run that computes the same features in every epoch could do: what, why, remedy."""
-    stored, epochs = stored_sides(settings, epoch_samples), settings.train.samples / epoch_samples
-    computed = [side for side in locked_sides(settings) if side not in stored]
-    if not computed or epochs < WORTH_STORING:
-        return None
-    flags = ["--data.stored_features auto"] if settings.data.stored_features == "off" else []
-    flags += ["--data.crop_scale 1,1"] if "image" in computed and settings.data.augments else []
-    return (
-        f"the {' and '.join(computed)} {'tower is' if len(computed) == 1 else 'towers are'} locked",
-        f"what stays the same of each sample is computed {epochs:.1f} times",
-        f"give {' '.join(flags)} to compute it once",
-    )
-
-
-def trained_bytes(parameters: int, locked: int = 0) -> int:
-    """Memory of the towers in training: weights, and of those that are not locked gradients and AdamW's moments."""
-    return TRAINED_BYTES * (parameters - locked) + LOCKED_BYTES * locked
-
-
-def checkpoint_bytes(parameters: int, model_state_bytes: int, objective_state_bytes: int) -> int:
-    """A checkpoint on disk: the model's state, AdamW's moments, the objective's state."""
-    return model_state_bytes + (SAVED_BYTES - 4) * parameters + objective_state_bytes
-
-
-def choose_device(name: str, ranks: int | None = None) -> torch.device:
-    """`auto`: cuda, then mps, then cpu. Several ranks cannot share one mps, which has no collectives.
-
-    `ranks` is the number of ranks the run will have; None: as torchrun started them.
-    """
-    several = (int(os.environ.get("WORLD_SIZE", "1")) if ranks is None else ranks) > 1
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available() and not several,
-        "cpu": True,
-    }
-    if name == "auto":
-        return torch.device(next(device for device, present in available.items() if present))
-    if not available[name]:
-        present = ", ".join(device for device, here in available.items() if here)
-        raise UserError(f"run.device {name} is not available here; give --run.device {present}, or auto")
-    return torch.device(name)
-
-
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bf16 on a GPU that has it, float32 elsewhere (on a CPU autocast to bf16 is seldom faster)."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    if name == "fp16" and device.type == "cpu":
-        raise UserError("run.precision fp16 needs a GPU; on a CPU give --run.precision fp32 or bf16")
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

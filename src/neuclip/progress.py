@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,18 @@ T = TypeVar("T")
 LINE_EVERY_SECONDS = 10.0  # where nobody watches live, a line now and then is enough
 REDRAW_EVERY_SECONDS = 0.2
 SILENT_SECONDS = 2.0  # shorter work shows nothing
+
+
+def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Text for people, on stderr. A reader that is gone, as after `2>&1 | head`, never ends the work: what follows is
+    written nowhere."""
+    stream = stream or sys.stderr
+    try:
+        stream.write(f"{text}{end}")
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class StatusLine:
@@ -37,20 +50,17 @@ class StatusLine:
     def show(self, text: str) -> None:
         """Show `text` now, whether due or not."""
         self.next_time = time.monotonic() + (REDRAW_EVERY_SECONDS if self.live else LINE_EVERY_SECONDS)
-        self.stream.write(f"\r\x1b[2K{text}" if self.live else f"{text}\n")
-        self.stream.flush()
+        say(f"\r\x1b[2K{text}" if self.live else text, self.stream, end="" if self.live else "\n")
         self.shown = True
 
     def say(self, text: str) -> None:
         """A line that stays, above the status line."""
-        self.stream.write(f"\r\x1b[2K{text}\n" if self.live else f"{text}\n")
-        self.stream.flush()
+        say(f"\r\x1b[2K{text}" if self.live else text, self.stream)
 
     def close(self) -> None:
         """Leave a clean line behind: what was done is told by what comes next."""
         if self.live and self.shown:
-            self.stream.write("\r\x1b[2K")
-            self.stream.flush()
+            say("\r\x1b[2K", self.stream, end="")
 
 
 def track(items: Iterable[T], what: str, total: int, unit: str = "", *, step: int = 1) -> Iterator[T]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from neuclip import files
 
-HELD_OUT = "held_out"  # in a line of skipped.jsonl: the held-out set it is of; those of the training data have none
+REMEDY = "bring back a whole copy, or move it away"
 
 
 class RunFolder:
@@ -32,12 +32,6 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.lock = self.path / "run.lock"
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether a new run cannot have this folder; an empty one it can."""
-        path = self.path
-        return path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir())))
-
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one strict JSON object and hand it to the system, so that a killed run keeps every finished line."""
@@ -45,32 +39,47 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(strict(record), allow_nan=False) + "\n" for record in records)
+    files.append_text(path, as_lines(records))
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file of records in one move."""
+    files.write_text(path, as_lines(records))
+
+
+def as_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(strict(record), allow_nan=False) + "\n" for record in records)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All records of a file, oldest first; a last line cut off by a kill is left out. No file: no records."""
-    return [json.loads(line) for line in _whole_lines(path)]
+    """All records of a file, oldest first; a last line cut off by a kill is left out. No file: no records. A line that
+    is no record is a UserError."""
+    if not path.exists():
+        return []
+    with files.reading(path, REMEDY):
+        return [_record(number, line) for number, line in enumerate(_whole_lines(path), start=1)]
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    return files.read_regular(path).split(b"\n")[:-1] if path.exists() else []
+    return files.read_regular(path).split(b"\n")[:-1]
 
 
-def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Cut off the records that are not to be kept, and lines that are no records: not JSON, or without the fields that
-    `keep` looks at. How many of the latter there were."""
-    kept, broken = [], 0
-    for line in _whole_lines(path):
-        try:
-            record = json.loads(line)
-            kept += [record] if keep(record) else []
-        except (ValueError, RecursionError, KeyError, TypeError):
-            broken += 1
+def _record(number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise TypeError(f"line {number} is no JSON object")
+    return record
+
+
+def keep_up_to(path: Path, samples: int) -> None:
+    """Cut off the records past this number of samples, and half a line that a kill left."""
     if path.exists():
-        files.write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
-    return broken
+        with files.reading(path, REMEDY):
+            kept = [record for record in read_lines(path) if record["samples"] <= samples]
+        write_lines(path, kept)
 
 
 def write_json(path: Path, value: Any) -> None:

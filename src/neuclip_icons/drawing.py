@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 from PIL import Image
 
-from neuclip.files import available_cores
+from neuclip.machine import available_cores
 
 SIZE = 64
 MARGIN = 2

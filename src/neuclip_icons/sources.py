@@ -146,7 +146,10 @@ def list_drawings(source: Source) -> Iterator[Listed]:
         elif source.is_emoji:
             yield from _glyphs(source, path)
         else:
-            yield from _zipped_icons(source, path)
+            try:
+                yield from _zipped_icons(source, path)
+            except zipfile.BadZipFile as error:
+                raise ValueError(error) from error
 
 
 def _emoji_files(folder: Path) -> Iterator[Listed]:

@@ -26,7 +26,7 @@ import pytest
 import torch
 from PIL import Image
 
-from neuclip.data import decoding, held_out, loader, mixture
+from neuclip.data import held_out, loader
 from neuclip.data import open as opening
 from neuclip.data import source as sources
 from neuclip.data.convert import convert as convert
@@ -37,6 +37,9 @@ from neuclip.data.held_out import named as named
 from neuclip.data.loader import Batch
 from neuclip.data.mixture import Mixture
 from neuclip.data.mixture import group_by_image as group_by_image
+from neuclip.data.mixture import order_of as order_of
+from neuclip.data.mixture import split as split
+from neuclip.data.open import data_name as data_name
 from neuclip.data.order import Order as Order
 from neuclip.data.order import ShardOrder as ShardOrder
 from neuclip.data.order import augmentation_seeds as augmentation_seeds
@@ -439,11 +442,6 @@ def open_source(address: object, *, cache_size: int = 10**9, timeout: float = 20
     return opening.open_source(str(address), limits=limits, **columns)
 
 
-def data_name(address: str) -> str:
-    """The name that the source of an address has, which is not opened for it."""
-    return opening.data_name(address)
-
-
 def training_data(*flags: str) -> Source:
     return opening.open_training_data(settings(*flags))
 
@@ -476,18 +474,9 @@ def settings(*flags: str):
     return read_settings(None, list(flags))
 
 
-def order_of(source: Source, seed: int) -> Order:
-    return mixture.order_of(source, seed)
-
-
 def description(order: Order) -> tuple[int, str]:
     """What a checkpoint stores, so that no run continues in another order."""
     return order.size, order.description
-
-
-def split(source: Source, count: int, seed: int) -> tuple[Source, Source]:
-    """What is left to train on, and what is held out."""
-    return mixture.split(source, count, seed)
 
 
 def batches(
@@ -577,11 +566,6 @@ def caption_counts(source: Source) -> str:
     return str(sources.fingerprint(source)[1])
 
 
-def image_folder(source: Source) -> Path | None:
-    """Where the images lie as files of their own."""
-    return source.folder
-
-
 def parts(source: Source) -> tuple[Source, ...]:
     return source.parts if isinstance(source, Mixture) else (source,)
 
@@ -644,31 +628,6 @@ def batch_of(size: int, bad: Sequence[int], reason: str = "image is empty") -> B
 
 def unindexed(reason: str, where: str, times: int = 1) -> Fault:
     return Fault(-1, reason, where, times)
-
-
-def allow_protocol(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """One more kind of remote address that is opened."""
-    monkeypatch.setattr("neuclip.data.locations.PROTOCOLS", ("file", "memory", name))
-
-
-def most_names(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A pattern may mean so many names."""
-    monkeypatch.setattr("neuclip.data.locations.MOST_NAMES", number)
-
-
-def small_strips(monkeypatch: pytest.MonkeyPatch, pixels: int) -> None:
-    """An image of sixteen bits is scaled so many pixels at a time."""
-    monkeypatch.setattr(decoding, "STRIP_PIXELS", pixels)
-
-
-def most_pixels(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """An image may have so many."""
-    monkeypatch.setattr(decoding, "MOST_PIXELS", number)
-
-
-def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where it is not installed."""
-    monkeypatch.setattr(decoding, "simplejpeg", None)
 
 
 def open_shards_at_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

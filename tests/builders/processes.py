@@ -129,7 +129,7 @@ def _killed_at_write(number: int, arguments: list[str]) -> int:
 
 
 def main_killed_at_step(step: int, arguments: Sequence[str]) -> Ended:
-    """`train` whose process is killed before its optimizer takes that step, while no file is being written."""
+    """`train` whose process is killed before it takes that step, while no file is being written."""
     return run(_killed_at_step, step, list(arguments))
 
 
@@ -137,14 +137,14 @@ def _killed_at_step(step: int, arguments: list[str]) -> int:
     from neuclip.cli.main import main
     from neuclip.training import loop
 
-    take_step = loop.optimizer_step
+    take_step = loop.take_step
 
     def killing(run: Any, *rest: Any) -> Any:
         if run.step == step:
             os.kill(os.getpid(), signal.SIGKILL)
         return take_step(run, *rest)
 
-    loop.optimizer_step = killing
+    loop.take_step = killing
     return main(arguments)
 
 
@@ -222,7 +222,7 @@ def threads(ranks: int, work: Callable[[int], T]) -> list[T]:
     """`work(rank)` on that many ranks, which are threads of this process; what each returned, in rank order.
 
     The first error is raised, after the other ranks were released from what they waited for. What a module keeps in a
-    global all ranks share: bytes that `counted_traffic` counts are those of all ranks together.
+    global all ranks share.
     """
     import torch
     import torch._dynamo  # importing it within several threads at once fails

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from tests.builders.models import NORMS_FILE
@@ -35,4 +35,4 @@ def recorded(run: Path, key: str) -> list[float]:
 
 
 def last_checkpoint(run: Path) -> dict[str, Any]:
-    return load_checkpoint(checkpoints_in(RunFolder(run).checkpoints)[-1])
+    return load_checkpoint(checkpoints_in(RunFolder(run))[-1])

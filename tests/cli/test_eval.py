@@ -10,7 +10,7 @@ from neuclip import api
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.checkpoint import checkpoints_in
+from neuclip.runs.folder import checkpoints_in
 from neuclip.settings.reading import read_settings
 from tests.builders.images import write_shards
 

@@ -23,11 +23,8 @@ from tests.builders.data import (
     decode,
     encoded,
     image_bytes,
-    most_pixels,
     png,
-    small_strips,
     travelled,
-    without_simplejpeg,
 )
 from tests.builders.images import photo
 
@@ -93,11 +90,11 @@ def test_the_bytes_decide_the_format_and_postscript_is_never_run():
 
 
 def test_strips_of_an_image_of_sixteen_bits_fit_together_and_take_little_memory(monkeypatch):
-    small_strips(monkeypatch, 30)
+    monkeypatch.setattr("neuclip.data.decoding.STRIP_PIXELS", 30)
     grey = np.random.default_rng(0).integers(0, 65536, (17, 7), dtype=np.uint16)
     decoded = np.asarray(decode(encoded(Image.fromarray(grey))))
     assert np.array_equal(decoded, (grey.astype(np.int64) * 255 + 32767) // 65535)
-    small_strips(monkeypatch, 3000)
+    monkeypatch.setattr("neuclip.data.decoding.STRIP_PIXELS", 3000)
     large = encoded(Image.fromarray(np.full((900, 990), 65535, np.uint16)), compress_level=1)
     tracemalloc.start()
     decode(large)
@@ -160,7 +157,7 @@ def test_the_limit_on_pixels_is_ours_even_where_another_library_lifted_pillows(m
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     with pytest.raises(BadSample, match="image is too large"):
         decode(png(10_000, 10_000, 1, 0, bytes(1000)))
-    most_pixels(monkeypatch, 64)
+    monkeypatch.setattr("neuclip.data.decoding.MOST_PIXELS", 64)
     assert decode(image_bytes(0, size=(8, 8))).size == (8, 8)
     with pytest.raises(BadSample, match="image is too large"):
         decode(image_bytes(0, size=(13, 5)))
@@ -186,7 +183,7 @@ def test_pillow_does_not_fill_up_truncated_images():
 @pytest.fixture(params=["simplejpeg", "Pillow alone"])
 def fast(request, monkeypatch) -> FastDecode:
     if request.param == "Pillow alone":
-        without_simplejpeg(monkeypatch)
+        monkeypatch.setattr("neuclip.data.decoding.simplejpeg", None)
     else:
         pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
     return FastDecode(64, smallest_crop=1.0)

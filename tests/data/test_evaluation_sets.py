@@ -102,7 +102,7 @@ def test_a_task_without_a_copy_on_the_hub_is_told_and_the_others_are_got(hub, tm
     assert main(["data", "get", "dtd", "mnist", "winogavil", "--to", str(tmp_path / "sets"), "--yes", "--json"]) == 1
     got = {one["task"]: one for one in json.loads(capsys.readouterr().out)}
     assert got["vtab/dtd"]["status"] == "downloaded" and got["misc/winogavil"]["folder"] is None
-    assert "put it, or a link to it, below the root as" in got["misc/winogavil"]["status"]
+    assert f"put it, or a link to it, at {tmp_path / 'sets'}" in got["misc/winogavil"]["status"]
     assert "clip-benchmark/wds_mnist: not on the hub, or not for everyone" in got["mnist"]["status"]
 
 

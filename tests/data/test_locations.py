@@ -13,7 +13,6 @@ from neuclip.errors import RunFailed, UserError
 from tests.builders.data import (
     data_name,
     image_bytes,
-    most_names,
     open_source,
     order_of,
     outcomes,
@@ -67,7 +66,7 @@ def test_patterns_mean_what_bash_means_and_no_other_files(pattern, names):
 
 def test_a_range_of_too_many_names_is_refused_before_it_is_expanded(monkeypatch):
     assert "more than 1,000,000 files" in refusal("{0..99999999999}.tar")
-    most_names(monkeypatch, 100)
+    monkeypatch.setattr("neuclip.data.locations.MOST_NAMES", 100)
     for pattern in ("{a..z}" * 6, "{0..10}{0..10}", "{1..101}"):
         assert "more than 100 files" in refusal(pattern)
     assert "100 of 100" in refusal("{1..100}.tar")

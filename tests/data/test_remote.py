@@ -16,7 +16,6 @@ from neuclip.errors import RunFailed, UserError
 from tests.builders.data import (
     ShardOrder,
     afresh,
-    allow_protocol,
     batches,
     captions,
     content,
@@ -380,7 +379,7 @@ class Refusing(fsspec.AbstractFileSystem):
 
 @pytest.mark.parametrize(("bucket", "words"), [("denied", "access is denied"), ("missing", "there is no such file")])
 def test_a_bucket_that_is_missing_or_closed_is_asked_once(bucket, words, monkeypatch):
-    allow_protocol(monkeypatch, "refusing")
+    monkeypatch.setattr("neuclip.data.locations.PROTOCOLS", ("file", "memory", "refusing"))
     fsspec.register_implementation("refusing", Refusing, clobber=True)
     Refusing.tries = 0
     assert f"refusing://{bucket}/0.tar: {words}" in refusal(f"refusing://{bucket}/0.tar")

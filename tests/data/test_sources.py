@@ -25,7 +25,6 @@ from tests.builders.data import (
     faults,
     fingerprint,
     image_bytes,
-    image_folder,
     lengths,
     open_source,
     outcomes,
@@ -197,22 +196,20 @@ def test_captions_are_counted_in_words(tmp_path, texts, words):
     assert caption_counts(open_source(tmp_path / "x.jsonl")) == words
 
 
-@pytest.mark.parametrize(
-    ("places", "found"), [(("photos/a", "photos/a"), "photos/a"), (("photos/a", "photos/b"), "photos"), (("", ""), "")]
-)
-def test_the_folder_of_the_images_is_the_innermost_one_that_has_all_of_them(places, found, tmp_path):
+@pytest.mark.parametrize(("start", "found"), [("", "tables"), ("{}/tables/", "tables/photos")])
+def test_the_folder_of_the_images_is_where_relative_paths_start_or_what_absolute_ones_share(start, found, tmp_path):
     rows = ["image,caption"]
-    for number, place in enumerate(places):
-        (tmp_path / place).mkdir(parents=True, exist_ok=True)
-        (tmp_path / place / f"{number}.png").write_bytes(image_bytes(number))
-        rows.append(f"{tmp_path / place if number else place or '.'}/{number}.png,a shape")
-    (tmp_path / "pairs.csv").write_text("\n".join(rows))
-    assert image_folder(open_source(tmp_path / "pairs.csv")) == tmp_path / found
+    for number, place in enumerate(("photos/a", "photos/b")):
+        (tmp_path / "tables" / place).mkdir(parents=True)
+        (tmp_path / "tables" / place / "x.png").write_bytes(image_bytes(number))
+        rows.append(f"{start.format(tmp_path)}{place}/x.png,a shape")
+    (tmp_path / "tables" / "pairs.csv").write_text("\n".join(rows))
+    assert open_source(tmp_path / "tables" / "pairs.csv").folder == tmp_path / found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_images_in_files_of_their_own_have_a_folder(tmp_path, kind):
-    found = image_folder(open_source(write(kind, tmp_path, samples(4))))
+    found = open_source(write(kind, tmp_path, samples(4))).folder
     inside = kind in ("tar", "shards", "packed tar", "parquet", "folder of parquet", "saved data set")
     assert found is None if inside or "structs" in kind else found is not None and found.is_relative_to(tmp_path)
 

@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 import resource
-import shutil
 import tarfile
 from pathlib import Path
 
@@ -317,17 +316,6 @@ def test_a_stored_index_is_used_and_a_changed_shard_is_noticed(tmp_path):
     assert texts(folder) == ["image 3", "image 4", "image 5"]
 
 
-@pytest.mark.parametrize("broken", [b"", b"not a zip", b"PK\3\4", "cut"])
-def test_a_broken_index_is_built_again(tmp_path, cache, broken):
-    shard = write_tar(tmp_path / "0.tar", pair(0))
-    assert texts(shard) == ["image 0"]
-    index = tmp_path / "0.tar.index.npz"
-    whole = index.read_bytes()
-    index.write_bytes(whole[: len(whole) // 2] if broken == "cut" else broken)
-    shutil.rmtree(cache / "indexes")  # or the shard's own index is not looked at
-    assert texts(shard) == ["image 0"] and len(index.read_bytes()) == len(whole)
-
-
 def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path, cache):
     shard = write_tar(tmp_path / "shards" / "0.tar", pair(0))
     shard.parent.chmod(0o555)
@@ -340,10 +328,10 @@ def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path, cache):
         shard.parent.chmod(0o755)
 
 
-def test_without_a_writable_cache_shards_are_read_all_the_same(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_one_line_with_the_way_out(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file" / "cache"))
-    assert len(content(open_source(write_shards(tmp_path / "shards", [2, 2])))) == 4
+    assert "point NEUCLIP_CACHE to a folder with room" in refusal(write_shards(tmp_path / "shards", [2, 2]))
 
 
 def test_mapped_rows_are_not_copied_to_other_processes(tmp_path, monkeypatch):

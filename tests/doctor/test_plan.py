@@ -12,8 +12,8 @@ from neuclip.doctor.findings import Findings
 from neuclip.doctor.plan import note_batch_size, note_loading, note_plan, note_storing, note_temperature, note_warmup
 from neuclip.doctor.probe import SampleProbe
 from neuclip.doctor.resources import note_device
+from neuclip.machine import choose_device, choose_precision
 from neuclip.models.facts import ModelFacts
-from neuclip.plan import choose_device, choose_precision
 from neuclip.settings.reading import read_settings
 
 BATCH_NORM = ModelFacts(128, (48, 48), 16, 1000, 4000, 100, batch_norm=True)

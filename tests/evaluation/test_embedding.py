@@ -9,7 +9,7 @@ import torch
 
 from neuclip.data.open import open_source
 from neuclip.errors import RunFailed
-from neuclip.evaluation.embedding import EmbeddedPairs, Embedder
+from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, add_and_look_up
 from neuclip.models.towers import build_model
 from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, colour_embedder
@@ -110,6 +110,12 @@ def test_what_was_embedded_is_not_embedded_again(tmp_path):
     assert torch.equal(first.image_features, again.image_features)
     assert torch.equal(first.text_features, again.text_features)
     assert embedder.embed_texts([], "embedding").shape == (0, 3)
+
+
+def test_what_two_ranks_embedded_has_one_feature_and_comes_in_the_order_that_is_asked_for():
+    known, features = {}, torch.eye(3)
+    assert add_and_look_up(known, ["a", "b", "a"], features, ["a", "b", "a"]).tolist() == features[[0, 1, 0]].tolist()
+    assert add_and_look_up(known, ["c", "d"], features[:2], ["d", "c"]).tolist() == features[[1, 0]].tolist()
 
 
 def test_memory_is_bounded_by_the_features_of_a_set(monkeypatch):

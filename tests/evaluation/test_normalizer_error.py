@@ -11,7 +11,6 @@ from neuclip.evaluation.normalizer_error import (
     both_log_normalizers,
     draw_rows,
     exact_log_normalizers,
-    in_batches,
     normalizer_error,
     squared_errors,
     windows,
@@ -25,10 +24,12 @@ def unit(rows: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64)
 
 
 def reference(anchor_side, candidate_side, i, tau, eps):
-    """Eq. 9 with math.exp; only candidate i itself is left out."""
+    """Eq. 9 with math.exp; only candidate i itself is left out. The largest is taken out: the sum may overflow."""
     scores = [sum(a * b for a, b in zip(anchor_side[i], row, strict=True)) for row in candidate_side]
-    others = [math.exp((s - scores[i]) / tau) for j, s in enumerate(scores) if j != i]
-    return math.log(eps + sum(others) / len(others))
+    others = [(s - scores[i]) / tau for j, s in enumerate(scores) if j != i]
+    largest = max(others)
+    total = sum(math.exp(one - largest) for one in others) / len(others)
+    return largest + math.log(eps * math.exp(-largest) + total) if eps else largest + math.log(total)
 
 
 def both_references(image, text, index, tau, eps):
@@ -60,7 +61,7 @@ def measure(image, text, objective, *, captions=None, **changes):
     return normalizer_error(image, text, objective=objective, caption_of=captions, **asked)
 
 
-@pytest.mark.parametrize("tau", [0.005, 0.07, 1.0])
+@pytest.mark.parametrize("tau", [0.001, 0.005, 0.07, 1.0])  # at the first a sum without its maximum would overflow
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("chunks", [(1, 1), (7, 5), (512, 2048)])
 def test_exact_normalizers_match_the_double_loop_for_any_chunks(tau, eps, chunks):
@@ -83,15 +84,6 @@ def test_float32_is_close_to_float64(tau):
     assert (single.double() - exact).abs().max() < 2e-6 / tau + 1e-6
 
 
-@pytest.mark.parametrize("columns", [1, 7, 2048])
-def test_the_running_maximum_gives_the_same_sums_for_any_chunks(monkeypatch, columns):
-    image, text, index = unit(90, 5, 1), unit(90, 5, 2), torch.arange(90)
-    positives = (image * text).sum(dim=1)
-    monkeypatch.setattr("neuclip.evaluation.normalizer_error._fits_without_maximum", lambda *_: False)
-    got = exact_log_normalizers(image, positives, text, index, tau=0.05, eps=0.0, chunk_rows=16, chunk_columns=columns)
-    assert torch.allclose(got, both_references(image, text, index, 0.05, 0.0)[0], rtol=1e-12, atol=1e-12)
-
-
 def test_opposite_features_at_the_smallest_temperature_stay_finite():
     image = torch.tensor([[1.0], [1.0], [-1.0]])
     got = torch.cat(both_log_normalizers(image, -image, torch.arange(3), tau=0.005, eps=0.0))
@@ -108,13 +100,6 @@ def test_a_duplicate_elsewhere_stays_in_the_sum():
     assert (torch.cat(got) > math.log(1 / 49) - 1e-9).all()  # the twin alone gives exp(0) / (n - 1)
 
 
-def test_permuting_the_data_set_changes_nothing():
-    image, text, order = unit(80, 6, 1), unit(80, 6, 2), torch.randperm(80, generator=torch.Generator().manual_seed(9))
-    plain = both_log_normalizers(image, text, order, tau=0.05, eps=1e-6)
-    moved = both_log_normalizers(image[order], text[order], torch.arange(80), tau=0.05, eps=1e-6)
-    assert torch.allclose(torch.cat(plain), torch.cat(moved), rtol=1e-12, atol=1e-12)
-
-
 def test_an_estimator_fed_the_truth_has_no_error():
     image, text = unit(40, 6, 1), unit(40, 6, 2)
     truth = both_references(image, text, torch.arange(40), 1 / 20, 1e-6)
@@ -127,24 +112,6 @@ def test_a_batch_of_the_whole_data_set_has_no_error():
     assert measure(image, text, CannotSay(), batch_size=40)["estimators"]["minibatch"]["mean"] < 1e-20
     assert measure(image, text, CannotSay(), batch_size=1000)["estimators"]["minibatch"]["mean"] < 1e-20
     assert measure(image, text, CannotSay(), batch_size=8)["estimators"]["minibatch"]["mean"] > 0.01
-
-
-def test_prototypes_that_are_all_other_texts_have_no_error():
-    image, text = unit(30, 6, 1), unit(30, 6, 2)
-
-    class AllOthers:
-        def log_normalizers(self, image_features, text_features, logit_scale, sample_ids=None, eps=None):
-            def side(anchors, partners, data):
-                estimates = []
-                for anchor, partner, id in zip(anchors, partners, sample_ids.tolist(), strict=True):
-                    prototypes = torch.cat([data[:id], data[id + 1 :]])
-                    gap = (prototypes @ anchor - partner @ anchor) * logit_scale
-                    estimates.append((1e-6 + gap.exp().mean()).log())
-                return torch.stack(estimates)
-
-            return side(image_features, text_features, text), side(text_features, image_features, image)
-
-    assert measure(image, text, AllOthers())["estimators"]["method"]["mean"] < 1e-20
 
 
 def test_the_clip_objective_is_the_minibatch_estimator():
@@ -161,19 +128,6 @@ def test_every_anchor_is_in_exactly_one_full_batch_of_different_pairs(size, anch
         assert len(rows) == batch == len(set(rows.tolist()))
         seen += rows[own].tolist()
     assert seen == drawn[:anchors].tolist()
-
-
-def test_minibatch_normalizers_are_exact_within_their_batch():
-    image, text, drawn = unit(20, 6, 1), unit(20, 6, 2), torch.arange(20)
-
-    def estimate(batch, own):
-        return both_log_normalizers(image[batch], text[batch], own, tau=0.05, eps=1e-6)
-
-    got = in_batches(estimate, windows(drawn, anchors=20, batch_size=10))
-    first = both_references(image[:10], text[:10], torch.arange(10), 0.05, 1e-6)
-    second = both_references(image[10:], text[10:], torch.arange(10), 0.05, 1e-6)
-    assert torch.allclose(got[0], torch.cat([first[0], second[0]]))
-    assert torch.allclose(got[1], torch.cat([first[1], second[1]]))
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others():

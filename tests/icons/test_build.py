@@ -3,9 +3,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,11 +34,14 @@ SHA256 = {  # first 16 letters
 }
 
 
-def build(folder: Path, packages: Path | None = None) -> subprocess.CompletedProcess[str]:
+def build(folder: Path, packages: Path | None = None, *, most: int | None = None) -> subprocess.CompletedProcess[str]:
+    """By the program; with `most` no file may have more bytes, as on a disk that is full."""
     path = [str(packages), *sys.path] if packages else sys.path
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most)) if most else None
     return subprocess.run(
         [sys.executable, "-m", "neuclip_icons", "icons-30k", str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        preexec_fn=limit,
         capture_output=True,
         text=True,
         check=False,
@@ -135,6 +140,13 @@ def test_a_damaged_package_is_one_line_and_leaves_nothing(tmp_path):
     *_, line = ended.stderr.splitlines()
     assert ended.returncode == 2 and str(archive) in line and "--force-reinstall justmyresource-mdi" in line
     assert not [path for path in tmp_path.iterdir() if path.is_dir() and path != packages]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(small, tmp_path):
+    ended = build(tmp_path / "set", small[0].parent / "packages", most=20_000)
+    *_, line = ended.stderr.splitlines()
+    assert ended.returncode == 1 and "could not be written (File too large); make room there" in line
+    assert [path.name for path in tmp_path.iterdir()] == [".set.lock"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["icons-30k"], ["icons-31k", "folder"]])

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from neuclip import CLIP, AmorLIP, FastCLIP, NeuCLIP, SigLIP
-from neuclip.distributed.collectives import counted_traffic, rank, sum_over_ranks, world_size
+from neuclip import CLIP, AmorLIP, FastCLIP, LargeBatch, NeuCLIP, SigLIP
+from neuclip.distributed import collectives
+from neuclip.distributed.collectives import rank, sum_over_ranks, world_size
 from neuclip.objectives import pairs
 from neuclip.objectives.objective import NoEstimate, Objective
 from tests.builders.processes import on_ranks, threads
@@ -219,13 +221,77 @@ def inside_ddp() -> dict[str, Any]:
 
 
 def bytes_of_a_step(name: str) -> int:
-    """What this rank sends in the forward and backward pass of step 4."""
-    objective, weights = METHODS[name](), encoder_weights()
+    """What this rank sends in the forward and backward pass of step 4, as ring collectives send it, without the few
+    bytes that are exchanged on the host."""
+    objective, weights, sent = METHODS[name](), encoder_weights(), []
     run(objective, range(4))
     image, text, ids, _ = batch(objective, 4, weights)
-    with counted_traffic() as traffic:
+    others = world_size() - 1
+
+    def counted(send: Callable[..., Any], size: Callable[[Tensor, Tensor], float]) -> Callable[..., Any]:
+        def work(first: Tensor, second: Tensor | None = None, **rest: Any) -> Any:
+            sent.append(size(first, first if second is None else second))
+            return send(first, **rest) if second is None else send(first, second, **rest)
+
+        return work
+
+    with pytest.MonkeyPatch.context() as patch:
+        gather = counted(collectives._all_gather, lambda _, rows: others * rows.nbytes)
+        scatter = counted(collectives._reduce_scatter, lambda rows, _: others * rows.nbytes)
+        reduce = counted(dist.all_reduce, lambda total, _: 2 * others / world_size() * total.nbytes)
+        patch.setattr(collectives, "_all_gather", gather)
+        patch.setattr(collectives, "_reduce_scatter", scatter)
+        patch.setattr(dist, "all_reduce", reduce)
         objective(image, text, torch.tensor(8.0), sample_ids=ids).backward()
-    return traffic.bytes
+    return round(sum(sent))
+
+
+class Towers(torch.nn.Module):
+    """Two encoders, with BatchNorm in one of them, a temperature and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.image = torch.nn.Sequential(torch.nn.Linear(INPUT, D), torch.nn.BatchNorm1d(D)).double()
+        self.text = torch.nn.Linear(INPUT, D).double()
+        self.logit_scale = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        self.logit_bias = torch.nn.Parameter(torch.tensor(-2.0, dtype=torch.float64))
+
+    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, ...]:
+        features = F.normalize(self.image(images), dim=1), F.normalize(self.text(texts), dim=1)
+        return *features, self.logit_scale.exp(), self.logit_bias
+
+
+def large_batch(micro_batch_size: int, objective: Objective, *, train: bool = False) -> dict[str, Any]:
+    """Gradients of the second of two steps, and how often DDP averaged. BatchNorm sees a chunk at a time: it has its
+    running statistics here, unless the chunks of all ranks are those of one."""
+    towers, averages = Towers(), []
+    towers.image.train(train)
+    encode = LargeBatch(towers, micro_batch_size=micro_batch_size)
+    if world_size() > 1:
+        encode = torch.nn.parallel.DistributedDataParallel(encode)
+
+        def count(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and strings not at all
+            averages.append(bucket.is_last())
+            return allreduce_hook(dist.group.WORLD, bucket)
+
+        encode.register_comm_hook(None, count)
+        with pytest.raises(ValueError, match="LargeBatch goes inside DistributedDataParallel"):
+            LargeBatch(encode, micro_batch_size=1)
+    own = slice(rank() * B // world_size(), (rank() + 1) * B // world_size())
+    for step in range(2):
+        towers.zero_grad()
+        inputs = torch.randn(2, B, INPUT, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        objective(*encode(*inputs[:, own]), sample_ids=torch.arange(B)[own]).backward()
+    return {"gradients": {name: x.grad for name, x in towers.named_parameters()}, "averages": sum(averages)}
+
+
+# CLIP leaves the bias out, and an individual temperature the scale: DDP must not wait for them.
+LOSSES: dict[str, Callable[[], Objective]] = {
+    "siglip": SigLIP,
+    "clip": CLIP,
+    "fastclip, individual": METHODS["fastclip, individual"],
+}
 
 
 def one_process(folder: str) -> None:
@@ -234,6 +300,8 @@ def one_process(folder: str) -> None:
     dist.init_process_group("gloo")
     found: dict[str, Any] = {name: run(METHODS[name](), range(STEPS)) for name in REAL}
     found["inside DDP"] = inside_ddp()
+    found["large batch"] = {name: [large_batch(size, make()) for size in (0, 1, 3)] for name, make in LOSSES.items()}
+    found["equal chunks"] = large_batch(2, SigLIP(), train=True)
     found["bytes"] = {name: bytes_of_a_step(name) for name in ("clip", "neuclip", "neuclip, detached", "amorlip")}
     rows = torch.eye(4)[:2]
     early(rows, rows, torch.tensor(10.0), sample_ids=torch.tensor([rank(), rank() + 5]))
@@ -263,6 +331,24 @@ def test_inside_a_module_that_ddp_wraps_each_rank_keeps_its_own_block(processes)
     whole = inside_ddp()
     for found in processes:
         assert_same(found["inside DDP"], whole, "DDP")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_large_batch_on_two_ranks_has_the_gradient_of_the_whole_and_ddp_averages_once_per_step(name, processes):
+    whole = large_batch(0, LOSSES[name]())["gradients"]
+    for found in processes:
+        for chunks in found["large batch"][name]:
+            assert_same(chunks["gradients"], whole, name)
+            assert chunks["averages"] == 2  # steps
+
+
+@pytest.mark.slow
+def test_batchnorm_normalizes_each_chunk_by_itself_on_any_rank(processes):
+    alone, whole = (large_batch(size, SigLIP(), train=True)["gradients"] for size in (2, 0))
+    assert not torch.allclose(alone["image.0.weight"], whole["image.0.weight"])
+    for found in processes:
+        assert_same(found["equal chunks"]["gradients"], alone, "chunks of two")
 
 
 @pytest.mark.slow

@@ -1,82 +1,105 @@
-"""Ranks wait for one that works, and name one that does not start or does not answer."""
+"""Ranks wait for one that works, and name one that does not start, has ended, or does not answer."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 
-from neuclip.distributed import collectives, connection
+from neuclip.distributed import collectives, ranks
 from neuclip.distributed.collectives import any_rank, rank
-from neuclip.distributed.error_sync import on_main_rank, process_group
+from neuclip.distributed.ranks import on_main_rank, process_group
 from neuclip.errors import RunFailed
-from tests.builders.processes import Child, of_rank, rank_variables, start
+from tests.builders.processes import Child, Ended, of_rank, rank_variables, start
 
 pytestmark = pytest.mark.slow
 
-LIMIT = 5.0  # seconds that a step may take
+STEP, PATIENCE = 3.0, 6.0  # seconds
 
 
 def stop_this_process() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def work_longer_than_the_limit() -> None:
-    threading.Event().wait(1.3 * LIMIT)
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for_another(what: str) -> None:
-    if what == "step" and rank() == 1:
-        stop_this_process()
-    if what == "step":
-        any_rank(False)
-    if what == "main":
-        on_main_rank(stop_this_process)
-    if what == "long":
-        on_main_rank(work_longer_than_the_limit)
+def cut_connections() -> None:
+    """As when a cable is pulled: every connection of this process ends, and it lives on."""
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if file.readlink().name.startswith("socket:"):
+                socket.socket(fileno=os.dup(int(file.name))).shutdown(socket.SHUT_RDWR)
 
 
-def one_rank(what: str) -> None:
+def work_longer_than_a_step() -> None:
+    threading.Event().wait(1.3 * STEP)
+
+
+EVENTS = {"stopped": stop_this_process, "killed": kill_this_process, "cut off": cut_connections}
+
+
+def one_rank(what: str, where: str, whom: int) -> None:
     """With short limits; what became of it is printed."""
-    collectives.STEP_TIMEOUT = timedelta(seconds=LIMIT)
-    connection.START_SECONDS = 1.0 if what == "start" else 300.0
-    connection.SILENT_SECONDS, connection.BEAT_SECONDS = 0.5, 0.2
+    collectives.STEP_TIMEOUT, collectives.PATIENCE = timedelta(seconds=STEP), timedelta(seconds=PATIENCE)
+    ranks.ANSWER_SECONDS, ranks.START_SECONDS = 1.0, 1.2 if what == "starts alone" else 300.0
     try:
         with process_group(torch.device("cpu")):
-            wait_for_another(what)
+            if where == "a step":
+                if rank() == whom:
+                    EVENTS[what]()
+                any_rank(False)
+            else:
+                on_main_rank(work_longer_than_a_step if what == "works" else EVENTS[what])
         print("done")
     except RunFailed as failure:
         print(failure)
 
 
-def start_ranks(what: str, *ranks: int) -> list[Child]:
-    """Of two ranks those that are named."""
+def start_ranks(*present: int, what: str = "works", where: str = "", whom: int = 0) -> dict[int, Child]:
+    """Of two ranks those that are present."""
     world = rank_variables(2)
-    return [start(one_rank, what, **world, **of_rank(rank)) for rank in ranks]
+    return {number: start(one_rank, what, where, whom, **world, **of_rank(number)) for number in present}
 
 
 @pytest.mark.parametrize(("present", "missing"), [(0, "rank 1 of 2"), (1, "rank 0 at 127.0.0.1")])
 def test_a_rank_that_does_not_start_is_named(present, missing):
-    (child,) = start_ranks("start", present)
-    ended = child.wait()
-    assert ended.output.startswith(missing) and "did not start within" in ended.output
-    assert f"waiting for {missing}" in ended.errors
+    ended = start_ranks(present, what="starts alone")[present].wait()
+    assert ended.output.startswith(missing) and "did not start within 0.02 minutes" in ended.output
+    assert ended.output.count("\n") == 1 and not ended.errors
 
 
-@pytest.mark.parametrize(("what", "stopped"), [("step", 1), ("main", 0)])
-def test_a_stopped_rank_is_named_and_ends_the_other(what, stopped):
-    children = start_ranks(what, 0, 1)
-    ended = children[1 - stopped].wait()
-    children[stopped].signal(signal.SIGKILL)
-    children[stopped].wait()
-    assert ended.output.startswith(f"rank {stopped} ") and "does not answer" in ended.output
-    assert what == "step" or "waiting for rank 0, which does not answer" in ended.errors
+@pytest.mark.parametrize(
+    ("what", "where", "whom"),
+    [
+        ("stopped", "a step", 1),
+        ("killed", "a step", 0),  # which hosts the store
+        ("cut off", "a step", 1),
+        ("stopped", "work of the main rank", 0),
+        ("killed", "work of the main rank", 0),
+    ],
+)
+def test_a_lost_rank_is_named_in_one_line_and_ends_the_other(what, where, whom):
+    children = start_ranks(0, 1, what=what, where=where, whom=whom)
+    ended = children[1 - whom].wait()
+    if what == "stopped":
+        children[whom].signal(signal.SIGKILL)
+    children[whom].wait()
+    assert_one_line(ended, f"rank {whom} of 2 has ended or does not answer; its own message, or torchrun's, may say")
+
+
+def assert_one_line(ended: Ended, line: str) -> None:
+    assert ended.output.startswith(line) and ended.output.count("\n") == 1, ended
+    assert "continue with --resume" in ended.output and "Traceback" not in ended.errors
 
 
 def test_work_of_the_main_rank_may_take_longer_than_the_limit_of_a_step():
-    for child in start_ranks("long", 0, 1):
-        assert child.wait().output == "done\n"
+    assert [child.wait().output for child in start_ranks(0, 1).values()] == ["done\n"] * 2

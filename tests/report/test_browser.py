@@ -110,13 +110,14 @@ def test_the_comparison_fits_its_window_and_the_console_stays_silent(tab: Tab, c
     assert width < 1280 or scrolling == []
 
 
-def test_many_groups_with_long_names_fit_a_phone(tab: Tab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [360, 1280])
+def test_many_groups_with_long_names_fit_their_window(tab: Tab, tmp_path: Path, width: int) -> None:
     runs = [
         write_run(tmp_path / f"{place}-{'a-very-long-name' * 4}", [0.2, 0.3], settings={"model": {"name": f"m{place}"}})
         for place in range(9)
     ]
-    measured = browse(tab, write_comparison(compare(runs), tmp_path / "compare.html"), 360)
-    assert measured["width"] <= 360 and measured["wide"] == measured["hidden"] == []
+    measured = browse(tab, write_comparison(compare(runs), tmp_path / "compare.html"), width)
+    assert measured["width"] <= width and measured["wide"] == measured["hidden"] == []
     assert measured["errors"] == measured["console"] == []
 
 
@@ -163,7 +164,8 @@ def test_without_a_script_last_values_and_tables_remain(tab: Tab, run: RunFolder
 def test_a_dark_browser_gets_a_dark_page_and_paper_a_light_one(tab: Tab, run: RunFolder) -> None:
     page = write_report(run)
     light, dark = (browse(tab, page, 1280, dark=dark)["ground"] for dark in (False, True))
-    tab.command("Emulation.setEmulatedMedia", media="print")
+    preferred = [{"name": "prefers-color-scheme", "value": "dark"}]
+    tab.command("Emulation.setEmulatedMedia", media="print", features=preferred)
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     tab.command("Emulation.setEmulatedMedia", media="")
     assert (light, dark, paper) == ("rgb(251, 250, 247)", "rgb(20, 23, 27)", "rgb(251, 250, 247)")

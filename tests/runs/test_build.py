@@ -16,8 +16,8 @@ from neuclip.models import open_clip_module
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder
-from neuclip.runs.build import absolute_address, absolute_paths, build_towers
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.build import absolute_address, build_towers, resolve
+from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
 from tests.builders.images import write_shards
@@ -40,14 +40,14 @@ def test_a_siglip_run_resumes_to_the_bit_and_exports_its_bias(siglip_settings, t
         tmp_path, "--run.name", "run", "--train.samples", "32", "--checkpoint.every_samples", "16"
     )
     folder = RunFolder(api.train(settings))
-    whole = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])
+    whole = load_checkpoint(checkpoints_in(folder)[-1])
     before = losses(folder.path)
     bias = whole["model"]["logit_bias"].item()
     assert bias != pytest.approx(-2, abs=1e-6)  # it was learned
     assert open_clip_module().create_model_and_transforms(f"local-dir:{folder.model}")[0].logit_bias.item() == bias
-    checkpoints_in(folder.checkpoints)[-1].unlink()
+    checkpoints_in(folder)[-1].unlink()
     api.train(settings, resume=folder.path)
-    again = load_checkpoint(checkpoints_in(folder.checkpoints)[-1])
+    again = load_checkpoint(checkpoints_in(folder)[-1])
     assert losses(folder.path) == before and len(before) == 4
     assert again["model"]["logit_bias"].item() == bias
 
@@ -98,10 +98,10 @@ def test_the_names_of_held_out_sets_are_stored_with_absolute_addresses(tmp_path,
         (tmp_path / name).mkdir()
     by_name = "x=icons-30k/zero-shot/names"
     sets = EvaluationSettings(retrieval=("mine=photos", "a=b"), zero_shot=("cars", "wheels=cars", by_name))
-    stored = absolute_paths(Settings(evaluation=sets)).evaluation
+    stored = resolve(Settings(evaluation=sets)).evaluation
     assert stored.retrieval == (f"mine={tmp_path}/photos", f"{tmp_path}/a=b")
     assert stored.zero_shot == (f"{tmp_path}/cars", f"wheels={tmp_path}/cars", by_name)
-    assert absolute_paths(Settings(evaluation=stored)).evaluation == stored
+    assert resolve(Settings(evaluation=stored)).evaluation == stored
 
 
 def test_a_pattern_in_a_folder_whose_name_is_a_pattern_stays_as_it_is(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import lifecycle
 from neuclip.runs.build import resolve_held_out
-from neuclip.runs.checkpoint import checkpoints_in, samples_at
 from neuclip.runs.error import normalizer_errors
+from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from tests.builders.images import write_shards
@@ -46,7 +46,7 @@ def runs(small_settings, tmp_path_factory) -> dict[str, RunFolder]:
 
 
 def samples_of(folder: RunFolder) -> list[int]:
-    return [samples_at(path) for path in checkpoints_in(folder.checkpoints)]
+    return [samples_at(path) for path in checkpoints_in(folder)]
 
 
 def test_milestones_are_the_first_steps_past_equal_parts_of_the_budget(runs):
@@ -118,7 +118,8 @@ def test_every_evaluation_after_the_first_step_has_the_error_with_the_held_out_f
     folders = [RunFolder(api.train(one)) for one in (run, siglip, never)]
     lines = read_lines(folders[0].evaluation)
     assert [line["samples"] for line in lines] == [0, 32, 64, 96]
-    assert ["normalizer_error.method" in line for line in lines] == [False, True, True, True]
+    for name in ("method", "minibatch"):
+        assert [f"normalizer_error.{name}" in line for line in lines] == [False, True, True, True]
     assert all("image_to_text_recall_at_1" in " ".join(line) for line in lines)
     last = json.loads(folders[0].summary.read_text())["normalizer_error"]["estimators"]
     assert {name: lines[-1][f"normalizer_error.{name}"] for name in last} == {

@@ -1,4 +1,4 @@
-"""An exported folder is whole, checked and described, or it is not there."""
+"""An exported or merged folder is whole, checked and described, or it is not there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from neuclip import api
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
 from neuclip.models import formats
@@ -18,11 +19,12 @@ from neuclip.models.export import export_model
 from neuclip.models.formats import Format, largest_difference
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.checkpoint import checkpoints_in
-from neuclip.runs.export import export, pairs_of_gallery
-from neuclip.runs.model_card import model_card, public
+from neuclip.runs.export import about_run, export, public
+from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.target import open_target
+from neuclip.settings.reading import read_settings
 from tests.builders.models import NORMS_FILE, build, inputs, timm_and_bert, write_bert
+from tests.builders.processes import main_killed_at_write
 
 pytestmark = pytest.mark.slow
 
@@ -33,22 +35,27 @@ def run(finished, tmp_path) -> RunFolder:
     return RunFolder(shutil.copytree(finished.path, tmp_path / "whole"))
 
 
+def weights(target: str | Path) -> dict[str, torch.Tensor]:
+    return open_target(str(target))[0].towers.model.state_dict()
+
+
 def test_a_run_exported_by_command_encodes_as_before_and_is_described(run, capsys):
     assert main(["export", str(run.path), "--to", "open_clip"]) == 0
     folder = run.path / "open_clip"
-    said = capsys.readouterr().out
-    assert said.startswith(f"{folder}: features equal those of {run.path} (1 - cosine at most ")
-    assert float(said.split()[-1].rstrip(")")) < 1e-14
-    ours, theirs = open_target(str(run.path))[0], open_target(f"local-dir:{folder}")[0]
-    for name, tensor in ours.towers.model.state_dict().items():
-        assert torch.equal(tensor, theirs.towers.model.state_dict()[name])
+    printed = capsys.readouterr()
+    said = printed.out.splitlines()
+    assert said[0].startswith(f"{folder}: features equal those of {run.path} (1 - cosine at most ")
+    assert float(said[0].split()[-1].rstrip(")")) < 1e-14 and f"hf upload NAME {folder}\n" in printed.err
+    exported = weights(f"local-dir:{folder}")
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in weights(run.path).items())
     card = (folder / "README.md").read_text()
     figures = json.loads(run.summary.read_text())["evaluation"]
     recall = next(value for key, value in figures.items() if key.endswith("image_to_text_recall_at_1"))
     assert re.search(rf"\| image to text \| [^|]+ \| {100 * recall:.1f} % \(chance", card)
-    assert "| method | NeuCLIP |" in card and "| pairs | 40 |" in card and "| batch size | 8 |" in card
+    assert "| objective.name | neuclip |" in card and "| pairs | 40 |" in card and "| train.batch_size | 8 |" in card
     assert card.startswith("---\nlibrary_name: open_clip\n") and "## Licence\n\nNot chosen yet." in card
     assert str(run.path.parent) not in card and "/shapes" not in card  # no folder of this machine
+    assert "data.workers" not in card  # which does not matter to anybody else
 
 
 @torch.no_grad()
@@ -62,7 +69,9 @@ def test_the_code_on_the_card_loads_a_pair_from_elsewhere_from_its_folder_alone(
     shutil.rmtree(bert)
     folder = tmp_path / "out"
     assert export(f"local-dir:{tmp_path / 'start'}", form, folder) < 1e-6
-    code = (folder / "README.md").read_text().split("```")[1].removeprefix("python\n").replace("FOLDER", str(folder))
+    card = (folder / "README.md").read_text()
+    assert "Unknown: this model was made from weights alone." in card
+    code = card.split("```")[1].removeprefix("python\n").replace("FOLDER", str(folder))
     pixels, tokens = inputs(built)
     names: dict[str, Any] = {"pixels": pixels.numpy()}
     exec(code.replace("a photo of a dog", "a red circle"), names)
@@ -75,21 +84,13 @@ def test_the_code_on_the_card_loads_a_pair_from_elsewhere_from_its_folder_alone(
     assert largest_difference(towers.encode_text(tokens[:1]), torch.as_tensor(names["text"])) < 1e-6
 
 
-def test_the_check_sees_the_runs_own_images_and_captions(finished):
-    shown = list(pairs_of_gallery(str(finished.path)))
-    assert len(shown) == 8 and all(image.size[0] > 8 and caption.startswith("a ") for image, caption in shown)
-    assert list(pairs_of_gallery("local-dir:elsewhere")) == []
-
-
 def test_the_card_of_a_checkpoint_has_the_figures_of_that_moment_or_none(run):
-    built, _ = open_target(str(run.path))
-    last = read_lines(run.evaluation)[-1]
-    checkpoint = checkpoints_in(run.checkpoints)[0]
-    samples = int(checkpoint.stem.removeprefix("samples-"))
-    assert samples not in {line["samples"] for line in read_lines(run.evaluation)}
-    assert "Not measured at this point" in model_card(str(checkpoint), built, "onnx", 0.0)
-    run.evaluation.write_text(json.dumps(last | {"samples": samples}) + "\n")
-    assert "recall@1" in model_card(str(checkpoint), built, "onnx", 0.0)
+    checkpoint, last = checkpoints_in(run)[0], read_lines(run.evaluation)[-1]
+    assert samples_at(checkpoint) not in {line["samples"] for line in read_lines(run.evaluation)}
+    assert about_run(str(checkpoint))["results"] == ""
+    run.evaluation.write_text(json.dumps(last | {"samples": samples_at(checkpoint)}) + "\n")
+    about = about_run(str(checkpoint))
+    assert "recall@1" in about["results"] and f"| samples seen | {samples_at(checkpoint)} |" in about["training"]
 
 
 def test_an_existing_folder_is_refused_and_untouched(run, tmp_path):
@@ -110,13 +111,96 @@ def test_an_export_that_fails_its_check_leaves_nothing(run, tmp_path, monkeypatc
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_model_that_is_no_run_needs_to_be_told_where_to_write(run, capsys):
-    assert main(["export", f"local-dir:{run.model}", "--to", "open_clip"]) == 2
-    assert "say where to write, as the last argument" in capsys.readouterr().err
+def test_an_export_killed_at_any_write_leaves_nothing_on_which_the_run_cannot_go_on(run):
+    writes = 0
+    while main_killed_at_write(writes + 1, ["export", str(run.path), "--to", "open_clip"]).code == -9:
+        writes += 1
+        assert not (run.path / "open_clip").exists()
+    assert writes >= 3 and (run.path / "open_clip" / "README.md").exists()
+    assert api.train(read_settings(run.settings), resume=run.path) == run.path
+    assert main(["eval", str(run.path)]) == main(["report", str(run.path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["local-dir:{run}/model", "--to", "open_clip"], "say where to write, as the last argument"),
+        (["{run}", "--to", "open_clip", "/proc/x"], "/proc/x: cannot be written ("),
+        (["{run}", "--to", "open_clip", "n" * 300], "cannot be written (File name too long)"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(finished, capsys, arguments, message):
+    assert main(["export", *(argument.format(run=finished.path) for argument in arguments)]) == 2
+    assert message in (told := capsys.readouterr().err) and told.count("\n") == 1
 
 
 def test_addresses_on_a_card_lose_their_folders_and_secrets():
     assert public("icons-30k,/home/me/photos.csv:2") == "icons-30k,photos.csv:2"
     assert public("https://user:secret@host/a.tar?sign=1") == "https://***@host/a.tar"
     assert public("local-dir:/home/me/model") == "model"
-    assert public(str(Path("here") / "x")) == "here/x"
+    assert public(("/home/me/x", "y")) == "x, y"
+
+
+# --- Merging
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The folder of another model of the run's architecture."""
+    folder = tmp_path_factory.mktemp("base") / "start"
+    export_model(build_model(str(NORMS_FILE)), folder)
+    return folder
+
+
+@pytest.mark.parametrize("weight", ["0", "0.25", "1"])
+def test_a_merged_model_is_the_weighted_mean_of_both(finished, base, weight, tmp_path, capsys):
+    folder = tmp_path / "merged"
+    assert main(["merge", f"local-dir:{base}", str(finished.path), str(folder), "--weight", weight]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"local-dir:{folder}\n" and "BatchNorm: its statistics are interpolated" in printed.err
+    first, second, merged = map(weights, (f"local-dir:{base}", finished.path, f"local-dir:{folder}"))
+    share = float(weight)
+    for name, tensor in merged.items():
+        wanted = (1 - share) * first[name].double() + share * second[name].double()
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor.double(), wanted, rtol=1e-5, atol=1e-6)
+    card = (folder / "README.md").read_text()
+    assert f"{1 - share:g} of start and {share:g} of whole" in card and "Not evaluated yet" in card
+
+
+def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(run, base, capsys):
+    assert main(["merge", f"local-dir:{base}", str(run.path), "--curve"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 12
+    lines = read_lines(run.merges)
+    assert [line.pop("weight") for line in lines] == [step / 10 for step in range(11)]
+    held_out = read_settings(run.settings, []).evaluation.retrieval
+    assert lines[0] == pytest.approx(api.evaluate(f"local-dir:{base}", retrieval=held_out, zero_shot=()), abs=1e-6)
+    assert lines[10] == pytest.approx(api.evaluate(str(run.path)), abs=1e-6)
+    assert lines[5] != lines[0] and not list(run.path.glob("merged*"))
+
+
+@pytest.mark.parametrize(
+    ("other", "mean", "what"),
+    [
+        ({"name": str(NORMS_FILE), "image_size": 48}, None, "vision_cfg"),
+        ({"name": "small"}, None, "embed_dim"),
+        ({"name": str(NORMS_FILE)}, (0.5, 0.5, 0.5), "preprocessing (mean)"),
+    ],
+)
+def test_another_architecture_or_preprocessing_is_refused(finished, other, mean, what, tmp_path, capsys):
+    built = build_model(**other)
+    if mean:
+        built.towers.model.visual.preprocess_cfg["mean"] = mean
+    export_model(built, tmp_path / "other")
+    assert main(["merge", f"local-dir:{tmp_path / 'other'}", str(finished.path), str(tmp_path / "out")]) == 2
+    assert f"differ in {what}" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_run_with_lora_is_merged_as_the_plain_model_that_it_saved(finished, small_settings, tmp_path):
+    flags = ["--run.name", "adapted", "--model.text_tower", "lora", "--optimizer.learning_rate", "0.01"]
+    adapted = api.train(small_settings(tmp_path, "--model.pretrained", str(finished.path), *flags))
+    assert main(["merge", str(finished.path), str(adapted), str(tmp_path / "half")]) == 0
+    base, saved, half = map(weights, (finished.path, f"local-dir:{adapted / 'model'}", f"local-dir:{tmp_path}/half"))
+    name = "transformer.resblocks.0.attn.in_proj_weight"
+    assert not torch.equal(saved[name], base[name])
+    torch.testing.assert_close(half[name], (base[name] + saved[name]) / 2)

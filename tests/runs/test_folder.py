@@ -1,49 +1,82 @@
-"""Folders of runs, with real processes that want the same one."""
+"""Folders of runs, with real processes that want the same one, and the checkpoints in them."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
-from neuclip.records import RunFolder, read_lines
-from neuclip.runs.folder import check_new, lock, make_folder, restarted_run
+from neuclip.files import UNFINISHED, UNFINISHED_SECONDS
+from neuclip.records import RunFolder
+from neuclip.runs import folder as folders
+from neuclip.runs.folder import (
+    checkpoint_name,
+    checkpoints_in,
+    choose_folder,
+    load_checkpoint,
+    load_newest,
+    lock,
+    make_folder,
+    run_to_continue,
+    samples_at,
+    save_checkpoint,
+)
 from neuclip.settings.reading import read_settings
-from neuclip.settings.writing import settings_as_yaml
-from tests.builders.processes import Child, main_killed_at_step, of_rank, rank_variables, run, start
-from tests.builders.runs import BATCH, STEPS, losses
+from tests.builders.processes import Child, start
+
+
+def settings_of(folder: Path, name: str = ""):
+    return read_settings(None, ["--run.folder", str(folder), f"--run.name={name}"])
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", ".", "/tmp/x"])
 def test_a_name_that_would_leave_the_folder_of_runs_is_refused(name, tmp_path):
     with pytest.raises(UserError, match=r"is a path; give --run\.name \w+ and its folder as --run\.folder"):
-        check_new(read_settings(None, ["--run.folder", str(tmp_path / "runs"), "--run.name", name]))
+        choose_folder(settings_of(tmp_path / "runs", name))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "message"),
+    [
+        ("/proc/runs", "", "/proc/runs: cannot be written (No such file or directory); give another --run.folder"),
+        ("{tmp}/file/runs", "", "runs: cannot be written (Not a directory); give another --run.folder"),
+        ("{tmp}/" + "long/" * 1000, "", "cannot be written (File name too long); give another --run.folder"),
+        ("{tmp}", "n" * 300, "cannot be written (File name too long); give another"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_in_one_line_before_anything_is_built(tmp_path, place, name, message):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as refusal:
+        choose_folder(settings_of(Path(place.format(tmp=tmp_path)), name))
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_an_empty_folder_is_free_and_any_other_is_not(tmp_path):
-    settings = read_settings(None, ["--run.folder", str(tmp_path), "--run.name", "x"])
+    settings = settings_of(tmp_path, "x")
     (tmp_path / "x").mkdir()
     assert make_folder(settings, {}).settings.exists()
-    for again in (check_new, lambda settings: make_folder(settings, {})):
+    for again in (choose_folder, lambda settings: make_folder(settings, {})):
         with pytest.raises(UserError, match=r"x exists; give another --run\.name, or continue it"):
             again(settings)
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    unnamed = settings_of(tmp_path)
+    first = make_folder(unnamed, {}).path
+    assert choose_folder(unnamed).name == f"{first.name}-2" and first.name.endswith("-neuclip-tiny")
+    assert {path.name for path in tmp_path.iterdir()} == {"x", first.name}
 
 
 def make_folders(folder: Path) -> None:
-    settings = read_settings(None, ["--run.folder", str(folder)])
     print("ready", flush=True)
     sys.stdin.readline()
-    print(*[make_folder(settings, {}).path for _ in range(30)])
+    print(*[make_folder(settings_of(folder), {}).path for _ in range(30)])
 
 
 def start_and_wait_until_ready(function: Callable[..., None], folder: Path) -> Child:
@@ -73,6 +106,7 @@ def hold_lock(folder: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_run_in_training_is_locked_until_its_process_ends_even_if_a_worker_lives_on(tmp_path):
+    RunFolder(tmp_path).lock.write_text(" " * 500)  # of a longer name
     holder = start_and_wait_until_ready(hold_lock, tmp_path)
     try:
         message = rf"is being trained by process {holder.pid} on \S+; wait"
@@ -86,85 +120,151 @@ def test_a_run_in_training_is_locked_until_its_process_ends_even_if_a_worker_liv
         holder.stdin.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.slow
-def test_a_second_resume_of_a_run_is_refused_and_writes_nothing(finished, tmp_path, capsys):
-    folder = shutil.copytree(finished.path, tmp_path / "run")
-    holder = start_and_wait_until_ready(hold_lock, folder)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    assert main(["train", "--resume", str(folder)]) == 1
-    assert f"is being trained by process {holder.pid}" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    holder.wait()
+def test_a_lock_that_is_a_link_into_somebody_elses_files_is_refused_in_one_line(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "victim")
+    refusal = r"run\.lock: cannot be written \(Too many levels of symbolic links\); remove it"
+    with pytest.raises(UserError, match=refusal), lock(RunFolder(tmp_path / "run")):
+        pytest.fail("it was followed")
+    assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_only_a_restart_of_the_same_torchrun_finds_its_run_again(tmp_path, monkeypatch):
-    settings = read_settings(None, ["--run.folder", str(tmp_path)])
+def test_a_kill_while_a_process_signs_the_lock_leaves_a_name_in_it(tmp_path, monkeypatch):
+    """So that torchrun's next attempt finds the run: the new name covers the old one in a single write."""
+    with lock(RunFolder(tmp_path)):
+        pass
+    monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception), lock(RunFolder(tmp_path)):
+        pass
+    assert folders.read_lock(RunFolder(tmp_path).lock)["process"] == os.getpid()
+
+
+@pytest.mark.parametrize("name", ["", "named"])
+def test_only_a_restart_of_the_same_torchrun_finds_its_run_again(tmp_path, monkeypatch, name):
+    settings = settings_of(tmp_path, name)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    first = make_folder(settings, {})
+    first = make_folder(settings, {}).path
+    half = tmp_path / f".half.ab{UNFINISHED}"  # of an attempt that was killed while it made its folder
+    half.mkdir()
+    (half / "run.lock").write_bytes((first / "run.lock").read_bytes())
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / "run.lock").write_text("damaged")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert restarted_run(settings) is None
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert restarted_run(settings) == first.path
+    assert run_to_continue(settings, None) is None
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert run_to_continue(settings, None) == first
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
-    assert restarted_run(settings) is None
+    assert run_to_continue(settings, None) is None
 
 
-DIES_ONCE = """
-import os, signal, sys
-from neuclip.cli.main import main
-from neuclip.training import loop
-optimizer_step = loop.optimizer_step
-def die_at_first(run, *rest):
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.step == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return optimizer_step(run, *rest)
-loop.optimizer_step = die_at_first
-sys.exit(main(["train", sys.argv[1]]))
-"""
+def test_auto_continues_the_run_of_that_name_if_there_is_one(tmp_path):
+    settings = settings_of(tmp_path, "x")
+    assert run_to_continue(settings, "auto") is None
+    make_folder(settings, {})
+    assert run_to_continue(settings, "auto") == tmp_path / "x" and run_to_continue(settings, None) is None
+    assert run_to_continue(settings, Path("other")) == Path("other")
+    with pytest.raises(UserError, match=r"--resume auto .*; give --run\.name too"):
+        run_to_continue(settings_of(tmp_path), "auto")
+
+
+def test_what_kills_left_is_removed_where_only_the_run_writes_and_elsewhere_when_it_is_old(tmp_path):
+    run = RunFolder(tmp_path)
+    places = [run.checkpoints / f".a{UNFINISHED}", run.path / f".old{UNFINISHED}", run.path / f".new{UNFINISHED}"]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "x").write_text("half")
+    age = places[1].stat().st_mtime - UNFINISHED_SECONDS - 9
+    os.utime(places[1], (age, age))
+    folders.remove_unfinished(run)
+    assert [place.exists() for place in places] == [False, False, True]
+
+
+# --- Checkpoints
+
+
+EMPTY = dict.fromkeys(folders.PARTS)
+
+
+def save(run: RunFolder, samples: int, keep: int = 2, **more) -> Path:
+    save_checkpoint(run, EMPTY | {"model": torch.full((3,), samples)}, samples=samples, keep=keep, **more)
+    return run.checkpoints / checkpoint_name(samples)
 
 
 @pytest.fixture
-def settings_file(small_settings, tmp_path):
-    """Of a run below `runs`, by its name."""
-
-    def write(name: str) -> str:
-        settings = small_settings(tmp_path / "runs", "--run.name", name, "--evaluation.every", str(5 * BATCH))
-        (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
-        return str(tmp_path / "settings.yaml")
-
-    return write
+def run(tmp_path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
 
 
-def assert_went_on(folder: Path, errors: str, finished: RunFolder) -> None:
-    (run,) = folder.iterdir()
-    assert f"from {3 * BATCH:,} to {STEPS * BATCH:,} samples" in errors
-    assert losses(run) == losses(finished.path) and len(read_lines(RunFolder(run).records)) == STEPS
+def test_only_the_newest_and_milestones_stay_and_they_load_without_running_code(run):
+    for samples in (100, 20, 3000):
+        save(run, samples)
+    assert [path.name for path in checkpoints_in(run)] == [checkpoint_name(100), checkpoint_name(3000)]
+    assert torch.equal(load_checkpoint(checkpoints_in(run)[-1])["model"], torch.full((3,), 3000))
+    for samples in range(3010, 3070, 10):
+        save(run, samples, milestones=[3020, 3060])
+    assert [samples_at(path) for path in checkpoints_in(run)] == [3020, 3050, 3060]
+    for value in (EMPTY | {"model": Path("x")}, {"model": 1}, [1, 2]):
+        torch.save(value, run.checkpoints / checkpoint_name(4000))
+        with pytest.raises(
+            UserError, match=r"4000\.pt: is damaged, or not what it should be .*one before it is .*3060"
+        ):
+            load_checkpoint(run.checkpoints / checkpoint_name(4000))
 
 
-@pytest.mark.slow
-def test_a_run_without_a_name_that_torchrun_restarts_goes_on_from_its_last_checkpoint(
-    finished, settings_file, tmp_path
-):
-    (tmp_path / "dies_once.py").write_text(DIES_ONCE)
-    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--max-restarts=1", *rendezvous]
-    ended = subprocess.run(
-        [*torchrun, str(tmp_path / "dies_once.py"), settings_file("")], capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert_went_on(tmp_path / "runs", ended.stderr, finished)
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
-@pytest.mark.slow
-def test_a_run_with_a_name_that_is_restarted_goes_on_too(finished, settings_file, tmp_path, monkeypatch):
-    train = ["train", settings_file("named")]
-    for name, value in (rank_variables(1) | of_rank(0)).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")  # as torchrun has it
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert main_killed_at_step(4, train).code == -signal.SIGKILL
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    restarted = run(main, train)
-    assert restarted.code == 0, restarted.errors
-    assert_went_on(tmp_path / "runs", restarted.errors, finished)
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count what is read")
+def test_a_checkpoint_is_read_once(run):
+    state = EMPTY | {"model": {"weights": torch.rand(2_000_000)}, "data": [torch.ones(2), 3]}
+    save_checkpoint(run, state, samples=8, keep=2)
+    size, before = checkpoints_in(run)[0].stat().st_size, bytes_read()
+    loaded = load_newest(run)
+    assert size <= bytes_read() - before < 1.1 * size
+    assert torch.equal(loaded["model"]["weights"], state["model"]["weights"]) and loaded["data"][1] == 3
+    checkpoints_in(run)[0].write_bytes(b"")  # what was loaded has its own memory
+    assert loaded["model"]["weights"].sum() == state["model"]["weights"].sum()
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_what_to_do(run, monkeypatch):
+    good = save(run, 100)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        RunFailed,
+        match=r"the disk is full \(24 bytes needed, .* free\).*last good checkpoint is .*000100\.pt.*--resume .*run",
+    ):
+        save(run, 200)
+    assert [path.name for path in run.checkpoints.iterdir()] == [good.name]
+    assert torch.equal(load_checkpoint(good)["model"], torch.full((3,), 100))
+
+
+def flip_a_bit(path: Path) -> None:
+    """Of the first weight."""
+    content = bytearray(path.read_bytes())
+    start = content.index(torch.load(path)["model"].numpy().tobytes())
+    content[start] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used_and_that_is_said(run, capsys):
+    assert load_newest(run) is None
+    whole, damaged = save(run, 100), save(run, 200)
+    flip_a_bit(damaged)
+    assert torch.load(damaged)["model"].tolist() == [201, 200, 200]  # torch does not notice
+    assert load_newest(run)["model"].tolist() == [100, 100, 100] and damaged.exists()
+    told = capsys.readouterr().err
+    assert "000200.pt: is damaged" in told and "the checksum of" in told
+    assert told.endswith("the one before it is samples-000000000100.pt\n")
+    load_newest(run, set_aside=True)
+    assert checkpoints_in(run) == [whole] and damaged.with_suffix(".damaged").exists()
+    whole.write_bytes(whole.read_bytes()[:500])
+    with pytest.raises(UserError, match="no earlier one; restore it, or start anew"):
+        load_newest(run, set_aside=True)
+    assert whole.exists()

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from neuclip import api
+from neuclip.distributed.ranks import StopRequest
 from neuclip.errors import UserError
 from neuclip.models.export import export_model
 from neuclip.models.towers import build_model
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs.build import build_towers
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.runs.lifecycle import start_run
 from neuclip.runs.pretrained import resolve_model
 from neuclip.training.loop import train
@@ -26,7 +27,7 @@ SHORT = ["--train.samples", str(4 * BATCH), "--checkpoint.every_samples", str(2 
 
 
 def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
-    return load_checkpoint(checkpoints_in(folder.checkpoints)[-1])["model"]
+    return load_checkpoint(checkpoints_in(folder)[-1])["model"]
 
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "folder", "local-dir"])
@@ -34,7 +35,7 @@ def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:
 def test_a_run_a_checkpoint_or_a_folder_gives_its_weights(kind, name, finished, small_settings, tmp_path):
     pretrained = {
         "run": finished.path,
-        "checkpoint": checkpoints_in(finished.checkpoints)[-1],
+        "checkpoint": checkpoints_in(finished)[-1],
         "folder": finished.model,
         "local-dir": f"local-dir:{finished.model}",
     }[kind]
@@ -67,7 +68,7 @@ def test_a_temperature_below_the_minimum_and_a_bias_are_kept(small_settings, tmp
     flags = ["--objective", "clip", "--model.name=", "--model.pretrained", str(tmp_path / "siglip"), *SHORT]
     settings = resolve_model(small_settings(tmp_path, *flags, "--temperature.learning_rate", "0"))
     run = start_run(settings)
-    train(run, evaluate=lambda run: None, save=lambda run: None)
+    train(run, StopRequest(), evaluate=lambda run: None, save=lambda run: None)
     assert run.built.towers.log_scale == torch.tensor(math.log(117)).item()
     assert run.built.towers.logit_bias.item() == torch.tensor(-12.9).item()
     assert run.optimizer.log_scale_range[0] == 0 < math.log(100) < run.optimizer.log_scale_range[1]
@@ -95,7 +96,7 @@ def test_what_does_not_train_is_equal_to_the_bit_and_a_killed_run_resumes_to_the
     assert not any("parametrizations" in name for name in model.towers.model.state_dict())
     assert (folder.model / "lora.safetensors").exists() == (mode == "lora")
 
-    checkpoints_in(folder.checkpoints)[-1].unlink()
+    checkpoints_in(folder)[-1].unlink()
     api.train(settings, resume=folder.path)
     assert losses(folder.path) == want
     assert all(torch.equal(x, after[name]) for name, x in weights_of(folder).items())

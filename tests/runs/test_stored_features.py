@@ -17,7 +17,7 @@ from neuclip.data import features as store
 from neuclip.data.tables.listed import ListedPairs
 from neuclip.errors import RunFailed
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.checkpoint import checkpoints_in, load_checkpoint
+from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
 from neuclip.training import stored_features
 from tests.builders.data import write_tar
@@ -67,7 +67,7 @@ def train(flags):
 
 def assert_equal_runs(one: Path, other: Path) -> None:
     """Weights, records and skipped samples, to the bit."""
-    first, second = (load_checkpoint(checkpoints_in(RunFolder(run).checkpoints)[-1])["model"] for run in (one, other))
+    first, second = (load_checkpoint(checkpoints_in(RunFolder(run))[-1])["model"] for run in (one, other))
     assert all(torch.equal(first[name], second[name]) for name in first)
     timed = ("_share", "per_second")
     records = [
@@ -91,7 +91,7 @@ def count_computed(monkeypatch) -> list[int]:
 
 
 def sides(run: Path) -> list[str]:
-    return json.loads(RunFolder(run).summary.read_text())["storing"].get("towers", [])
+    return json.loads(RunFolder(run).summary.read_text())["stored_features"]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_resumed_run_may_change_whether_features_are_stored(train, flags):
     whole = train("whole", *TEXT)
     half = read_settings(None, [*flags("half", *TEXT), "--checkpoint.every_samples", "48", "--checkpoint.keep", "9"])
     folder = RunFolder(api.train(half))
-    for late in checkpoints_in(folder.checkpoints)[2:]:
+    for late in checkpoints_in(folder)[2:]:
         late.unlink()
     api.train(read_settings(folder.settings, OFF), resume=folder.path)
     assert_equal_runs(whole, folder.path)

@@ -358,9 +358,17 @@ def test_own_data_and_tasks_are_measured_with_a_model_that_is_built_once(copy, c
     assert own == printed["tasks"][0]["metrics"]["image_retrieval_recall@1"]
 
 
-def test_what_is_no_whole_sample_is_counted_and_captions_are_never_run_together(copy, capsys):
+def test_what_cannot_be_used_is_counted_up_to_a_share_and_captions_are_never_run_together(copy, capsys):
     write_tar(copy / "root" / FMOW / "test" / "0.tar", [*fmow_members(), ("s99.cls", b"1")])
     assert measure(copy, tasks="fmow", max_bad_share=0.1)["FMoW"]["meta"]["skipped"] == 1
+    (copy / "root" / WINOGAVIL / "images" / f"{PUZZLE[0]}.png").write_bytes(b"no image")
+    write_tar(copy / "root" / FMOW / "test" / "0.tar", [*fmow_members(), ("s98.cls", b"1"), ("s99.cls", b"1")])
+    options = {"data": copy / "root", "tasks": "fmow,winogavil,flickr", "output": copy / "results.jsonl"}
+    results = api.measure_datacomp(f"local-dir:{copy / 'model'}", **options)
+    assert results.failed.keys() == {"FMoW", "WinoGAViL"} and "2 of 14 samples cannot be used" in results.failed["FMoW"]
+    assert [line["dataset"] for line in results.lines] == ["Flickr"]  # an older line of FMoW is of other data
+    puzzles = measure(copy, tasks="winogavil", max_bad_share=0.1)["WinoGAViL"]
+    assert puzzles["meta"]["puzzles"] == 0 and puzzles["metrics"]["main_metric"] is None
     (copy / "root" / FLICKR / "dataset_type.txt").unlink()
     flags = ["--data", str(copy / "root"), "--tasks", "flickr"]
     assert main(["eval", f"local-dir:{copy / 'model'}", *flags]) == 1

@@ -29,9 +29,8 @@ def export(target: str, folder: str = "", *, to: Literal["open_clip", "transform
     check_target(target)
     with waiting("loading torch"):
         from neuclip.runs import export as exporting
-    from neuclip.runs.new_folder import result_folder
 
-    place = result_folder(target, folder, to)
+    place = exporting.result_folder(target, folder, to)
     with waiting(f"exporting {target}"):
         difference = exporting.export(target, to, place)
     print(f"{place}: features equal those of {target} (1 - cosine at most {difference:.1e})")
@@ -63,13 +62,12 @@ def merge(
     if curve and (folder or weight is not None):
         raise UserError("--curve measures at every weight and writes no model; leave out --weight and the folder")
     with waiting("loading torch"):
-        from neuclip.runs import merge as merging
-    from neuclip.runs.new_folder import result_folder
+        from neuclip.runs import export as merging
 
     if curve:
         return print_curve(merging.measure_curve(base, run), run)
     share = WEIGHT if weight is None else weight
-    place = result_folder(run, folder, f"merged-{share:g}")
+    place = merging.result_folder(run, folder, f"merged-{share:g}")
     merging.merge(base, run, share, place)
     print(f"local-dir:{place}")
     return 0

@@ -159,7 +159,15 @@ def system_error(error: OSError) -> str:
         return f"a path is too long for this system; give a shorter one than {error.filename2 or error.filename}"
     if "No usable temporary directory" in str(error):  # of tempfile, which has tried TMPDIR and /tmp
         return "no folder for temporary files can be written; free some space, or set TMPDIR to another folder"
-    refused = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
+    refused = error.errno in (
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EEXIST,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+    )
     if error.filename and (refused or str(error.filename).startswith(("/proc/", "/sys/"))):  # they hold no files
         return (
             f"{error.filename}: {error.strerror}; check the permissions of the folder, or give another "

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from neuclip.cli.command import Count, find_run, help_page, is_main_rank, print_json, read_page
 from neuclip.errors import RunFailed, UserError, proposal
@@ -20,6 +20,7 @@ from neuclip.settings.reading import SECTION_NAMES, read_settings
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import first_line, help_text, settings_as_dict
 
+AUTO: Literal["auto"] = "auto"  # as the run to resume
 WIDTH = 120  # of doctor's page if the output is not a terminal
 
 
@@ -31,20 +32,20 @@ def train(recipe: str = "", *, resume: str = "", json: bool = False, settings: l
     On several GPUs, or with several ranks on the CPU: torchrun --nproc-per-node N -m neuclip train ...
     Help on one section of the settings: neuclip train --help optimizer
 
-    --resume: continue this run from its last checkpoint with its own settings
+    --resume: continue this run from its last checkpoint with its own settings; auto: that of --run.name, if any
     --json: print the run's summary as JSON on stdout at the end, everything else on stderr
 
     neuclip train --objective clip --train.samples 20k --run.name first
     neuclip train tiny --data.train 'shards/{00000..00019}.tar' --model.name ViT-B-32 --train.batch_size 512
     """
-    if resume and recipe:
+    if resume and resume != AUTO and recipe:
         raise UserError(f"--resume continues a run with its own settings; remove the recipe {recipe!r}")
-    run = find_run(resume) if resume else None
+    run = find_run(resume) if resume and resume != AUTO else None
     chosen = read_settings(run.settings if run else Path(recipe) if recipe else None, settings)
     from neuclip import api
 
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-        folder = RunFolder(api.train(chosen, resume=run.path if run else None))
+        folder = RunFolder(api.train(chosen, resume=run.path if run else AUTO if resume else None))
     if json and is_main_rank():
         print(folder.summary.read_text(encoding="utf-8"), end="")
     return 0

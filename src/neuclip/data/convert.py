@@ -90,7 +90,7 @@ def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Conve
     ids = track(range(first, len(source)), "writing", len(source) - first, "samples")
     for path in paths[done:]:
         _write_shard(path, source, islice(ids, shard_size))
-    return _check(folder, paths, len(source))
+    return _summary(folder, paths, len(source))
 
 
 def refuse_inside(address: str, folder: Path) -> None:
@@ -153,24 +153,17 @@ def _start_list(skipped: Path, unindexed: Sequence[Fault], id: int) -> None:
         write_text(skipped, "".join(json.dumps(record) + "\n" for record in records))
 
 
-def _check(folder: Path, paths: list[Path], expected: int) -> Converted:
+def _summary(folder: Path, paths: list[Path], expected: int) -> Converted:
     skipped: Counter[str] = Counter()
-    readable = expected
     for record in read_lines(folder / SKIPPED):
         skipped[record["reason"]] += record.get("times", 1)
-        readable -= record["id"] >= 0
-    samples = sum(len(load_index(path).rows) for path in track(paths, "checking", len(paths), "shards"))
-    if samples != readable:
-        raise RunFailed(
-            f"{folder}: holds {samples:,} samples where {readable:,} were written; "
-            "the disk or another process has changed it; remove the folder and convert again"
-        )
+    samples = sum(len(load_index(path).rows) for path in track(paths, "counting", len(paths), "shards"))
     for unfinished in folder.glob(f".*{UNFINISHED}"):  # left by kills
         unfinished.unlink(missing_ok=True)
     if samples == 0:
         reason, count = skipped.most_common(1)[0]
         raise RunFailed(
             f"{folder}: none of {expected:,} samples could be read, most often: {reason} ({count:,}); "
-            f"all are listed in {folder / SKIPPED}"
+            f"all are listed in {folder / SKIPPED}; repair the data and convert them into a new folder"
         )
     return Converted(folder, samples, len(paths), skipped)

@@ -66,7 +66,7 @@ def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]],
     copies = []
     for task in track(missing, "asking the hub", len(missing), "tasks"):
         try:
-            copies.append(find_copy(task, partial_folder(task, root)))
+            copies.append(find_copy(task, root))
         except NotOnTheHub as nowhere:
             got[task.key] = Got(task, None, str(nowhere), {})
     if copies:
@@ -85,9 +85,9 @@ def _check_there(task: Task, folder: Path) -> Got:
         raise UserError(f"{error}; or remove {folder} to get it again") from error
 
 
-def find_copy(task: Task, partial: Path) -> HubCopy:
-    """The first copy of the task that the hub has; only its list of files is downloaded. What is in the folder
-    `partial` already counts as there."""
+def find_copy(task: Task, root: Path) -> HubCopy:
+    """The first copy of the task that the hub has; only its list of files is downloaded. Files that an interrupted call
+    has downloaded are not counted again."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -99,17 +99,18 @@ def find_copy(task: Task, partial: Path) -> HubCopy:
             reason = f"{', '.join(task.copies)}: not on the hub, or not for everyone"
             continue
         except Exception as error:
-            raise _hub_failed(task, error) from error
+            raise _hub_failed(task, root, error) from error
         sizes = {
             file.rfilename: file.size or 0
             for file in about.siblings or ()
             if any(fnmatch(file.rfilename, pattern) for pattern in WANTED)
         }
         if any(name.endswith(".tar") for name in sizes):
-            left = {name: size for name, size in sizes.items() if not (partial / name).is_file()}
-            return HubCopy(task, repository, about.sha or "", sum(left.values()))
+            partial = partial_folder(task, root)
+            left = [size for name, size in sizes.items() if not (partial / name).is_file()]
+            return HubCopy(task, repository, about.sha or "", sum(left))
         reason = f"{repository}: has no test/0.tar"
-    raise NotOnTheHub(f"{reason}; {by_hand(task)}")
+    raise NotOnTheHub(f"{reason}; {by_hand(task, root)}")
 
 
 def download(copy: HubCopy, root: Path) -> Got:
@@ -122,7 +123,7 @@ def download(copy: HubCopy, root: Path) -> Got:
             copy.repository, repo_type="dataset", revision=copy.revision, allow_patterns=list(WANTED), local_dir=partial
         )
     except Exception as error:
-        raise _hub_failed(task, error) from error
+        raise _hub_failed(task, root, error) from error
     try:
         got = check_set(task, partial, "downloaded")
     finally:
@@ -138,20 +139,20 @@ def partial_folder(task: Task, root: Path) -> Path:
     return root / f".{task.folder}.partial"
 
 
-def _hub_failed(task: Task, error: Exception) -> RunFailed:
+def _hub_failed(task: Task, root: Path, error: Exception) -> RunFailed:
     """One line for whatever goes wrong on the way: of huggingface_hub, its HTTP library, or the system."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = (lines[0] if lines else type(error).__name__)[:200]
     return RunFailed(
         f"{task.name}: the hub could not be read ({reason}); check the network and run the command again, or "
-        f"{by_hand(task)}"
+        f"{by_hand(task, root)}"
     )
 
 
-def by_hand(task: Task) -> str:
+def by_hand(task: Task, root: Path) -> str:
     """What to do without a network, or without a copy on the hub."""
     where = f"{task.copies[0]} (a data set of the Hugging Face hub)" if task.copies else "it"
-    return f"fetch {where} elsewhere and put it, or a link to it, below the root as {task.folder}"
+    return f"fetch {where} elsewhere and put it, or a link to it, at {root / task.folder}"
 
 
 def refuse_no_room(root: Path, size: int) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from neuclip.data.source import CaptionCounts, Fault, Source
 from neuclip.errors import RunFailed
-from neuclip.files import read_regular
-from neuclip.records import HELD_OUT, append_lines, read_lines
+from neuclip.files import reading
+from neuclip.records import REMEDY, append_lines, read_lines, write_lines
 
 LISTED = 10  # places per reason; further ones are counted with the last
 FIRST_CHECK = 100  # samples; before that a share says little
@@ -100,12 +99,15 @@ class FaultLog:
         self._first: dict[str, str] = {}  # place of each reason
         self._known: set[int] = set()
         if path and path.exists():
-            content = read_regular(path)
-            if (whole := content.rfind(b"\n") + 1) < len(content):
-                os.truncate(path, whole)  # a line that a kill cut off would swallow the next one
-        for record in read_lines(path) if path else ():
-            if HELD_OUT not in record:
-                self._is_new(Fault(record["id"], record["reason"], record["where"], record.get("times", 1)))
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        """What earlier parts of the run listed."""
+        with reading(path, REMEDY):
+            faults = [Fault(**record) for record in read_lines(path)]
+            for fault in faults:
+                self._is_new(fault)
+        write_lines(path, [fault._asdict() for fault in faults])  # without a line that a kill cut off
 
     def add(self, faults: Iterable[Fault]) -> None:
         """List those that are new."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from neuclip.data import by_name
 from neuclip.data.locations import DATASET_TYPE, RETRIEVAL, expand_braces, is_retrieval_set, is_there
-from neuclip.data.mixture import HELD_OUT_SUFFIX, Selection, group_by_image, split
+from neuclip.data.mixture import HELD_OUT_SUFFIX, group_by_image, split
 from neuclip.data.open import data_name, open_as
 from neuclip.data.source import BadSample, Source, fingerprint, print_once
 from neuclip.data.tables.folder import find_captions_file
@@ -127,11 +127,6 @@ def open_retrieval(address: str, settings: Settings) -> Source:
 def _check_captions(address: str, source: Source) -> None:
     """A wrong caption key leaves nothing to measure, which would otherwise be found after training; some images without
     a caption are left out of the figures, and counted there."""
-    if isinstance(source, Selection) and len(left_out := source.rows_without_caption()):
-        print_once(
-            f"{without_queries(address)}: {len(left_out):,} of {len(source.source):,} rows have no caption and are "
-            f"left out, the first is {source.source.where(int(left_out[0]))}; their images have other captions"
-        )
     _, counts = fingerprint(source)
     if not counts.without:
         return

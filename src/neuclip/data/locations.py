@@ -190,11 +190,6 @@ def read_list(path: Path) -> list[str]:
     lines = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
     if not lines:
         raise UserError(f"{path}: lists no shards; give one address per line")
-    if named := [line for line in lines if by_name.is_name(line) and not is_there(path.parent / line)]:
-        raise UserError(
-            f"{path}: {named[0]} is a data set by name, and a list names shards; give it beside the list, as "
-            f"{path},{named[0]}"
-        )
     return [line if is_remote(line) else str(path.parent / line) for line in lines]
 
 

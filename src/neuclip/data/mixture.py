@@ -151,12 +151,6 @@ class Selection(Source):
             facts["hash"][id] = int.from_bytes(hashlib.blake2b(hashes, digest_size=8).digest(), "little")
         yield facts
 
-    def rows_without_caption(self) -> np.ndarray:
-        """The ids of the source that have no caption, and an image with others."""
-        captions = np.concatenate([np.zeros(0, FACTS), *self.source.caption_facts()])["captions"][self._rows]
-        of_image = np.add.reduceat(captions > 0, self._ends - np.diff(self._ends, prepend=0), dtype=np.int64)
-        return self._rows[(captions == 0) & (np.repeat(of_image, np.diff(self._ends, prepend=0)) > 0)]
-
     def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
         first = self._rows[self._ends - np.diff(self._ends, prepend=0)]
         return self.source.image_keys(first if ids is None else first[ids], read_images=read_images)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import csv
 import io
-import json
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,10 +25,10 @@ from neuclip.data.locations import (
     nearest_path,
     numbered_shards,
 )
-from neuclip.data.source import Source, json_object, print_once
+from neuclip.data.source import Source, print_once
 from neuclip.data.tables.folder import list_images
 from neuclip.data.tables.listed import ListedPairs, Row, Rows
-from neuclip.data.tables.text import first_line
+from neuclip.data.tables.text import first_line, list_in, read_small_table
 from neuclip.data.tar.index import NO_LABEL, key_and_ending
 from neuclip.data.tar.source import TarSource
 from neuclip.data.tar.walk import BLOCK, walk
@@ -51,7 +48,6 @@ COLUMNS = ("cue", "candidates", "associations")
 TABLES = (".csv", ".tsv", ".jsonl")
 IMAGES = "images"  # the folder of a puzzle's images, beside its table or in it
 MOST_CANDIDATES = 1000  # of one puzzle
-LARGEST_FIELD = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -236,17 +232,11 @@ def _vector(source: TarSource, id: int, content: bytes, columns: int = 0) -> np.
         raise UserError(f"{source.where(id)}: has no npy member, others have {columns} numbers in one; {VECTORS}")
     where = f"{source.where(id).rpartition('.')[0]}.npy"
     try:
-        stream = io.BytesIO(content)
-        version = np.lib.format.read_magic(stream)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(stream)
-        if len(shape) != 1 or dtype.kind not in "iu" or not 0 < shape[0] <= MOST_VECTOR_BYTES:
-            raise UserError(f"{where}: has shape {shape} and type {dtype}; {VECTORS}")
-        vector = np.frombuffer(content, dtype, count=shape[0], offset=stream.tell())
-    except UserError:
-        raise
+        vector = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     except (ValueError, TypeError, EOFError, OSError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(f"{where}: is not a whole array of numbers ({str(error)[:100]}); {VECTORS}") from error
+    if vector.ndim != 1 or vector.dtype.kind not in "iu" or not len(vector):
+        raise UserError(f"{where}: has shape {vector.shape} and type {vector.dtype}; {VECTORS}")
     if columns and len(vector) != columns:
         raise UserError(f"{where}: has {len(vector)} numbers, others have {columns}; {VECTORS}")
     return vector
@@ -279,7 +269,7 @@ def read_puzzles(folder: str | Path) -> Puzzles:
     table, files = puzzle_table(folder), _puzzle_images(folder)
     ids: dict[str, int] = {}  # of images by path: two spellings of a name may mean one
     puzzles = []
-    for where, row in _table_rows(table):
+    for where, row in read_small_table(table, "save it as UTF-8, with quotes around lists"):
         cue = row.get("cue")
         if not isinstance(cue, str) or not cue.strip():
             raise UserError(f"{where}: has no cue; correct the row")
@@ -311,35 +301,10 @@ def puzzle_table(folder: Path) -> Path:
     return tables[0]
 
 
-def _table_rows(table: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with reading(table, "save it as UTF-8, with quotes around lists"):
-        text = read_regular(table).decode("utf-8-sig")
-    if table.suffix.lower() == ".jsonl":
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield f"{table} line {number}", json_object(line.encode()) or {}
-        return
-    csv.field_size_limit(LARGEST_FIELD)
-    separator = "\t" if table.suffix.lower() == ".tsv" else ","
-    try:
-        for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), delimiter=separator), 1):
-            yield f"{table} row {number}", row
-    except csv.Error as error:
-        raise UserError(f"{table}: cannot be read ({error}); save it as UTF-8, with quotes around lists") from error
-
-
 def _names(value: Any, column: str, where: str) -> list[str]:
-    """A list, or the text of one as JSON or Python writes it."""
-    names = value
-    if isinstance(value, str):
-        names = None
-        for read in (json.loads, ast.literal_eval):
-            try:
-                names = read(value)
-                break
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+    """A list, or the text of one."""
+    names = list_in(value) if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f'{where}: its {column} are not a list of names; write them as ["one", "two"]')
     if len(names) > MOST_CANDIDATES:
         raise UserError(f"{where}: has {len(names):,} {column}, at most {MOST_CANDIDATES:,} are read; correct the row")

@@ -1,7 +1,7 @@
 """Collectives: gather, reduce, and which rows of a sharded state belong to this rank.
 
-All communication of the package goes through this file, and bytes are counted here. With one process every function is
-the identity: no caller asks whether training is distributed.
+All communication of the package goes through this file. With one process every function is the identity: no caller asks
+whether training is distributed.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from torch import distributed as dist
 
 T = TypeVar("T")
 
-# How long a rank waits for the others within a step. While one works alone, connection.py waits as long as it lives.
-STEP_TIMEOUT = timedelta(minutes=10)
+STEP_TIMEOUT = timedelta(minutes=10)  # how long a rank waits for the others within a step
+PATIENCE = timedelta(hours=12)  # and while one of them works alone: indexes shards, evaluates, writes a checkpoint
 
 _single_process = False
-_meters: list[Traffic] = []
-_host_group: dist.ProcessGroup | None = None
+_host_group: dist.ProcessGroup | None = None  # for tensors in host memory, which NCCL does not move
+_patient_group: dist.ProcessGroup | None = None  # the same with more patience
 
 
-class Traffic:
-    """Bytes that this rank sent, counted as ring collectives send them."""
+def connect(store: dist.Store, rank: int, ranks: int, backend: str) -> None:
+    """Collective. Join the ranks that meet at `store`. All groups are opened now, by all ranks, rather than when they
+    are first needed: for a rank that stops before that, the others would wait without a limit."""
+    global _patient_group
+    # NCCL ends the process when its limit is over, without a word: gloo's comes first.
+    limit = STEP_TIMEOUT if backend == "gloo" else 1.5 * STEP_TIMEOUT
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
+    _patient_group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    any_rank(False)
 
-    def __init__(self) -> None:
-        self.bytes = 0
 
-
-def destroy_process_group() -> None:
-    global _host_group
-    _host_group = None
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+def disconnect() -> None:
+    global _host_group, _patient_group
+    _host_group = _patient_group = None
+    dist.destroy_process_group()
 
 
 def _is_distributed() -> bool:
@@ -67,27 +70,6 @@ def single_process() -> Iterator[None]:
         _single_process = before
 
 
-@contextmanager
-def counted_traffic() -> Iterator[Traffic]:
-    """The bytes that this rank sends inside.
-
-    >>> with counted_traffic() as traffic:
-    ...     loss = objective(image, text, logit_scale)        # doctest: +SKIP
-    >>> traffic.bytes                                         # doctest: +SKIP
-    """
-    meter = Traffic()
-    _meters.append(meter)
-    try:
-        yield meter
-    finally:
-        _meters.remove(meter)
-
-
-def _count(sent: float) -> None:
-    for meter in _meters:
-        meter.bytes += round(sent)
-
-
 def gather_values(rows: Tensor) -> Tensor:  # (b, ...) -> (B, ...)
     """The rows of every rank, in rank order, without gradient."""
     rows = rows.detach()
@@ -96,7 +78,6 @@ def gather_values(rows: Tensor) -> Tensor:  # (b, ...) -> (B, ...)
     rows = rows.contiguous()
     gathered = rows.new_empty((world_size() * len(rows), *rows.shape[1:]))
     _all_gather(gathered, rows, group=_group_of(rows))
-    _count((world_size() - 1) * rows.nbytes)
     return gathered
 
 
@@ -106,7 +87,6 @@ def scatter_sum(rows: Tensor) -> Tensor:  # (B, d) -> (b, d)
         return rows
     local = rows.new_empty((len(rows) // world_size(), *rows.shape[1:]))
     _reduce_scatter(local, rows.contiguous(), group=_group_of(rows))
-    _count((world_size() - 1) * local.nbytes)
     return local
 
 
@@ -116,7 +96,6 @@ def sum_over_ranks(values: Tensor) -> Tensor:
         return values.detach()
     total = values.detach().clone()
     dist.all_reduce(total, group=_group_of(total))
-    _count(2 * (world_size() - 1) / world_size() * total.nbytes)
     return total
 
 
@@ -162,12 +141,14 @@ def any_rank(flag: bool) -> bool:
     return bool(total)
 
 
-def all_gather_int(value: int) -> list[int]:
-    """A number from each rank, in rank order; exchanged on the host, without waiting for a device."""
+def all_gather_int(value: int, *, patient: bool = False) -> list[int]:
+    """A number from each rank, in rank order; exchanged on the host, without waiting for a device. `patient`: another
+    rank may be working alone for hours."""
     if world_size() == 1:
         return [value]
     gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
-    dist.all_gather(gathered, torch.tensor([value]), group=_gloo_group())
+    group = _patient_group if patient and _patient_group else _gloo_group()
+    dist.all_gather(gathered, torch.tensor([value]), group=group)
     return [int(one) for one in gathered]
 
 

@@ -6,10 +6,10 @@ import math
 
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.probe import SampleProbe
-from neuclip.files import available_cores
 from neuclip.formatting import percent, plural
+from neuclip.machine import available_cores
 from neuclip.models.facts import ModelFacts
-from neuclip.plan import Plan, stored_sides, storing_advice
+from neuclip.plan import Plan, stored_sides
 from neuclip.settings.sections import Settings
 
 LONG_WARMUP = 0.5
@@ -94,8 +94,6 @@ def note_loading(findings: Findings, settings: Settings, probe: SampleProbe) -> 
 def note_storing(findings: Findings, settings: Settings) -> None:
     epoch = findings["plan.pairs_per_epoch"]
     findings.note("plan", stored_features=stored_sides(settings, epoch))
-    if advice := storing_advice(settings, epoch):
-        findings.warn(*advice)
 
 
 def note_warmup(findings: Findings) -> None:

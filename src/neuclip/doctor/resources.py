@@ -15,9 +15,11 @@ from neuclip.data.loader import PREFETCH
 from neuclip.doctor.findings import Findings
 from neuclip.doctor.model import cached_facts
 from neuclip.errors import UserError
+from neuclip.files import is_taken
 from neuclip.formatting import byte_size
+from neuclip.machine import choose_device, choose_precision
 from neuclip.models.facts import ModelFacts
-from neuclip.plan import Plan, checkpoint_bytes, choose_device, choose_precision, trained_bytes
+from neuclip.plan import Plan
 from neuclip.records import RunFolder
 from neuclip.settings.sections import Settings
 
@@ -27,6 +29,16 @@ LIBRARIES = 480_000_000
 NEARLY_ALL = 0.9  # of the free memory: above this the run may not fit
 FAR_TOO_MUCH = 1.5  # of all memory: the estimate is not that wrong
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def trained_bytes(parameters: int, locked: int = 0) -> int:
+    """Memory of the towers in training: weights, and of those that are not locked gradients and AdamW's moments."""
+    return (4 + 4 + 8) * (parameters - locked) + 4 * locked
+
+
+def checkpoint_bytes(parameters: int, model_state_bytes: int, objective_state_bytes: int) -> int:
+    """A checkpoint on disk: the model's state, AdamW's moments, the objective's state."""
+    return model_state_bytes + 8 * parameters + objective_state_bytes
 
 
 class Memory(NamedTuple):
@@ -139,7 +151,7 @@ def available_memory(device: str) -> Memory | None:
 def note_folder(findings: Findings, settings: Settings) -> None:
     """Whether the run's folder can be created."""
     folder = RunFolder(Path(settings.run.folder) / settings.run.name)
-    if settings.run.name and folder.is_taken:
+    if settings.run.name and is_taken(folder.path):
         findings.fail(f"{folder.path} exists", "a run never overwrites another", "give another --run.name")
         return
     parent = existing_folder(Path(settings.run.folder))

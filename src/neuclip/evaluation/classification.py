@@ -15,7 +15,7 @@ from torch import Tensor
 
 from neuclip.data.source import Fault
 from neuclip.data.task_sets import PLACEHOLDER, ZeroShotTask
-from neuclip.distributed.error_sync import on_main_rank
+from neuclip.distributed.ranks import on_main_rank
 from neuclip.evaluation.embedding import Embedder, check_finite
 from neuclip.evaluation.retrieval import best_ranks, score_blocks
 

@@ -15,7 +15,7 @@ from neuclip.data.faults import by_reason, count_unindexed
 from neuclip.data.loader import ImageBatch, read_images
 from neuclip.data.source import Fault, Source
 from neuclip.distributed.collectives import all_gather_object, gather_rows, is_main, local_range, rank, world_size
-from neuclip.distributed.error_sync import sync_errors
+from neuclip.distributed.ranks import sync_errors
 from neuclip.errors import RunFailed
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track

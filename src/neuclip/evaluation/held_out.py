@@ -9,7 +9,7 @@ from functools import partial
 from neuclip.data.faults import by_reason
 from neuclip.data.held_out import HeldOutSets
 from neuclip.data.source import Fault, Source
-from neuclip.distributed.error_sync import on_main_rank
+from neuclip.distributed.ranks import on_main_rank
 from neuclip.errors import RunFailed
 from neuclip.evaluation.classification import classify
 from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, TooManyBadSamples

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from neuclip.distributed.collectives import all_gather_object, gather_shares, is_main, local_range
-from neuclip.distributed.error_sync import on_main_rank, sync_errors
+from neuclip.distributed.ranks import on_main_rank, sync_errors
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import check_finite
 from neuclip.objectives.objective import NoEstimate

@@ -24,7 +24,7 @@ from neuclip.data.held_out import TaskData, open_task, source_of
 from neuclip.data.source import fingerprint
 from neuclip.data.task_sets import DEFAULT_TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.distributed.collectives import all_gather_object, is_main
-from neuclip.distributed.error_sync import main_rank_first, on_main_rank
+from neuclip.distributed.ranks import main_rank_first, on_main_rank
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.tasks import TaskScore, measure_task, texts_of

@@ -20,7 +20,34 @@ from neuclip.models.to_onnx import encode_with_onnx, write_onnx
 from neuclip.models.to_transformers import encode_with_transformers, write_transformers
 from neuclip.models.towers import BuiltModel, silence_open_clip
 
+LOADING = {
+    "open_clip": """import open_clip
+model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER")
+tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")""",
+    "transformers": """from transformers import CLIPModel, CLIPProcessor
+model, processor = CLIPModel.from_pretrained("FOLDER"), CLIPProcessor.from_pretrained("FOLDER")
+inputs = processor(text=["a photo of a dog"], images=image, return_tensors="pt", padding="max_length", truncation=True)
+outputs = model(**inputs)  # outputs.image_embeds, outputs.text_embeds: rows of length 1
+# Its centre crop may lie one pixel beside open_clip's where the margin is odd; HTML entities in texts stay.""",
+    "onnx": """import onnxruntime
+from tokenizers import Tokenizer
+tokens = [one.ids for one in Tokenizer.from_file("FOLDER/tokenizer.json").encode_batch(["a photo of a dog"])]
+text = onnxruntime.InferenceSession("FOLDER/text.onnx").run(None, {"tokens": tokens})[0]  # rows of length 1
+image = onnxruntime.InferenceSession("FOLDER/image.onnx").run(None, {"images": pixels})[0]  # see preprocessing.json""",
+}
+# open_clip would ask the hub for the config of a text tower of transformers; it lies in the folder.
+LOADING_TEXT_TOWER = """import json, open_clip
+text = json.load(open("FOLDER/open_clip_config.json"))["model_cfg"]["text_cfg"]
+text |= {"hf_model_name": "FOLDER", "hf_model_pretrained": False}  # from this folder, not from the hub
+model, _, transform = open_clip.create_model_and_transforms("local-dir:FOLDER", text_cfg=text)
+tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")"""
 LARGEST_DIFFERENCE = 1e-5  # 1 - cosine: between two programs that compute the same in float32 it is 1e-11 or less
+
+
+def loading_code(form: str, built: BuiltModel) -> str:
+    """What a model card shows: how that library loads the folder."""
+    from_folder = form == "open_clip" and built.config["text_cfg"].get("hf_model_name")
+    return LOADING_TEXT_TOWER if from_folder else LOADING[form]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from neuclip.errors import UserError
 from neuclip.models import open_clip_module
@@ -35,7 +34,7 @@ LENGTH_STEP = 8  # tokens to which the length of a text is rounded up in a locke
 
 
 class Towers(nn.Module):
-    """Image and text encoder together: `image, text = towers(images, tokens)` gives unit rows (b, d).
+    """Image and text encoder together: `image, text, scale = towers(images, tokens)` gives unit rows (b, d) and 1/tau.
 
     Images are bytes from the transforms of `BuiltModel`, or floats that are already normalized.
     """
@@ -52,11 +51,13 @@ class Towers(nn.Module):
         self.in_eval: list[nn.Module] = []
         self.locked: dict[str, TowerParts] = {}  # "image" or "text", where no weight of the trunk trains
 
-    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:  # (b, 3, H, W), (b, L) -> (b, d) x 2
-        """A locked tower also takes the features (b, width) of its trunk instead of images or tokens."""
+    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, ...]:  # (b, 3, H, W), (b, L) -> (b, d) x 2, ()
+        """Image and text features, 1/tau, and the bias of a model that has one, as open_clip's models answer. A locked
+        tower also takes the features (b, width) of its trunk instead of images or tokens."""
         image = self._locked_rows("image", images) if "image" in self.locked else self.encode_image(images)
         text = self._locked_rows("text", texts) if "text" in self.locked else self.encode_text(texts)
-        return image, text
+        bias = self.logit_bias
+        return (image, text, self.logit_scale) if bias is None else (image, text, self.logit_scale, bias)
 
     def encode_image(self, images: Tensor) -> Tensor:
         return self.model.encode_image(self._pixels(images), normalize=True)
@@ -137,10 +138,6 @@ class Towers(nn.Module):
         """From now on `train()` leaves these in eval mode."""
         self.in_eval = modules
         self.train(self.training)
-        # What does not change need not be sent to other ranks: DDP would send the buffers before every forward pass.
-        inside = {id(buffer) for module in modules for buffer in module.buffers()}
-        names = [name for name, buffer in self.named_buffers() if id(buffer) in inside]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, names)
 
     def train(self, mode: bool = True) -> Towers:
         super().train(mode)

@@ -72,8 +72,8 @@ class Objective(nn.Module, ObjectiveSettings):
         return {name: None if math.isnan(value) else value for name, value in values.items()}
 
     def record(self, **values: Tensor | None) -> None:
-        """Keep tensors for `metrics` without waiting for the device."""
-        self._recorded.update({name: None if value is None else value.detach() for name, value in values.items()})
+        """Keep tensors for `metrics` without waiting for the device. As they are now: SigLIP's bias is a parameter."""
+        self._recorded.update({name: None if x is None else x.detach().clone() for name, x in values.items()})
 
     def forward(
         self,

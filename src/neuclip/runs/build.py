@@ -1,12 +1,11 @@
-"""From settings to the parts of a run: data, model, objective, batches. Training, `eval` and `error` all build here."""
+"""From settings to a run that could take a step: data, model, objective, batches. No folder is made or read here:
+`neuclip doctor` builds a run to examine it, and `train`, `eval` and `error` build here too."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from glob import iglob
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip import objectives
 from neuclip.data.by_name import is_name
@@ -24,113 +24,219 @@ from neuclip.data.loader import Batches, Decode, Transform
 from neuclip.data.locations import expand_braces, is_remote, is_there, parts_of
 from neuclip.data.mixture import order_of
 from neuclip.data.open import open_training_data
-from neuclip.data.source import Source
-from neuclip.distributed.collectives import is_main, rank
-from neuclip.errors import UserError
-from neuclip.files import available_cores
+from neuclip.data.source import Source, fingerprint
+from neuclip.distributed.collectives import all_gather_object, rank, world_size
+from neuclip.distributed.ranks import main_rank_first, raise_on_main, sync_errors
+from neuclip.errors import UserError, require
+from neuclip.machine import choose_device, choose_precision, set_threads
 from neuclip.models.export import write_text_files
 from neuclip.models.lora import merge
 from neuclip.models.pixels import fast_crop
 from neuclip.models.tower_modes import apply_modes
 from neuclip.models.towers import BuiltModel, build_model, require_same_architecture
 from neuclip.objectives.objective import Objective
-from neuclip.plan import Plan
+from neuclip.plan import Plan, limit_epochs
 from neuclip.records import write_json
-from neuclip.runs.pretrained import OWN_CONFIG, load_pretrained
+from neuclip.runs.folder import OWN_CONFIG
+from neuclip.runs.pretrained import load_pretrained, resolve_model
 from neuclip.secrets import without_queries
 from neuclip.settings.sections import ModelSettings, Settings
+from neuclip.training.optimizer import TowerOptimizer
+from neuclip.training.run import Run
 
 PATTERN = re.compile(r"[,{}*?\[]")
+PATHS = ("local-dir:", "image=")  # what may stand before the path of a model or of weights
 
 
-def resolve_held_out(settings: Settings) -> Settings:
-    """With the held-out sets that `auto` stands for, as a run stores them."""
-    retrieval, zero_shot = held_out_addresses(settings)
-    return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
+def build_run(settings: Settings, source: Source, state: dict[str, Any] | None = None) -> Run:
+    """Collective. A run without a folder, at step 0. Fails in the first seconds for whatever in the settings cannot
+    work. `state`: of the checkpoint from which the run will continue.
+
+    >>> run = build_run(resolve(settings), open_training_source(settings))                          # doctest: +SKIP
+    """
+    with sync_errors():
+        run = _build_run(limit_epochs(settings, order_of(source, settings.run.seed).size), source, state)
+    # Ranks on several machines must see the same data: an id means one sample on all of them.
+    seen = all_gather_object(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})")
+    if len(set(seen)) > 1:
+        raise_on_main(UserError(f"ranks see different data: {', '.join(seen)}; give all of them the same files"))
+    return run
 
 
-def absolute_paths(settings: Settings) -> Settings:
-    """With paths that mean the same from any working folder, as a run stores them; names and URLs stay."""
+def _build_run(settings: Settings, source: Source, state: dict[str, Any] | None) -> Run:
+    for name in ("tensorboard", "wandb"):
+        if getattr(settings.log, name):
+            require(f"log.{name}", name, extra=name)
+    plan = Plan.of(settings, world_size())
+    device = choose_device(settings.run.device)
+    precision = choose_precision(settings.run.precision, device)
+    set_threads(settings.run.threads, device)
+    torch.manual_seed(settings.run.seed)
+    built = build_towers(settings, device, state)
+    refuse_single_images(settings, plan, built)
+    known, counts = fingerprint(source)
+    refuse_bad_source(source, settings.data.max_bad_share, counts)
+    batches = build_batches(settings, source, built, plan)
+    objective = build_objective(settings, built, len(source), batches.windows.order.size).to(device)
+    if rank():  # weights start alike on all ranks, dropout does not
+        torch.manual_seed(settings.run.seed + rank())
+    return Run(
+        settings=settings,
+        plan=plan,
+        device=device,
+        precision=precision,
+        source=source,
+        fingerprint=known,
+        caption_counts=counts,
+        batches=batches,
+        built=built,
+        objective=objective,
+        optimizer=TowerOptimizer(built.towers, settings, plan, precision),
+    )
+
+
+def refuse_single_images(settings: Settings, plan: Plan, built: BuiltModel) -> None:
+    """BatchNorm divides by the deviation over the images of a forward pass; one alone has none."""
+    norms = [module for module in built.towers.train().modules() if isinstance(module, _BatchNorm)]
+    if plan.smallest_chunk == 1 and any(norm.training for norm in norms):
+        local = plan.local_batch
+        field, least = ("batch_size", 2 * plan.ranks) if local == 1 else ("micro_batch_size", 2 + local % 2)
+        raise UserError(
+            f"{settings.model.name} has BatchNorm, which cannot train on one image at a time; "
+            f"give --train.{field} {least} or more"
+        )
+
+
+# --- Settings -------------------------------------------------------------------------------------------------------
+
+
+def resolve(settings: Settings) -> Settings:
+    """As a run stores them: with the model and the held-out sets that `auto` or an empty name stand for, and with paths
+    that mean the same from any working folder. Names and URLs stay."""
+    settings = resolve_model(resolve_held_out(settings))
     model, evaluation = settings.model, settings.evaluation
-    scheme, name = ("local-dir:", model.name[10:]) if model.name.startswith("local-dir:") else ("", model.name)
-    if scheme or name.endswith(".json"):
-        name = absolute_path(name)
+    is_file = model.name.startswith("local-dir:") or model.name.endswith(".json")  # else a folder may be called like it
     return replace(
         settings,
         data=replace(settings.data, train=absolute_address(settings.data.train)),
-        model=replace(model, name=scheme + name, pretrained=absolute_pretrained(model.pretrained)),
+        model=replace(
+            model,
+            name=absolute_path(model.name) if is_file else model.name,
+            pretrained=absolute_path(model.pretrained),
+        ),
         evaluation=replace(
             evaluation,
-            retrieval=tuple(_absolute_named(one, absolute_address) for one in evaluation.retrieval),
-            zero_shot=tuple(_absolute_named(one, _absolute_task) for one in evaluation.zero_shot),
+            retrieval=tuple(map(absolute_address, evaluation.retrieval)),
+            zero_shot=tuple(map(absolute_address, evaluation.zero_shot)),
         ),
     )
 
 
-def _absolute_named(address: str, absolute: Callable[[str], str]) -> str:
-    """Of a held-out set, which may have a name before its address."""
-    name, path = named(address)
-    return absolute(path) if path == address else f"{name}={absolute(path)}"
-
-
-def _absolute_task(task: str) -> str:
-    return task if is_name(task) else absolute_path(task)
-
-
-def absolute_pretrained(pretrained: str) -> str:
-    """A path may follow what kind of weights it has.
-
-    >>> absolute_pretrained("image=/data/lite0.pth"), absolute_pretrained("openai")
-    ('image=/data/lite0.pth', 'openai')
-    """
-    kind = next((kind for kind in ("local-dir:", "image=") if pretrained.startswith(kind)), "")
-    return kind + absolute_path(pretrained.removeprefix(kind))
+def resolve_held_out(settings: Settings) -> Settings:
+    """With the held-out sets that `auto` stands for."""
+    retrieval, zero_shot = held_out_addresses(settings)
+    return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
 
 
 def absolute_path(path: str) -> str:
-    """What is not there stays as it is, and is complained about in the user's own words."""
-    return str(Path(path).absolute()) if path and is_there(Path(path)) else path
+    """Of a model or of weights. What is not there stays as it is, and is complained about in the user's own words.
+
+    >>> absolute_path("image=/data/lite0.pth"), absolute_path("openai")
+    ('image=/data/lite0.pth', 'openai')
+    """
+    kind = next((kind for kind in PATHS if path.startswith(kind)), "")
+    place = path.removeprefix(kind)
+    return f"{kind}{Path(place).absolute()}" if place and is_there(Path(place)) else path
 
 
 def absolute_address(address: str) -> str:
-    """Each part between commas, with its weight.
+    """Of data: each part between commas, with its weight; a held-out set may have a name before its address.
 
     >>> absolute_address("icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:3")
     'icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:3'
     """
-    parts = parts_of(address) if address else []
-    return ",".join(f"{_absolute_part(name)}{f':{weight}' if weight > 1 else ''}" for name, weight in parts)
+    if not address:
+        return ""
+    name, place = named(address)
+    parts = [f"{_absolute_part(part)}{f':{weight}' if weight > 1 else ''}" for part, weight in parts_of(place)]
+    return f"{name}={','.join(parts)}" if place != address else ",".join(parts)
 
 
-def _absolute_part(name: str) -> str:
-    if is_name(name) or is_remote(name):
-        return name
-    if is_there(Path(name)):
-        return absolute_path(name)
-    folder, first = Path.cwd(), expand_braces(name)[0]
+def _absolute_part(part: str) -> str:
+    if is_name(part) or is_remote(part):
+        return part
+    if is_there(Path(part)):
+        return str(Path(part).absolute())
+    folder, first = Path.cwd(), expand_braces(part)[0]
     found = next(iglob(first, recursive=True), None)  # noqa: PTH207
     # The folder's name must not become a part of the pattern.
-    return name if found is None or Path(first).is_absolute() or PATTERN.search(str(folder)) else str(folder / name)
+    return part if found is None or Path(first).is_absolute() or PATTERN.search(str(folder)) else str(folder / part)
+
+
+# --- Data -----------------------------------------------------------------------------------------------------------
 
 
 def open_training_source(settings: Settings) -> Source:
+    """Collective. Refuses data on which no run can start."""
     data, batch_size = settings.data, settings.train.batch_size
     if not data.train:
-        raise UserError("data.train is not set; give --data.train icons-30k, shards, or a CSV file")
-    source = open_training_data(settings)
-    refuse_bad_source(source, data.max_bad_share)
-    if len(source) == 1:
-        raise UserError(
-            f"{without_queries(data.train)} holds one sample, and a contrastive loss compares samples; give two or more"
-        )
-    if len(source) < batch_size:
-        kept = f" without the {data.hold_out} that are held out" if data.hold_out else ""
-        fewer = ", or a smaller --data.hold_out" if data.hold_out else ""
-        raise UserError(
-            f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "
-            f"{without_queries(data.train)}{kept}); give --train.batch_size {len(source)} or less{fewer}"
-        )
+        raise_on_main(UserError("data.train is not set; give --data.train icons-30k, shards, or a CSV file"))
+    source = main_rank_first(lambda: open_training_data(settings))
+    with sync_errors():
+        refuse_bad_source(source, data.max_bad_share)
+        if len(source) == 1:
+            raise UserError(
+                f"{without_queries(data.train)} holds one sample, and a contrastive loss compares samples; give two or "
+                "more"
+            )
+        if len(source) < batch_size:
+            kept = f" without the {data.hold_out} that are held out" if data.hold_out else ""
+            fewer = ", or a smaller --data.hold_out" if data.hold_out else ""
+            raise UserError(
+                f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "
+                f"{without_queries(data.train)}{kept}); give --train.batch_size {len(source)} or less{fewer}"
+            )
     return source
+
+
+def image_preparation(settings: Settings, built: BuiltModel) -> tuple[Decode, Transform]:
+    """From bytes to what the image tower takes, in training."""
+    if not settings.data.augments:
+        return decode_rgb, built.transform  # as in evaluation
+    if settings.data.pixels == "fast":
+        return FastDecode(built.image_size, settings.data.crop_scale[0]), fast_crop(built.train_transform)
+    return decode, built.train_transform
+
+
+def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: Plan) -> Batches:
+    decoder, transform = image_preparation(settings, built)
+    return Batches(
+        source,
+        order_of(source, settings.run.seed),
+        batch_size=plan.batch_size,
+        decode=decoder,
+        transform=transform,
+        tokenize=built.tokenize,
+        seed=settings.run.seed,
+        workers=settings.data.workers,
+        rank=rank(),
+        ranks=plan.ranks,
+    )
+
+
+def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:
+    """`epoch_samples`: samples per epoch of weighted data; 0: the data set's size."""
+    return objectives.build_objective(
+        settings.objective_name,
+        settings.objective,
+        embed_dim=built.embed_dim,
+        dataset_size=dataset_size,
+        epoch_samples=epoch_samples,
+        total_samples=Plan.of(settings).samples,
+    )
+
+
+# --- Model ----------------------------------------------------------------------------------------------------------
 
 
 def build_towers(settings: Settings, device: torch.device, state: dict[str, Any] | None = None) -> BuiltModel:
@@ -186,47 +292,3 @@ def write_own_model(folder: Path, weights: dict[str, torch.Tensor], config: dict
     contiguous = {name: tensor.contiguous().clone() for name, tensor in merge(weights).items()}
     save_file(contiguous, folder / "open_clip_model.safetensors")
     write_json(folder / "open_clip_config.json", config)
-
-
-def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:
-    """`epoch_samples`: samples per epoch of weighted data; 0: the data set's size."""
-    return objectives.build_objective(
-        settings.objective_name,
-        settings.objective,
-        embed_dim=built.embed_dim,
-        dataset_size=dataset_size,
-        epoch_samples=epoch_samples,
-        total_samples=Plan.of(settings).samples,
-    )
-
-
-def image_preparation(settings: Settings, built: BuiltModel) -> tuple[Decode, Transform]:
-    """From bytes to what the image tower takes, in training."""
-    if not settings.data.augments:
-        return decode_rgb, built.transform  # as in evaluation
-    if settings.data.pixels == "fast":
-        return FastDecode(built.image_size, settings.data.crop_scale[0]), fast_crop(built.train_transform)
-    return decode, built.train_transform
-
-
-def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: Plan) -> Batches:
-    workers, cores = settings.data.workers, available_cores()
-    if is_main() and workers > cores:
-        print(
-            f"data.workers is {workers} and there are {cores} cores: workers will compete with training for CPU; "
-            f"give --data.workers {max(1, cores - 1)}",
-            file=sys.stderr,
-        )
-    decoder, transform = image_preparation(settings, built)
-    return Batches(
-        source,
-        order_of(source, settings.run.seed),
-        batch_size=plan.batch_size,
-        decode=decoder,
-        transform=transform,
-        tokenize=built.tokenize,
-        seed=settings.run.seed,
-        workers=workers,
-        rank=rank(),
-        ranks=plan.ranks,
-    )

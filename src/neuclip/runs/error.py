@@ -20,7 +20,7 @@ from neuclip.objectives.objective import Objective
 from neuclip.progress import track
 from neuclip.records import RunFolder
 from neuclip.runs.build import build_objective, open_training_source
-from neuclip.runs.checkpoint import checkpoints_in, samples_at
+from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.target import load_run
 from neuclip.secrets import without_queries
 from neuclip.settings.reading import read_settings
@@ -100,7 +100,7 @@ def match_checkpoints(runs: Sequence[MeasuredRun]) -> list[tuple[Path, ...]]:
     """One checkpoint of each run, at as many samples as their batches allow: less than one batch apart. Step 0 is left
     out: no method has trained yet."""
     apart = max(run.settings.train.batch_size for run in runs)
-    saved = [[path for path in checkpoints_in(run.folder.checkpoints) if samples_at(path)] for run in runs]
+    saved = [[path for path in checkpoints_in(run.folder) if samples_at(path)] for run in runs]
     rows: list[tuple[Path, ...]] = []
     for path in saved[0]:
         nearest = [

@@ -9,13 +9,12 @@ from typing import Any, TypedDict, Unpack
 
 from neuclip.data.held_out import HeldOutSets
 from neuclip.data.open import local_only
-from neuclip.distributed.error_sync import process_group, raise_on_main, sync_errors
+from neuclip.distributed.ranks import process_group, raise_on_main, sync_errors
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.held_out import Evaluation, evaluate_held_out
 from neuclip.evaluation.task_results import TaskResults, check_output, find_folders, measure_tasks, results_file
-from neuclip.plan import choose_device
-from neuclip.runs.environment import set_threads, versions
+from neuclip.machine import choose_device, set_threads, versions
 from neuclip.runs.results import open_held_out
 from neuclip.runs.target import open_target
 from neuclip.settings.sections import Settings

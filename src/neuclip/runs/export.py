@@ -1,26 +1,41 @@
-"""`neuclip export`: a run's model in the format of another library, checked, with a model card."""
+"""A model that leaves this machine: written for another library and checked, or merged with its start, with a model
+card from the run's own files."""
 
 from __future__ import annotations
 
 import json
-from base64 import b64decode
-from collections.abc import Iterator
-from contextlib import suppress
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+import jinja2
 from PIL import Image
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from neuclip.data.decoding import decode
-from neuclip.data.source import BadSample
-from neuclip.errors import RunFailed, UserError
-from neuclip.models.formats import write_format
-from neuclip.models.hub import first_line
-from neuclip.records import RunFolder
-from neuclip.runs.model_card import model_card
-from neuclip.runs.new_folder import new_folder, refuse_existing
+from neuclip.data.held_out import HeldOutSets
+from neuclip.errors import UserError
+from neuclip.evaluation.embedding import Embedder
+from neuclip.evaluation.held_out import evaluate_held_out
+from neuclip.files import new_folder, read_json, refuse_existing, write_text
+from neuclip.formatting import format_count, format_number
+from neuclip.models.formats import loading_code, write_format
+from neuclip.models.interpolation import interpolate
+from neuclip.models.towers import BuiltModel, image_shape
+from neuclip.records import REMEDY, RunFolder, append_line, read_lines
+from neuclip.report.measures import evaluation_tables
+from neuclip.report.page import Table, markdown_table
+from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.target import open_target
+from neuclip.secrets import between_commas, without_queries
+from neuclip.settings.reading import changed_fields, may_change_at_resume, read_settings
+from neuclip.settings.sections import Settings
 
-PROBED = 8  # images and captions of the run's gallery
+CURVE = tuple(step / 10 for step in range(11))
+STARTS = ("init_logit_scale", "init_logit_bias")  # of a config: where training began, not what the model computes
 SIDES = ((64, 64), (300, 200), (90, 333))
 TEXTS = (
     "a photo of a dog",
@@ -30,26 +45,99 @@ TEXTS = (
 )
 
 
+def result_folder(target: str, given: str, name: str) -> Path:
+    """Where a command writes: the folder that was given, or `name` in the folder of the run."""
+    if given:
+        return Path(given)
+    if RunFolder(target).settings.is_file():
+        return Path(target) / name
+    raise UserError(f"{target} is not the folder of a run; say where to write, as the last argument")
+
+
 def export(target: str, form: str, folder: Path) -> float:
     """Write the model of a run, a checkpoint or `local-dir:FOLDER` into a new `folder`, as `form` of `FORMATS` says.
     The largest 1 - cosine between its features and those of what was written."""
     refuse_existing(folder)
     built, _ = open_target(target)
-    shown = list(pairs_of_gallery(target))
-    images = [*(image for image, _ in shown), *map(drawn, SIDES)]
-    texts = [*(caption for _, caption in shown), *TEXTS]
+    return _write(built, form, folder, about_run(target))
+
+
+def merge(base: str, run: str, weight: float, folder: Path) -> None:
+    """Write (1 - weight) base + weight run as an open_clip folder. `base` and `run`: what `neuclip eval` opens."""
+    refuse_existing(folder)
+    first, second, _ = open_pair(base, run)
+    second.towers.model.load_state_dict(interpolate(_weights(first), _weights(second), weight))
+    names = [Path(name.removeprefix("local-dir:")).resolve().name for name in (base, run)]
+    merged = f"{1 - weight:g} of {names[0]} and {weight:g} of {names[1]}, which was fine-tuned from it"
+    about = {"title": f"{names[1]}, merged with {names[0]}", "merged": merged, "results": "Not evaluated yet."}
+    _write(second, "open_clip", folder, about)
+
+
+def measure_curve(base: str, run: str, weights: Sequence[float] = CURVE) -> list[dict[str, float]]:
+    """The held-out figures of `run` at every weight, {"weight": 0.3, "SET.METRIC": ...}; also written to merge.jsonl in
+    its folder, one line per weight, as they are measured."""
+    folder = RunFolder(run)
+    if not folder.settings.is_file():
+        raise UserError(f"--curve measures on the held-out sets of a run, and {run} is none; give the folder of a run")
+    first, second, settings = open_pair(base, run)
+    sets, evaluation, data = HeldOutSets.open(settings), settings.evaluation, settings.data
+    if not (sets.retrieval or sets.zero_shot):
+        raise UserError(f"{run} has no held-out sets to measure on; give it some: --evaluation.retrieval DATA")
+    start, tuned = _weights(first), _weights(second)
+    folder.merges.unlink(missing_ok=True)
+    lines = []
+    for weight in weights:
+        second.towers.model.load_state_dict(interpolate(start, tuned, weight))
+        embedder = Embedder(second, evaluation.batch_size, data.workers, max_bad_share=data.max_bad_share)
+        lines.append({"weight": weight, **evaluate_held_out(embedder, sets).figures})
+        append_line(folder.merges, lines[-1])
+    return lines
+
+
+def open_pair(base: str, run: str) -> tuple[BuiltModel, BuiltModel, Settings]:
+    """Both models and the settings of the second. Raises UserError if nothing lies between them."""
+    (first, _), (second, settings) = open_target(base), open_target(run)
+    ours, theirs = map(_computation, (first, second))
+    if different := [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]:
+        raise UserError(
+            f"{base} and {run} differ in {', '.join(different)}; only a model and what was fine-tuned from it can be "
+            "merged"
+        )
+    if _statistics(first) != _statistics(second):
+        print(
+            "the model has BatchNorm: its statistics are interpolated too, which is not what the merged weights would "
+            "give; measure the result before you use it",
+            file=sys.stderr,
+        )
+    return first, second, settings
+
+
+def _computation(built: BuiltModel) -> dict[str, Any]:
+    """All that says what a model computes beside its weights, as JSON has it: a tuple of open_clip's defaults is the
+    list of a file."""
+    preprocess = getattr(built.towers.model.visual, "preprocess_cfg", {})
+    config = {key: value for key, value in built.config.items() if key not in STARTS and value}
+    return json.loads(json.dumps(config | {f"preprocessing ({key})": value for key, value in preprocess.items()}))
+
+
+def _statistics(built: BuiltModel) -> list[list[float]]:
+    """Of BatchNorm: they are the same where a tower with BatchNorm was locked."""
+    norms = [module for module in built.towers.model.modules() if isinstance(module, _BatchNorm)]
+    return [values.tolist() for norm in norms for values in norm.buffers() if values.is_floating_point()]
+
+
+def _weights(built: BuiltModel) -> dict[str, Tensor]:
+    """A copy on the CPU; a state dict itself changes with its model."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in built.towers.model.state_dict().items()}
+
+
+def _write(built: BuiltModel, form: str, folder: Path, about: dict[str, Any]) -> float:
     with new_folder(folder) as unfinished:
-        difference = write_format(form, built, unfinished, images, texts)
-        card = model_card(target, built, form, difference)
-        (unfinished / "README.md").write_text(card, encoding="utf-8")
+        difference = write_format(form, built, unfinished, [*map(drawn, SIDES)], [*TEXTS])
+        template = jinja2.Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
+        about |= {"form": form, "loading": loading_code(form, built), "model": about_model(built)}
+        write_text(unfinished / "README.md", template.render(about, difference=f"{difference:.0e}") + "\n")
     return difference
-
-
-def pairs_of_gallery(target: str) -> Iterator[tuple[Image.Image, str]]:
-    """Real held-out images and captions, where the run keeps some for its report."""
-    with suppress(OSError, ValueError, KeyError, TypeError, BadSample):
-        for shown in json.loads(RunFolder(target).gallery.read_text(encoding="utf-8"))["image_to_text"][:PROBED]:
-            yield decode(b64decode(shown["image"].partition(",")[2])), shown["caption"]
 
 
 def drawn(size: tuple[int, int]) -> Image.Image:
@@ -60,26 +148,69 @@ def drawn(size: tuple[int, int]) -> Image.Image:
     return Image.merge("RGB", (red, green, blue))
 
 
-def check_push() -> None:
-    """Raises UserError where a push cannot work: said before an export that takes long."""
-    import huggingface_hub
-
-    if huggingface_hub.get_token() is None:
-        raise UserError("--push needs a token of the Hugging Face hub; set HF_TOKEN, or run: hf auth login")
+# --- What the model card says. Nothing in it names a folder of this machine. ----------------------------------------
 
 
-def push(folder: Path, name: str) -> str:
-    """Upload an exported folder as the model `name`; its address. The hub makes it private or public as the account
-    has it."""
-    import huggingface_hub
+def about_model(built: BuiltModel) -> str:
+    height, width = image_shape(built.towers.model)
+    rows = {
+        "parameters": format_count(sum(parameter.numel() for parameter in built.towers.model.parameters())),
+        "images": f"{height} x {width} pixels",
+        "texts": f"{built.tokenize(['a']).shape[1]} tokens",
+        "features": format_count(built.embed_dim),
+        "temperature": format_number(1 / float(built.towers.logit_scale.detach())),
+    }
+    return table(rows)
 
-    try:
-        api = huggingface_hub.HfApi()
-        address = api.create_repo(name, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder)
-    except Exception as error:  # of huggingface_hub, its HTTP library, or the system
-        raise RunFailed(
-            f"{folder} is written, but could not be pushed as {name} ({first_line(error)}); check the network, "
-            f"the name and the token, then: hf upload {name} {folder}"
-        ) from error
-    return str(address)
+
+def about_run(target: str) -> dict[str, str]:
+    """The training and its results at the checkpoint; for a model without a run only a title."""
+    path = Path(target)
+    folder = RunFolder(path.parent.parent if path.suffix == ".pt" else path)
+    if not folder.settings.is_file():
+        return {"title": "CLIP model"}
+    settings = read_settings(folder.settings)
+    samples = samples_at(path if path.suffix == ".pt" else checkpoints_in(folder)[-1])
+    environment = read_json(folder.environment, REMEDY) if folder.environment.exists() else {}
+    facts = {
+        "samples seen": format_count(samples),
+        "pairs": format_count(environment.get("data", {}).get("count")),
+        "neuclip, torch": ", ".join(str(environment.get("versions", {}).get(name)) for name in ("neuclip", "torch")),
+        "objective.name": settings.objective_name,
+    }
+    lines = [line for line in read_lines(folder.evaluation) if line.get("samples") == samples]
+    return {
+        "title": settings.run.name or folder.path.resolve().name,
+        "training": table(facts | changed_settings(settings)),
+        "results": results(lines[-1]) if lines else "",
+    }
+
+
+def changed_settings(settings: Settings) -> dict[str, str]:
+    """What was trained and how: those that are not at their default, which follows from the version of neuclip."""
+    name = settings.objective_name
+    changed = changed_fields(replace(Settings(), objective_name=name, objective=type(settings.objective)()), settings)
+    keys = [key for key in changed if key == "data.train" or not may_change_at_resume(key, name)]
+    return {key: public(attrgetter(key)(settings)) for key in keys if not key.startswith("run.")}
+
+
+def results(figures: dict[str, Any]) -> str:
+    parts = ((*key.rpartition("."), value) for key, value in figures.items())
+    tables = evaluation_tables({f"{public(dataset)}{dot}{metric}": value for dataset, dot, metric, value in parts})
+    return "\n".join(f"**{table.caption}**\n\n{markdown_table(table)}" for table in tables).rstrip()
+
+
+def table(rows: dict[str, str]) -> str:
+    return markdown_table(Table("", ["", ""], [[*row] for row in rows.items()], 2)).rstrip()
+
+
+def public(value: Any) -> str:
+    """A setting without secrets, and an address without the folders of this machine.
+
+    >>> public("icons-30k,/home/me/photos.csv:2"), public((0.9, 1.0))
+    ('icons-30k,photos.csv:2', '0.9, 1.0')
+    """
+    if isinstance(value, tuple):
+        return ", ".join(map(public, value))
+    parts = (part.removeprefix("local-dir:") for part in between_commas(without_queries(str(value))))
+    return ",".join(Path(part).name if part.startswith("/") else part for part in parts)

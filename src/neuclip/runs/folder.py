@@ -1,42 +1,51 @@
-"""The folder of a run: made in one move, used by one process at a time, and found again after torchrun's restart."""
+"""The folder of a run: made in one move, used by one process at a time, found again to continue, with checkpoints that
+are whole or not there."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import glob
 import json
 import os
 import shutil
 import socket
-import uuid
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import torch
 
 from neuclip import files
 from neuclip.errors import RunFailed, UserError
-from neuclip.files import UNFINISHED, write_text
+from neuclip.formatting import byte_size
 from neuclip.records import RunFolder, write_json
 from neuclip.secrets import holds_secret
 from neuclip.settings.sections import RunSettings, Settings
 from neuclip.settings.writing import settings_as_yaml
 
-TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what the system says of a name
+# --- The folder -----------------------------------------------------------------------------------------------------
 
 
-def folder_names(settings: Settings) -> Iterator[Path]:
-    """Where a new run may go: the folder of its name; by default date, objective and model, then these with numbers."""
-    parent, name = Path(settings.run.folder), settings.run.name
-    if name:
+def choose_folder(settings: Settings) -> Path:
+    """Where a new run goes: the folder of its name; by default date, objective and model, with a number where that is
+    taken. A run never overwrites another: an existing name is an error, and so is a place that cannot be written."""
+    parent = Path(settings.run.folder)
+    with files.writing(parent, "give another --run.folder"):
+        Path(tempfile.mkdtemp(dir=files.existing_parent(parent))).rmdir()
+    if settings.run.name:
         check_name(settings.run)
-        yield parent / name
-        return
+        path = parent / settings.run.name
+        if files.is_taken(path):
+            raise UserError(f"{path} exists; give another --run.name, or continue it: neuclip train --resume {path}")
+        return path
     model = settings.model.name.removeprefix("local-dir:").rstrip("/").rpartition("/")[2].removesuffix(".json")
     stem = f"{datetime.now(tz=UTC).date().isoformat()}-{settings.objective_name}-{model}"
-    yield parent / stem
-    yield from (parent / f"{stem}-{number}" for number in count(2))
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(path for path in map(parent.joinpath, names) if not files.is_taken(path))
 
 
 def check_name(run: RunSettings) -> None:
@@ -48,44 +57,28 @@ def check_name(run: RunSettings) -> None:
         )
 
 
-def check_new(settings: Settings) -> Path:
-    """The folder that a new run would get. A run never overwrites another: an existing name is an error."""
-    for path in folder_names(settings):
-        if not RunFolder(path).is_taken:
-            return path
-    raise _exists(path)
-
-
-def _exists(path: Path) -> UserError:
-    return UserError(f"{path} exists; give another --run.name, or continue it: neuclip train --resume {path}")
+def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder:
+    """With the files that every run has from the start. Two processes cannot make the same folder, and a kill leaves
+    none that cannot be resumed."""
+    while True:
+        path = choose_folder(settings)
+        try:
+            with files.new_folder(path) as unfinished:
+                folder = RunFolder(unfinished)
+                write_settings(folder, settings)
+                write_json(folder.environment, environment)
+                write_json(folder.lock, this_process())
+            return RunFolder(path)
+        except UserError:
+            if not files.is_taken(path):
+                raise
+            # Another process was faster.
 
 
 def write_settings(folder: RunFolder, settings: Settings) -> None:
     """They are complete, or nobody could resume: only the owner may read the password or signature of an address."""
     text = settings_as_yaml(settings)
-    write_text(folder.settings, text, private=holds_secret(text))
-
-
-def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder:
-    """With the files that every run has from the start. They are written beside and moved into place together: two
-    processes cannot make the same folder, and a kill leaves none that cannot be resumed."""
-    parent = Path(settings.run.folder)
-    parent.mkdir(parents=True, exist_ok=True)
-    partial = RunFolder(parent / f".{uuid.uuid4().hex}.partial")
-    partial.path.mkdir()
-    try:
-        write_settings(partial, settings)
-        write_json(partial.environment, environment)
-        write_json(partial.lock, describe_process())
-        for path in folder_names(settings):
-            try:
-                return RunFolder(partial.path.rename(path))
-            except OSError as error:
-                if error.errno not in TAKEN:
-                    raise
-    finally:
-        shutil.rmtree(partial.path, ignore_errors=True)
-    raise _exists(path)  # another process was faster
+    files.write_text(folder.settings, text, private=holds_secret(text))
 
 
 @contextlib.contextmanager
@@ -93,48 +86,166 @@ def lock(folder: RunFolder) -> Iterator[None]:
     """Inside, no other process can train this run. The system ends the lock with the process, however that ends."""
     if not folder.path.is_dir():
         raise UserError(f"no run at {folder.path}; give the folder of a run, such as runs/NAME")
-    with files.lock(folder.lock, wait=False, with_forks=False) as file:  # data workers outlive a killed parent
+    with contextlib.ExitStack() as stack:
+        with files.writing(folder.lock, "remove it, and see who put it there"):
+            # Not with forks: data workers outlive a killed parent.
+            file = stack.enter_context(files.lock(folder.lock, wait=False, with_forks=False))
         if file is None:
             raise RunFailed(f"{folder.path} is being trained by {_holder(folder.lock)}; wait until it ends, or stop it")
-        file.truncate(0)
-        json.dump(describe_process(), file)
-        file.flush()
+        _sign(file)
         yield
+
+
+def _sign(file: IO[str]) -> None:
+    """In one write that covers what is there: a kill leaves the old holder's name or the new one's, never neither."""
+    before = os.fstat(file.fileno()).st_size
+    os.pwrite(file.fileno(), json.dumps(this_process()).ljust(before).encode(), 0)
 
 
 def _holder(lock: Path) -> str:
     try:
-        holder = json.loads(files.read_regular(lock))
-        return f"process {holder['process']} on {holder['host']}"
-    except (OSError, *files.DAMAGE):  # it is just writing its name
+        holder = read_lock(lock)
+    except UserError:
         return "another process"
+    return f"process {holder['process']} on {holder['host']}"
 
 
-def describe_process() -> dict[str, Any]:
-    return {"process": os.getpid(), "host": socket.gethostname(), "torchrun": torchrun_job()}
+def read_lock(path: Path) -> dict[str, Any]:
+    """Who holds, or held, the lock of a run, as `this_process` says it."""
+    with files.reading(path, "remove it"):
+        held = json.loads(files.read_regular(path))
+        return {name: held[name] for name in this_process()}
 
 
-def torchrun_job() -> str | None:
-    """The same for all attempts of one torchrun, and for no other; None without torchrun."""
+def this_process() -> dict[str, Any]:
+    """`torchrun`: the same for all attempts of one torchrun, and for no other; None without torchrun."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     # Without --rdzv-id or --standalone every job is called "none"; then its agent, our parent, tells them apart.
-    return f"{socket.gethostname()} {os.getppid()}" if job == "none" else job
+    job = f"{socket.gethostname()} {os.getppid()}" if job == "none" else job
+    return {"process": os.getpid(), "host": socket.gethostname(), "torchrun": job}
 
 
-def restarted_run(settings: Settings) -> Path | None:
-    """The run that an earlier attempt of this torchrun started; None if this is the first, or none got that far."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+def run_to_continue(settings: Settings, resume: Path | str | None) -> Path | None:
+    """The run that training continues: the one given; with "auto" that of `run.name`, if it was started; after a
+    restart by torchrun the one that its earlier attempts began. None: a new run."""
+    if resume and resume != "auto":
+        return Path(resume)
+    parent, name = Path(settings.run.folder), settings.run.name
+    if resume and not name:
+        raise UserError("--resume auto continues the run of this name if there is one; give --run.name too")
+    if resume and RunFolder(parent / name).settings.is_file():
+        return parent / name
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return None
-    pattern = f"{settings.run.name or '*'}/{RunFolder('').lock.name}"
-    for path in Path(settings.run.folder).glob(pattern):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if json.loads(path.read_text(encoding="utf-8"))["torchrun"] == torchrun_job():
+    for path in sorted(parent.glob(f"{glob.escape(name) or '[!.]*'}/{RunFolder('').lock.name}")):
+        with contextlib.suppress(UserError):  # another run's
+            if read_lock(path)["torchrun"] == this_process()["torchrun"]:
                 return path.parent
     return None
 
 
-def remove_partial(folder: RunFolder) -> None:
-    """Files that a kill left half written."""
-    for place in (folder.path, folder.checkpoints, folder.model):
-        for path in place.glob(f".*{UNFINISHED}"):
-            path.unlink()
+def remove_unfinished(folder: RunFolder) -> None:
+    """What kills left half written. In the folder itself other processes may write too, a report or an export: there
+    only what nobody wrote to for long."""
+    own = (path for place in (folder.checkpoints, folder.model) for path in place.glob(f".*{files.UNFINISHED}"))
+    files.remove_unused(own, 0)
+    files.remove_unused(folder.path.glob(f".*{files.UNFINISHED}"), files.UNFINISHED_SECONDS)
+
+
+# --- Checkpoints ----------------------------------------------------------------------------------------------------
+
+# What a checkpoint holds: the state of a run, and the config of its model, which may be gone.
+OWN_CONFIG = "open_clip_config"
+PARTS = (
+    *("step", "samples", "seconds", "objective_name", "model_name", "data", "order"),
+    *("model", "objective", "optimizer", "random", OWN_CONFIG),
+)
+
+
+def checkpoint_name(samples: int) -> str:
+    return f"samples-{samples:012d}.pt"
+
+
+def samples_at(checkpoint: Path) -> int:
+    """Samples seen, from the name."""
+    return int(checkpoint.stem.removeprefix("samples-"))
+
+
+def checkpoints_in(folder: RunFolder) -> list[Path]:
+    """Oldest first. Files that a kill left half written have another suffix and are not among them."""
+    return sorted(folder.checkpoints.glob("samples-*.pt"))
+
+
+def save_checkpoint(
+    folder: RunFolder, state: dict[str, Any], *, samples: int, keep: int, milestones: Collection[int] = ()
+) -> None:
+    """Old ones are removed only after the new one is safe: all but the last `keep` and those of `milestones`, which are
+    numbers of samples."""
+    path, free = folder.checkpoints / checkpoint_name(samples), 0
+    try:
+        with files.new_file(path) as file:
+            try:
+                torch.save(state, file)
+            finally:
+                free = shutil.disk_usage(folder.path).free  # with the unfinished file still there
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as either
+        needed, good = tensor_bytes(state), checkpoints_in(folder)
+        full = files.disk_is_full(error) or free < needed // 100
+        reason = f"the disk is full ({byte_size(needed)} needed, {byte_size(free)} free)" if full else error
+        kept = f"the last good checkpoint is {good[-1]}" if good else "there is no earlier checkpoint"
+        raise RunFailed(
+            f"could not save {path}: {reason}; {kept}; make room, then: neuclip train --resume {folder.path}"
+        ) from error
+    lasting = {checkpoint_name(milestone) for milestone in milestones}
+    for old in checkpoints_in(folder)[:-keep]:
+        if old.name not in lasting:
+            old.unlink()
+
+
+def load_checkpoint(path: Path, *, check: bool = True) -> dict[str, Any]:
+    """Tensors and plain values only: nothing in the file can run code. It is read once, to check it, and what is
+    mapped into memory then is copied; without the check only that."""
+    earlier = [other.name for other in sorted(path.parent.glob("samples-*.pt")) if other < path]
+    remedy = f"the one before it is {earlier[-1]}" if earlier else "there is no earlier one; restore it, or start anew"
+    with files.reading(path, remedy):
+        files.open_regular(path).close()
+        if check:
+            files.check_zip(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return {key: _own_memory(state[key]) for key in PARTS}
+
+
+def _own_memory(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return type(value)((key, _own_memory(item)) for key, item in value.items())
+    return type(value)(map(_own_memory, value)) if isinstance(value, list | tuple) else value
+
+
+def load_newest(folder: RunFolder, *, check: bool = True, set_aside: bool = False) -> dict[str, Any] | None:
+    """The state of the newest checkpoint that is not damaged; None: the run has none. Damaged ones are named on stderr,
+    and with `set_aside` renamed, or they would count among those to keep."""
+    damaged: list[tuple[Path, UserError]] = []
+    for path in reversed(checkpoints_in(folder)):
+        try:
+            state = load_checkpoint(path, check=check)
+        except UserError as error:
+            damaged.append((path, error))
+            continue
+        for other, reason in damaged:
+            print(reason, file=sys.stderr)
+            if set_aside:
+                other.rename(other.with_suffix(".damaged"))
+        return state
+    if damaged:
+        raise damaged[-1][1]
+    return None
+
+
+def tensor_bytes(state: Any) -> int:
+    """Of all tensors in nested dicts and lists."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    items = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return sum(map(tensor_bytes, items))

@@ -12,20 +12,8 @@ from neuclip.errors import UserError
 from neuclip.models.config import LOCAL
 from neuclip.models.towers import folder_as_name
 from neuclip.records import RunFolder
-from neuclip.runs.checkpoint import find_checkpoint, load_checkpoint
+from neuclip.runs.folder import OWN_CONFIG, load_checkpoint, load_newest
 from neuclip.settings.sections import Settings
-
-OWN_CONFIG = "open_clip_config"  # in the state of a checkpoint
-
-
-def pretrained_checkpoint(pretrained: str) -> Path | None:
-    """The newest checkpoint of a run, or the checkpoint itself; None if `pretrained` is something else."""
-    path = Path(pretrained)
-    if not pretrained or not path.exists():
-        return None
-    if RunFolder(path).settings.is_file():
-        return find_checkpoint(RunFolder(path))
-    return path if path.is_file() and _is_checkpoint(path) else None
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -37,9 +25,13 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def load_pretrained(pretrained: str) -> dict[str, Any] | None:
-    """The state of the checkpoint that `pretrained` names; None if it names none."""
-    checkpoint = pretrained_checkpoint(pretrained)
-    return load_checkpoint(checkpoint) if checkpoint else None
+    """The state of the checkpoint, or of the newest of the run, that `pretrained` names; None if it names none."""
+    path = Path(pretrained)
+    if not pretrained or not path.exists():
+        return None
+    if RunFolder(path).settings.is_file():
+        return load_newest(RunFolder(path))
+    return load_checkpoint(path) if path.is_file() and _is_checkpoint(path) else None
 
 
 def resolve_model(settings: Settings) -> Settings:

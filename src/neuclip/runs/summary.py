@@ -20,7 +20,7 @@ def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: st
         f"Trained on {plural(summary['samples_seen'], 'sample')} in {format_duration(summary['seconds'])} "
         f"({format_number(summary['samples_per_second'])} per second, "
         f"peak memory {byte_size(summary['peak_memory_bytes'])}).",
-        *_storing(summary.get("storing", {})),
+        *([f"Read stored {' and '.join(stored)} features."] if (stored := summary.get("stored_features")) else []),
         *_rows("Before training:", {"at 0 samples": before} if before else {}),
         *_tables(summary["evaluation"]),
         *_rows("Not measured:", summary["not_measured"]),
@@ -56,13 +56,6 @@ def held_out_skipped(figures: Mapping[str, float], skipped: Mapping[str, Mapping
 def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
     width = max(map(len, rows), default=0)
     return [heading, *(f"  {name:<{width}}  {text}" for name, text in rows.items())] if rows else []
-
-
-def _storing(storing: Mapping[str, Any]) -> list[str]:
-    if not storing:
-        return []
-    took = f"; storing them took {format_duration(storing['seconds'])}" if storing["seconds"] >= 1 else ""
-    return [f"Read stored {' and '.join(storing['towers'])} features{took}."]
 
 
 def _tables(figures: Mapping[str, Any]) -> list[str]:

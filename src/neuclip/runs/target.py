@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from neuclip.errors import UserError
+from neuclip.machine import choose_device
 from neuclip.models.config import HUB, LOCAL, find_config
 from neuclip.models.hub import only_if_allowed
 from neuclip.models.lora import remove_lora
 from neuclip.models.towers import BuiltModel, build_model
-from neuclip.plan import choose_device
 from neuclip.records import RunFolder
 from neuclip.runs.build import build_towers, resolve_held_out
-from neuclip.runs.checkpoint import find_checkpoint, load_checkpoint
+from neuclip.runs.folder import load_checkpoint, load_newest
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 
@@ -25,7 +25,7 @@ def open_target(target: str) -> tuple[BuiltModel, Settings]:
     is_checkpoint = path.suffix == ".pt" and path.is_file()
     folder = RunFolder(path.parent.parent if is_checkpoint else path)
     if folder.settings.is_file():
-        return load_run(folder, path if is_checkpoint else find_checkpoint(folder))[:2]
+        return load_run(folder, path if is_checkpoint else None)[:2]
     if path.is_file() and path.suffix != ".json":
         raise UserError(f"{target} is not a checkpoint of a run; give MODEL:{target} with the model its weights are of")
     built = _build(target)
@@ -52,10 +52,13 @@ def _build(target: str) -> BuiltModel:
     )
 
 
-def load_run(folder: RunFolder, checkpoint: Path) -> tuple[BuiltModel, Settings, dict[str, Any]]:
-    """The model as it was at a checkpoint, LoRA merged, the run's settings, and the checkpoint's state."""
+def load_run(folder: RunFolder, checkpoint: Path | None = None) -> tuple[BuiltModel, Settings, dict[str, Any]]:
+    """The model as it was at a checkpoint, by default the newest, LoRA merged, the run's settings, and the checkpoint's
+    state."""
     settings = read_settings(folder.settings, [])
-    state = load_checkpoint(checkpoint)
+    state = load_checkpoint(checkpoint) if checkpoint else load_newest(folder)
+    if state is None:
+        raise UserError(f"{folder.path} has no checkpoint; train it first: neuclip train --resume {folder.path}")
     built = build_towers(settings, choose_device(settings.run.device), state)
     built.towers.model.load_state_dict(state["model"])
     remove_lora(built.towers.model)

@@ -26,7 +26,8 @@ from neuclip.data.source import BadSample
 from neuclip.data.tables.folder import list_images
 from neuclip.data.tables.listed import read_image_file
 from neuclip.errors import RunFailed, UserError
-from neuclip.files import UNFINISHED, available_cores, cache_folder, new_file, open_regular, remove_unused
+from neuclip.files import UNFINISHED, cache_folder, new_file, open_regular, remove_unused
+from neuclip.machine import available_cores
 from neuclip.models.towers import BuiltModel
 from neuclip.progress import track
 

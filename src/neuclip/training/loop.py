@@ -2,115 +2,193 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from neuclip.data.faults import FaultLog, count_unindexed, describe_unindexed
 from neuclip.data.loader import Batch
-from neuclip.distributed.collectives import any_rank, is_main
-from neuclip.distributed.error_sync import raise_on_main
-from neuclip.distributed.stopping import StopRequest, stop_requests
+from neuclip.distributed.collectives import all_gather_object, any_rank, is_main, world_size
+from neuclip.distributed.ranks import (
+    StopRequest,
+    interruptible,
+    is_lost_connection,
+    raise_first,
+    raise_on_main,
+    sync_errors,
+)
 from neuclip.errors import RunFailed
-from neuclip.training.accumulation import Accumulation
-from neuclip.training.batches import BatchReader, caption_ids
+from neuclip.files import append_text
+from neuclip.progress import say
+from neuclip.training.large_batch import LargeBatch
 from neuclip.training.observer import Observer
 from neuclip.training.optimizer import NotFinite
 from neuclip.training.run import Run
-from neuclip.training.schedule import Interval
+
+Phase = Callable[[str], AbstractContextManager[object]]
 
 
-def train(run: Run, *, evaluate: Callable[[Run], object], save: Callable[[Run], object]) -> None:
+def train(run: Run, stop: StopRequest, *, evaluate: Callable[[Run], object], save: Callable[[Run], object]) -> None:
     """Train to the end of the budget, from the step the run has reached. `evaluate` and `save` write to its folder.
 
     Collective: every rank runs this loop on its rows of each batch, and all leave it after the same step.
     """
-    observer, first_step = Observer(run), run.step
-    towers, objective = run.built.towers.train(), run.objective.train()
-    accumulation = Accumulation(towers, micro_batch_size=run.plan.micro_batch, precision=run.precision)
-    checkpoint, batch_size = run.settings.checkpoint, run.plan.batch_size
-    evaluation_interval = Interval(batch_size, every_samples=run.settings.evaluation.every)
-    # Clocks differ: the main rank looks at its own, and the others follow.
-    minutes = checkpoint.every_minutes if is_main() else 0.0
-    save_interval = Interval(batch_size, every_samples=checkpoint.every_samples, every_minutes=minutes)
-    with stop_requests() as stop:
-        save_once = SaveOnce(run, save, stop)
-        if run.settings.evaluation.at_start and run.step == 0:
+    settings, plan, encode = run.settings, run.plan, parallel(run)
+    evaluations = Interval(settings.evaluation.every)
+    checkpoints = Interval(settings.checkpoint.every_samples, minutes=settings.checkpoint.every_minutes)
+    with Observer(run) as observer:
+        batches = BatchReader(run, stop, save)
+        if settings.evaluation.at_start and run.step == 0:
             evaluate(run)
-            towers.train()
-        for batch in observer.time_batches(BatchReader(run, stop, save_once)):
-            images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
-            texts = tokens if batch.text_features is None else batch.text_features.to(run.device, non_blocking=True)
-            with observer.phase("towers"):
-                image, text, scale, bias = accumulation.features(images, texts)
-            if run.step == first_step:
-                refuse_diverged(run, image, text, batch)
-            with observer.phase("normalizer"):
-                loss = objective(image, text, scale, bias, sample_ids=ids, caption_ids=caption_ids(tokens))
-            with observer.phase("towers"):
-                gradient_norm = optimizer_step(run, loss, accumulation, batch)
+        while run.step < plan.steps:
+            with observer.phase("data"):
+                batch = batches.read()
+            if batch is None:  # asked to stop
+                break
+            loss, gradient_norm = take_step(run, encode, batch, observer.phase)
             run.step += 1
-            observer.record(loss, gradient_norm)
-            if evaluation_interval.passed(run.samples) and run.step < run.plan.steps:
-                save_once()  # whatever ends the evaluation, a signal or data that are gone, costs no step
+            observer.record(loss, gradient_norm, batch.tokens)
+            if evaluations.passed(run) and run.step < plan.steps:
+                save(run)  # whatever ends the evaluation, a signal or data that are gone, costs no step
                 evaluate(run)
-                towers.train()
                 observer.restart_clock()
-            due = save_interval.passed(run.samples) or run.step in run.plan.milestones
-            if any_rank(stop.requested or due):
+            if any_rank(bool(stop.signal) or checkpoints.passed(run) or run.step in plan.milestones):
                 if stop.on_any_rank():
                     break
-                save_once()
+                save(run)
                 observer.restart_clock()
-        observer.close()
-        save_once()
-        if stop.on_any_rank():
-            raise KeyboardInterrupt
+    save(run)
+    if stop.on_any_rank():
+        raise KeyboardInterrupt
 
 
-class SaveOnce:
-    """Saves the step that the run has reached, unless it is saved already; tells who stops the run what was saved."""
-
-    def __init__(self, run: Run, save: Callable[[Run], object], stop: StopRequest):
-        self.run, self.save, self.stop = run, save, stop
-        self._note()  # a run starts from a checkpoint, be it that of step 0
-
-    def __call__(self) -> None:
-        """Collective."""
-        if self.run.step == self.saved_step:
-            return
-        with self.stop.shielded():
-            self.save(self.run)
-        self._note()
-
-    def _note(self) -> None:
-        run, self.saved_step = self.run, self.run.step
-        self.stop.message = (
-            f"stopped and saved at {run.samples:,} of {run.settings.train.samples:,} samples; "
-            f"continue with: neuclip train --resume {run.folder.path}"
-        )
+def take_step(
+    run: Run, encode: nn.Module, batch: Batch, phase: Phase = lambda _: nullcontext()
+) -> tuple[Tensor, Tensor]:
+    """One update of towers and objective: the loss of this rank's rows, and the norm of the gradient. Collective.
+    `encode` is `parallel(run)`. Not a number in loss or gradient ends the run before the update."""
+    images, tokens, ids = (x.to(run.device, non_blocking=True) for x in batch[:3])
+    texts = tokens if batch.text_features is None else batch.text_features.to(run.device, non_blocking=True)
+    if not run.built.towers.training:  # after an evaluation
+        run.built.towers.train()
+    with phase("towers"), torch.autocast(run.device.type, run.precision, enabled=run.precision != torch.float32):
+        image, text, *scale_and_bias = encode(images, texts)
+    with phase("normalizer"):
+        loss = run.objective(image, text, *scale_and_bias, sample_ids=ids, caption_ids=caption_ids(tokens))
+    with phase("towers"):
+        try:
+            return loss, run.optimizer.update(loss, run.step)
+        except NotFinite as error:
+            raise_on_main(RunFailed(explain_not_finite(run, str(error), batch)), cause=error)
 
 
-def refuse_diverged(run: Run, image: Tensor, text: Tensor, batch: Batch) -> None:
-    """Collective, at the first step: a checkpoint may have been saved just after the update that broke the weights."""
-    if any_rank(not bool(image.isfinite().all() and text.isfinite().all())):
-        remedy = f"move the newest file of {run.folder.checkpoints} away to continue from the one before, or "
-        raise_not_finite(run, "features of the encoders", batch, remedy if run.step else "")
+def parallel(run: Run) -> nn.Module:
+    """The towers as the loop calls them: in chunks, and on several ranks with gradients that DDP averages."""
+    towers = run.built.towers.train()
+    run.objective.train()
+    encode = LargeBatch(towers, micro_batch_size=run.plan.micro_batch)
+    if world_size() == 1:
+        return encode
+    # DDP sends the main rank's buffers before every forward pass: those of locked towers never change.
+    locked = {id(buffer) for module in towers.in_eval for buffer in module.buffers()}
+    names = [name for name, buffer in encode.named_buffers() if id(buffer) in locked]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(encode, names)
+    return DistributedDataParallel(encode)
 
 
-def optimizer_step(run: Run, loss: Tensor, accumulation: Accumulation, batch: Batch) -> Tensor:
-    """The norm of the gradient. Not a number in loss or gradient ends the run before the update."""
-    try:
-        return run.optimizer.update(loss, run.step, accumulation.backward)
-    except NotFinite as error:
-        raise_not_finite(run, str(error), batch, cause=error)
-
-
-def raise_not_finite(run: Run, what: str, batch: Batch, remedy: str = "", cause: Exception | None = None) -> NoReturn:
-    """Nothing is saved: the objective's state may contain the numbers that are none, and the weights may be broken."""
+def explain_not_finite(run: Run, what: str, batch: Batch) -> str:
+    """Nothing is saved then: the objective's state may contain what is not a number, and the weights may be broken."""
     ids = ", ".join(str(i) for i in batch.ids[:8].tolist())
-    failure = RunFailed(
-        f"not a number at step {run.step} ({what}; sample ids {ids}, ...); stopped before the update; {remedy}"
-        "start a new run with a lower --optimizer.learning_rate, or look at those samples"
+    # A checkpoint may have been saved just after the update that broke the weights.
+    move = f"move the newest file of {run.folder.checkpoints} away to continue from the one before, or "
+    return (
+        f"not a number at step {run.step} ({what}; sample ids {ids}, ...); stopped before the update; "
+        f"{move if 0 < run.step == run.saved_step else ''}start a new run with a lower --optimizer.learning_rate, or "
+        "look at those samples"
     )
-    raise_on_main(failure, cause=cause)
+
+
+class BatchReader:
+    """This rank's batches of the rest of a run. Bad samples of all ranks go into one list. Where reading fails, all
+    ranks end after the same step, and `save` is called first."""
+
+    def __init__(self, run: Run, stop: StopRequest, save: Callable[[Run], object]):
+        self.run, self.stop, self.save = run, stop, save
+        # Every rank counts, so that all judge alike, and only the main one writes.
+        run.faults = FaultLog(run.folder.skipped if is_main() else None, run.settings.data.max_bad_share)
+        if is_main():
+            append_text(run.folder.skipped, "")  # an empty file says that nothing was skipped
+            if run.source.faults:  # before the first step, not only after the last
+                reasons = describe_unindexed(run.source)
+                say(f"at least {count_unindexed(run.source):,} could not be indexed: {reasons}")
+        run.faults.add(run.source.faults)
+        self.batches = run.remaining_batches()
+
+    def read(self) -> Batch | None:
+        """Collective; costs one byte per step unless a sample is bad. None: the run was asked to stop."""
+        try:
+            return self._read()
+        except (Exception, SystemExit) as error:
+            if not is_lost_connection(error):
+                self.save(self.run)
+            raise
+
+    def _read(self) -> Batch | None:
+        batch, failure = None, None
+        try:
+            with interruptible():  # a worker that hangs would make the wait endless
+                batch = next(self.batches)
+        except (Exception, KeyboardInterrupt) as error:
+            failure = error
+        faults = batch.faults if batch else ()
+        if any_rank(failure is not None or bool(faults)):
+            if self.stop.on_any_rank():  # it interrupted the wait; to the whole process group, it ended the workers too
+                return None
+            faults = tuple(fault for faults_of_rank in all_gather_object(faults) for fault in faults_of_rank)
+            with sync_errors(may_stop=False):
+                self.run.faults.add(faults)  # before a failure ends the run
+            raise_first(failure)
+        assert batch is not None
+        if message := self.run.faults.note(len(batch.ids) * world_size(), len(faults)):
+            raise_on_main(RunFailed(message))
+        return batch
+
+
+class Interval:
+    """Passed once each time a multiple of `samples` is, or `minutes` have gone by; 0: never."""
+
+    def __init__(self, samples: int, *, minutes: float = 0.0):
+        self.samples, self.seconds = samples, 60 * minutes
+        self.last_time = time.monotonic()
+
+    def passed(self, run: Run) -> bool:
+        """Asked once per step, at its end. Clocks differ: by time it is passed on the main rank, and others follow."""
+        before = run.samples - run.plan.batch_size
+        by_samples = bool(self.samples) and run.samples // self.samples > before // self.samples
+        by_time = bool(self.seconds) and is_main() and time.monotonic() - self.last_time >= self.seconds
+        if by_samples or by_time:
+            self.last_time = time.monotonic()
+        return by_samples or by_time
+
+
+def caption_ids(tokens: Tensor) -> Tensor:  # (b, L) -> (b,) int64
+    """A random linear form of the tokens, modulo 2^64. Two different captions share a number with a probability below
+    1e-14 (token numbers are below 2^17), and never when they differ in one token only, because the factors are odd.
+
+    >>> first, second, third = caption_ids(torch.tensor([[1, 2, 0], [2, 1, 0], [1, 2, 0]])).tolist()
+    >>> first == third, first == second
+    (True, False)
+    """
+    return (tokens.long() * _factors(tokens.shape[1], tokens.device)).sum(dim=1)
+
+
+@cache
+def _factors(length: int, device: torch.device) -> Tensor:  # (L,)
+    generator = torch.Generator().manual_seed(length)  # the same on every rank
+    largest = torch.iinfo(torch.int64).max
+    return (torch.randint(-largest, largest, (length,), generator=generator) | 1).to(device)

@@ -1,77 +1,102 @@
-"""Records of a run: on each logging step one line over all ranks, written, shown and copied by the main rank."""
+"""What a run says about its steps: on logging steps one record over all ranks, written, shown and copied."""
 
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neuclip.data.loader import Batch
 from neuclip.distributed.collectives import is_main, sum_over_ranks
+from neuclip.errors import UserError
+from neuclip.formatting import format_duration
+from neuclip.progress import StatusLine
 from neuclip.records import append_line
-from neuclip.training.progress import TrainingProgress
 from neuclip.training.run import Run
-from neuclip.training.sinks import open_sinks
+
+PHASES = ("data", "towers", "normalizer")
+TOO_LONG = 10_000  # words, for any context
 
 
 class Observer:
-    """Times each step; on logging steps writes one record and shows it."""
+    """Times the phases of each step; on logging steps writes one record, shows it, and copies it to TensorBoard or
+    Weights & Biases, which are closed whatever ends the loop.
+
+    >>> with Observer(run) as observer:                                       # doctest: +SKIP
+    ...     with observer.phase("towers"): loss = ...
+    ...     observer.record(loss, gradient_norm, tokens)
+    """
 
     def __init__(self, run: Run):
-        self.run = run
-        self.timer = PhaseTimer(run.device)
-        self.phase = self.timer.phase
-        self.sinks = open_sinks(run.settings.log, run.folder) if is_main() else []
-        self.progress = TrainingProgress(total_samples=run.plan.samples, first_sample=run.samples)
+        self.run, self.first_sample, self.start = run, run.samples, time.monotonic()
+        self.seconds: dict[str, float] = defaultdict(float)  # of each phase since the last record
+        self.is_full = full_caption_test(run.built.tokenize)
         self.restart_clock()
+
+    def __enter__(self) -> Observer:
+        self.resources = ExitStack()
+        self.status = StatusLine()
+        self.resources.callback(self.status.close)
+        self.copies = list(open_copies(self.run, self.resources)) if is_main() else []
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.resources.close()
 
     def restart_clock(self) -> None:
         """Time spent on an evaluation or a checkpoint does not count as training speed."""
         self.last_time, self.last_samples = time.perf_counter(), self.run.samples
 
-    def time_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches, with the time that the loop waits for them counted as phase "data"."""
-        while True:
-            self.timer.synchronize = self._logs_at(self.run.step + 1)
-            with self.phase("data"):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            self.run.truncated_captions.add(batch.tokens)
-            yield batch
-
-    def _logs_at(self, step: int) -> bool:
+    def logs_at(self, step: int) -> bool:
         return step % self.run.settings.log.every == 0 or step in (1, self.run.plan.steps)
 
-    def record(self, loss: Tensor, gradient_norm: Tensor) -> None:
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A GPU runs behind the program and must be waited for at each border, which costs time: only in steps that are
+        logged. A CPU is always timed."""
+        device = self.run.device.type
+        if device != "cpu" and not self.logs_at(self.run.step + 1):
+            yield
+            return
+        synchronize = getattr(torch, device).synchronize
+        synchronize()
+        start = time.perf_counter()
+        yield
+        synchronize()
+        self.seconds[name] += time.perf_counter() - start
+
+    def record(self, loss: Tensor, gradient_norm: Tensor, tokens: Tensor) -> None:
         """Collective on logging steps; does nothing on the others."""
-        if not self._logs_at(self.run.step):
+        run = self.run
+        if not self.logs_at(run.step):
             return
         local = {
             "loss": loss.item(),
-            **self.run.objective.metrics,
-            "truncated_captions": self.run.truncated_captions.share,
+            **run.objective.metrics,
+            "truncated_captions": self.is_full(tokens).double().mean().item(),
         }
-        metrics = mean_over_ranks(local, self.run.device)
+        metrics = mean_over_ranks(local, run.device)
         if not is_main():
             return
         line = self._line(metrics, gradient_norm.item())
-        append_line(self.run.folder.records, line)
-        for sink in self.sinks:
-            sink.write(line)
-        self.progress.show(line)
+        append_line(run.folder.records, line)
+        for copy in self.copies:
+            copy({f"train/{key}": x for key, x in line.items() if isinstance(x, int | float)}, run.samples)
+        if self.status.due() or run.step == run.plan.steps:
+            # A line that wraps cannot be rewritten in place.
+            width = shutil.get_terminal_size().columns - 1 if self.status.live else sys.maxsize
+            self.status.show(fit(self._parts(line), width))
 
     def _line(self, metrics: dict[str, float | None], gradient_norm: float) -> dict[str, Any]:
-        run, now = self.run, time.perf_counter()
-        rate = (run.samples - self.last_samples) / (now - self.last_time)
-        self.restart_clock()
-        return {
+        run, total = self.run, sum(self.seconds.values()) or 1.0
+        line = {
             "samples": run.samples,
             "step": run.step,
             "epoch": run.samples / run.epoch_samples,
@@ -79,48 +104,70 @@ class Observer:
             "temperature": run.temperature,
             "learning_rate": run.optimizer.learning_rate(run.step - 1),
             "gradient_norm": gradient_norm,
-            "samples_per_second": rate,
-            **self.timer.shares(),
+            "samples_per_second": (run.samples - self.last_samples) / (time.perf_counter() - self.last_time),
+            **{f"{name}_share": self.seconds[name] / total for name in PHASES},
             **metrics,
         }
-
-    def close(self) -> None:
-        self.progress.close()
-        for sink in self.sinks:
-            sink.close()
-
-
-class PhaseTimer:
-    """Seconds per phase (data, towers, normalizer) since the last reading. A GPU runs behind the program and must be
-    waited for at each border; that costs time, and `synchronize` says in which steps. A CPU is always timed."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.synchronize = True
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        if not (self.synchronize or self.device.type == "cpu"):
-            yield
-            return
-        start = self._now()
-        yield
-        self.seconds[name] += self._now() - start
-
-    def shares(self) -> dict[str, float]:
-        """Share of each phase in the time since the last call: `data_share`, `towers_share`, `normalizer_share`."""
-        total = sum(self.seconds.values()) or 1.0
-        shares = {f"{name}_share": self.seconds[name] / total for name in ("data", "towers", "normalizer")}
         self.seconds.clear()
-        return shares
+        self.restart_clock()
+        return line
 
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
-        return time.perf_counter()
+    def _parts(self, line: dict[str, Any]) -> list[str]:
+        """Most important first: a narrow terminal shows only the first ones."""
+        run, calibration, accuracy = self.run, line.get("calibration"), line.get("accuracy")
+        seconds_per_sample = (time.monotonic() - self.start) / (run.samples - self.first_sample)
+        parts = [
+            f"{run.samples / run.plan.samples:4.0%}",
+            f"{format_duration(seconds_per_sample * (run.plan.samples - run.samples))} left",
+            f"loss {line['loss']:.3f}",
+            "" if accuracy is None else f"in-batch {accuracy:.0%}",
+            f"tau {line['temperature']:.4f}",
+            "" if calibration is None else f"calibration {calibration:.2f}",
+            f"{line['samples_per_second']:.0f}/s",
+            " ".join(f"{name} {line[f'{name}_share']:.0%}" for name in PHASES),
+        ]
+        return [part for part in parts if part]
+
+
+def fit(parts: list[str], width: int) -> str:
+    """As many whole parts as fit into `width`.
+
+    >>> fit(["50%", "3 s left", "loss 0.12"], 14)
+    '50%  3 s left'
+    """
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts = parts[:-1]
+    return "  ".join(parts)
+
+
+def open_copies(run: Run, resources: ExitStack) -> Iterator[Callable[[dict[str, float], int], Any]]:
+    """Where records go beside records.jsonl; `resources` closes them."""
+    if run.settings.log.tensorboard:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError("log.tensorboard needs its extra: pip install 'neuclip[tensorboard]'") from error
+        writer = SummaryWriter(run.folder.path / "tensorboard")  # type: ignore[no-untyped-call]
+        resources.callback(writer.close)
+        yield lambda values, samples: [writer.add_scalar(key, x, samples) for key, x in values.items()]
+    if run.settings.log.wandb:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("log.wandb needs its extra: pip install 'neuclip[wandb]'") from error
+        # Offline: files in the run's folder, which `wandb sync` can upload.
+        session = wandb.init(mode="offline", dir=run.folder.path, project="neuclip", name=run.folder.path.name)
+        resources.callback(session.finish)
+        yield lambda values, samples: session.log(values, step=samples)
+
+
+def full_caption_test(tokenize: Callable[[list[str]], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of tokens (b, L) that tells which rows (b,) fill the context, and are perhaps truncated. A caption
+    that ends exactly there is among them: its tokens look the same."""
+    empty, too_long = tokenize(["", "a " * TOO_LONG])  # (L,), (L,)
+    # Not simply the last place: a truncated caption has its end token there, and some tokenizers pad with it.
+    place = int((empty != too_long).nonzero()[-1])
+    return lambda tokens: tokens[:, place] != empty[place]
 
 
 def mean_over_ranks(values: dict[str, float | None], device: torch.device) -> dict[str, float | None]:

@@ -1,9 +1,8 @@
-"""AdamW on the towers: groups, clipping, a rate of its own for the temperature, and the stop before a bad update."""
+"""AdamW on the towers: groups, learning rates, clipping, and the stop before a bad update."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,9 @@ from neuclip.distributed.collectives import any_rank
 from neuclip.models.towers import Towers
 from neuclip.plan import Plan
 from neuclip.settings.sections import Settings
-from neuclip.training.schedule import temperature_rate, warmup_then_cosine
+
+# As in FastCLIP's code: near its floor the temperature moves more slowly.
+SLOW_TEMPERATURE, SLOWED_TO = 0.03, 1 / 3
 
 
 class NotFinite(Exception):
@@ -46,13 +47,9 @@ class TowerOptimizer:
         peak = self.settings.learning_rate
         return warmup_then_cosine(step, peak=peak, warmup=self.plan.warmup_steps, total=self.plan.steps)
 
-    def rate_factor(self, step: int) -> float:
-        """The present learning rate over its peak."""
-        return self.learning_rate(step) / self.settings.learning_rate
-
-    def update(self, loss: Tensor, step: int, backward: Callable[[Tensor], None] = Tensor.backward) -> Tensor:
+    def update(self, loss: Tensor, step: int) -> Tensor:
         """The norm of the towers' gradient before clipping. Collective: not a number on one rank stops all."""
-        backward(self.scaler.scale(loss))
+        self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.adamw)
         norm, norm_of_temperature = self._clip()
         # With fp16 an overflowing gradient is normal: the scaler skips that step and lowers its scale.
@@ -81,7 +78,7 @@ class TowerOptimizer:
         rate_of_temperature = temperature_rate(
             self.temperature.schedule,
             rate=self.temperature.learning_rate,
-            towers_share=self.rate_factor(step),
+            towers_share=rate / self.settings.learning_rate,
             tau=1 / self.towers.logit_scale.item(),
         )
         for group in self.adamw.param_groups:
@@ -98,6 +95,33 @@ class TowerOptimizer:
         self.adamw.load_state_dict(state["adamw"])
         self.scaler.load_state_dict(state["scaler"])
         self.log_scale_range = tuple(state["log_scale_range"])
+
+
+def warmup_then_cosine(step: int, *, peak: float, warmup: int, total: int) -> float:
+    """Linear from 0 to `peak` over `warmup` steps, then a half cosine to 0 at step `total`.
+
+    >>> [round(warmup_then_cosine(step, peak=1.0, warmup=2, total=6), 2) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+    """
+    if step < warmup:  # steps count from 0, and the first update already moves
+        return peak * (step + 1) / warmup
+    return 0.5 * peak * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def temperature_rate(schedule: str, *, rate: float, towers_share: float, tau: float) -> float:
+    """The temperature's learning rate at one step.
+
+    Only `cosine` warms up and decays, with `towers_share`: the towers' present rate over their peak. `step_threshold`
+    looks at tau at each step: the rate is whole again when tau rises above the threshold.
+
+    >>> temperature_rate("step_threshold", rate=3.0, towers_share=0.1, tau=0.02)
+    1.0
+    """
+    if schedule == "cosine":
+        return rate * towers_share
+    if schedule == "step_threshold" and tau <= SLOW_TEMPERATURE:
+        return rate * SLOWED_TO
+    return rate
 
 
 def parameter_groups(towers: Towers, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:

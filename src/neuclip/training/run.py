@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,32 +10,24 @@ from typing import Any
 
 import torch
 
+from neuclip.data.faults import FaultLog
 from neuclip.data.loader import Batch, Batches
 from neuclip.data.source import CaptionCounts, Source
+from neuclip.distributed.collectives import gather_values, rank
 from neuclip.models.towers import BuiltModel
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan
 from neuclip.records import RunFolder
 from neuclip.settings.sections import Settings
-from neuclip.training.batches import TruncatedCaptions
+from neuclip.training.large_batch import random_state, set_random_state
 from neuclip.training.optimizer import TowerOptimizer
-from neuclip.training.randomness import gather_random_states, restore_random_state
-
-
-@dataclass(frozen=True)
-class StoringTime:
-    """What it took to store the features of locked towers."""
-
-    sides: list[str]
-    seconds: float  # of this run: next to nothing where all were stored before
 
 
 @dataclass
 class Run:
-    """Everything the loop works with."""
+    """Everything the loop works with. A run that is only examined has no folder, and nothing can be written to it."""
 
     settings: Settings
-    folder: RunFolder
     plan: Plan
     device: torch.device
     precision: torch.dtype
@@ -45,10 +38,12 @@ class Run:
     built: BuiltModel
     objective: Objective
     optimizer: TowerOptimizer
-    truncated_captions: TruncatedCaptions
+    folder: RunFolder = field(default_factory=lambda: RunFolder(os.devnull))
+    faults: FaultLog = field(default_factory=lambda: FaultLog(None, 1.0))  # of the samples read
     step: int = 0
+    saved_step: int = -1  # of the newest checkpoint
     seconds_before: float = 0.0  # of training, before the run was resumed
-    storing: StoringTime | None = None  # where the towers' features are stored
+    stored: list[str] = field(default_factory=list)  # the towers whose stored features it reads: "image", "text"
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -91,8 +86,9 @@ class Run:
             "model": self.built.towers.model.state_dict(),
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "random": gather_random_states(self.device),
-            "truncated_captions": self.truncated_captions.sum_over_ranks(self.device),
+            "random": {
+                name: gather_values(own[None].to(self.device)).cpu() for name, own in random_state(self.device).items()
+            },
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -100,6 +96,8 @@ class Run:
         self.built.towers.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
-        restore_random_state(state["random"], self.device)
-        self.step, self.seconds_before = state["step"], state["seconds"]
-        self.truncated_captions.before = state["truncated_captions"]
+        if rank() < len(state["random"]["cpu"]):  # a rank that did not exist before keeps its seed
+            # Cloned, because torch reads a state from the start of its storage, and a row is not there.
+            set_random_state({name: rows[rank()].clone() for name, rows in state["random"].items()}, self.device)
+        self.step = self.saved_step = state["step"]
+        self.seconds_before = state["seconds"]

@@ -20,35 +20,33 @@ from neuclip.data.loader import ImageBatch, read_images
 from neuclip.data.mixture import Mixture
 from neuclip.data.source import Source, fingerprint
 from neuclip.distributed.collectives import is_main
-from neuclip.distributed.error_sync import sync_errors
-from neuclip.distributed.stopping import stop_requests
+from neuclip.distributed.ranks import StopRequest, sync_errors
 from neuclip.errors import RunFailed
 from neuclip.formatting import byte_size
 from neuclip.plan import stored_sides
 from neuclip.progress import track
-from neuclip.training.run import Run, StoringTime
+from neuclip.training.run import Run
 
 # Samples that are stored together: what a kill costs at most, a few seconds. Of texts, enough to have many of a length.
 BLOCK = {"image": 64, "text": 512}
 
 
-def store_features(run: Run) -> None:
+def store_features(run: Run, stop: StopRequest) -> None:
     """Collective. Compute what is not stored yet, or damaged, and let the run read it. Nothing happens where no tower
     is locked, or where a run sees no sample twice."""
-    sides = [side for side in stored_sides(run.settings, run.epoch_samples) if side in run.built.towers.locked]
-    if not sides:
+    run.stored = [side for side in stored_sides(run.settings, run.epoch_samples) if side in run.built.towers.locked]
+    if not run.stored:
         return
-    start = time.monotonic()
+    start, message = time.monotonic(), stop.message
+    stop.message = (
+        f"stopped while features were stored; what is stored stays; continue with: "
+        f"neuclip train --resume {run.folder.path}"
+    )
     parts = run.source.parts if isinstance(run.source, Mixture) else (run.source,)
-    with stop_requests() as stop:
-        stop.message = (
-            f"stopped while features were stored; what is stored stays; continue with: "
-            f"neuclip train --resume {run.folder.path}"
-        )
-        stored = {side: StoredSide(run.source, [_store_part(run, side, part) for part in parts]) for side in sides}
+    stored = {side: StoredSide(run.source, [_store_part(run, side, part) for part in parts]) for side in run.stored}
     run.batches.read_stored(stored)
     run.started += time.monotonic() - start
-    run.storing = StoringTime(sides=sides, seconds=time.monotonic() - start)
+    stop.message = message
 
 
 def _store_part(run: Run, side: str, source: Source) -> FeatureStore:
@@ -81,7 +79,7 @@ def _write_blocks(run: Run, side: str, source: Source, store: FeatureStore, bloc
 
 
 def _compute(run: Run, side: str, start: int, samples: int, batch: ImageBatch) -> Block:
-    """The rows of a block, as `Accumulation` runs the towers. Rows of lower precision are exact in float32."""
+    """The rows of a block, as the loop runs the towers. Rows of lower precision are exact in float32."""
     counts = np.full(samples, BAD, "<i4")
     captions = [text for own in batch.captions for text in own]
     usable = [row for row, own in enumerate(batch.captions) if side == "image" or own]

@@ -37,7 +37,7 @@ from neuclip.data.tables.listed import (
     is_url,
     read_listed_image,
 )
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import RunFailed, UserError, require
 from neuclip.files import open_regular, read_regular, reading
 from neuclip.progress import track
 
@@ -283,7 +283,4 @@ def _arrow_table(path: Path) -> Any:
 
 
 def _require_pyarrow(path: Path) -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise UserError(f"{path}: needs pyarrow; pip install 'neuclip[parquet]'") from None
+    require(f"{path}:", "pyarrow", extra="parquet")

@@ -5,9 +5,6 @@ Karpathy's file also comes as CSV, one row per image, with a list of captions as
 
 from __future__ import annotations
 
-import ast
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +14,7 @@ from typing import Any, NamedTuple
 from neuclip.data.faults import list_faults
 from neuclip.data.source import print_once, shorten, texts_in
 from neuclip.data.tables.listed import ColumnChoice, ListedPairs, Row, Rows, find_image_folder, image_path, is_missing
-from neuclip.data.tables.text import LARGEST_FIELD, first_line
+from neuclip.data.tables.text import first_line, list_in, read_small_table
 from neuclip.errors import UserError
 from neuclip.files import read_regular, reading
 from neuclip.formatting import plural
@@ -108,8 +105,7 @@ def is_karpathy_csv(path: Path, choice: ColumnChoice) -> bool:
 
 
 def open_karpathy_csv(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
-    with reading(path, REMEDY):
-        return _open_karpathy(name, path, _csv_entries(path), retrieval=retrieval)
+    return _open_karpathy(name, path, _csv_entries(path), retrieval=retrieval)
 
 
 def _open_karpathy(name: str, path: Path, entries: Iterable[Entry], *, retrieval: bool) -> ListedPairs:
@@ -144,29 +140,11 @@ def _json_entries(images: list[Any]) -> Iterator[Entry]:
 
 
 def _csv_entries(path: Path) -> Iterator[Entry]:
-    csv.field_size_limit(LARGEST_FIELD)
-    reader = csv.reader(io.StringIO(read_regular(path).decode("utf-8-sig", errors="replace"), newline=""))
-    try:
-        names = [name.strip().lower() for name in next(reader)]
-        for number, fields in enumerate(reader, start=1):
-            if fields:
-                row = dict(zip(names, fields, strict=False))
-                captions = _list_of(row.get("raw", ""), f"{path} row {number}")
-                yield Entry(_text(row, "filename"), _text(row, "filepath"), _text(row, "split"), captions)
-    except csv.Error as error:
-        raise UserError(f"{path}: line {reader.line_num} is not a readable row ({error}); {REMEDY}") from error
-
-
-def _list_of(text: str, where: str) -> tuple[str, ...]:
-    """The captions that a field lists, as JSON or as Python writes lists."""
-    for read in (json.loads, ast.literal_eval):
-        try:
-            value = read(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        if isinstance(value, list):
-            return texts_in(value)
-    raise UserError(f"{where}: raw is no list of captions ({shorten(text, 60)!r}); {REMEDY}")
+    for where, row in read_small_table(path, REMEDY):
+        captions = list_in(row.get("raw", ""))
+        if captions is None:
+            raise UserError(f"{where}: raw is no list of captions ({shorten(row.get('raw', ''), 60)!r}); {REMEDY}")
+        yield Entry(_text(row, "filename"), _text(row, "filepath"), _text(row, "split"), texts_in(captions))
 
 
 def _find_images(path: Path, entries: list[Entry]) -> tuple[Path, bool]:

@@ -64,29 +64,22 @@ class Rows:
     facts: np.ndarray  # (n,) of FACTS
     images: np.ndarray  # (n,) uint64, equal for equal paths
     parse: Callable[[bytes], Row]
-    common: tuple[str, ...] = ()  # the innermost folder of all images with relative paths, and of those with others
 
     @classmethod
     def of(cls, content: bytes, start: int, rows: Iterable[tuple[int, Row]], parse: Callable[[bytes], Row]) -> Rows:
         """From the end of each row in `content`, and the row."""
         ends, counts, hashes, images = array("q", [start]), array("H"), array("Q"), array("Q")
-        common: dict[bool, str] = {}
         for end, row in rows:
             ends.append(end)
             count, hash = (0, 0) if row.reason else caption_facts(row.captions)
             counts.append(count)
             hashes.append(hash)
             name = os.path.normpath(row.image.replace("\\", "/")) if row.image else f"row {len(ends)} without image"
-            if row.image and not row.reason:
-                parent, absolute = name.rpartition("/")[0], name.startswith("/")
-                known = common.setdefault(absolute, parent)
-                if parent != known and not parent.startswith(f"{known}/"):
-                    common[absolute] = os.path.commonpath([known, parent]) if known and parent else ""
             raw = name.encode(errors="surrogatepass")
             images.append(int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little"))
         facts = np.zeros(len(counts), FACTS)
         facts["captions"], facts["hash"] = counts, hashes
-        return cls(content, np.array(ends), facts, np.array(images, dtype=np.uint64), parse, tuple(common.values()))
+        return cls(content, np.array(ends), facts, np.array(images, dtype=np.uint64), parse)
 
     @classmethod
     def listed(cls, rows: Iterable[Row]) -> Rows:
@@ -142,9 +135,9 @@ class ListedPairs(Source):
         self.by_image, self.captions = by_image, captions
         first = rows.first_images()
         self.base = find_image_folder(path, first) if folder is None else folder
-        folders = [self.base / common for common in rows.common] or [self.base]
-        self.folder = folders[0] if len(folders) == 1 else Path(os.path.commonpath([f.absolute() for f in folders]))
-        self._names_are_absolute = bool(first) and Path(first[0]).is_absolute()
+        self._names_are_absolute = bool(first) and all(Path(image).is_absolute() for image in first)
+        folders = [Path(image).parent for image in first] if self._names_are_absolute else [self.base]
+        self.folder = Path(os.path.commonpath(folders))
 
     def __len__(self) -> int:
         return len(self.rows)

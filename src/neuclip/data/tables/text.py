@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import codecs
 import csv
 import io
@@ -201,6 +202,39 @@ def first_line(path: Path) -> bytes:
     """As it is, without the mark in front of UTF-8."""
     with reading(path, REMEDY), open_regular(path) as file:
         return file.readline(FIRST_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
+
+
+def read_small_table(path: Path, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place of each row, and its fields by the names in the header, in lower case: CSV, TSV or JSON lines."""
+    with reading(path, remedy):
+        text = read_regular(path).decode("utf-8-sig")
+    if path.suffix.lower() == ".jsonl":
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"{path} line {number}", json_object(line.encode()) or {}
+        return
+    csv.field_size_limit(LARGEST_FIELD)
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        names = [name.strip().lower() for name in next(reader, [])]
+        for number, fields in enumerate(reader, 1):
+            if fields:
+                yield f"{path} row {number}", dict(zip(names, fields, strict=False))
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num} cannot be read ({error}); {remedy}") from error
+
+
+def list_in(text: str) -> list[Any] | None:
+    """The list that a field holds, as JSON or as Python writes lists; None if it is none."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, list | tuple):
+            return list(value)
+    return None
 
 
 @dataclass(frozen=True)

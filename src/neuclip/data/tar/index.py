@@ -22,7 +22,8 @@ from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON
 from neuclip.data.faults import list_faults
 from neuclip.data.source import DEFAULT_KEY, caption_facts, captions_from_json
 from neuclip.data.tar.walk import BLOCK, Damage, walk
-from neuclip.files import available_cores, cache_folder, new_file, open_regular, reading
+from neuclip.files import cache_folder, new_file, open_regular, reading
+from neuclip.machine import available_cores
 from neuclip.progress import track
 
 FORMAT = 9  # raise it when the meaning of a stored field changes: old index files are then built again

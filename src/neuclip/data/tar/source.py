@@ -7,9 +7,6 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -120,15 +117,10 @@ class TarSource(Source):
             about |= {"images": images.hexdigest(), "checksum": checksum}
             write_json(self.joined.with_suffix(".json"), about)
         except OSError as error:
-            if error.errno in NO_ROOM or self.joined.parent.parent == Path(tempfile.gettempdir()):
-                raise UserError(
-                    f"{self.joined.parent}: cannot be written ({error.strerror}); point NEUCLIP_CACHE to a folder with "
-                    "room"
-                ) from error
-            # A cache that cannot be written: a folder of this source alone, which goes with it.
-            self.joined = Path(tempfile.mkdtemp(prefix="neuclip-")) / self.joined.name
-            weakref.finalize(self, shutil.rmtree, self.joined.parent, ignore_errors=True)
-            return self._write_joined(self._indexes())
+            raise UserError(
+                f"{self.joined}: cannot be written ({error.strerror}); remove what is in its place, or point "
+                "NEUCLIP_CACHE to a folder with room"
+            ) from error
         remove_unused(self.joined.parent.glob("[!.]*"))
         remove_unused(self.joined.parent.glob(f".*{UNFINISHED}"), UNFINISHED_SECONDS)
         return about
