@@ -40,7 +40,7 @@ def expected(built, folder: Folder) -> np.ndarray:
 
 
 def stored_file() -> Path:
-    (file,) = Path(os.environ["NEUCLIP_CACHE"], "search").iterdir()
+    (file,) = Path(os.environ["NEUCLIP_CACHE"], "search").glob("[!.]*")  # what is being written begins with a dot
     return file
 
 
