@@ -186,7 +186,8 @@ def test_a_strangers_run_fetches_none_of_the_addresses_in_its_settings_unless_th
     for named in (address, str(listed)):
         held_out = re.sub(r"retrieval: .*", f"retrieval: ['{named}']", settings.replace(str(shards), named))
         (run / "settings.yaml").write_text(held_out)
-        for arguments in (error, ["eval", str(run)]):
+        curve = ["merge", str(runs["clip"].path), str(run), "--curve"]
+        for arguments in (error, ["eval", str(run)], curve):
             assert main(arguments) == 2
             told = capsys.readouterr().err
             assert told.startswith(f"neuclip: {server.url}/00000.tar: is not fetched") and told.count("\n") == 1

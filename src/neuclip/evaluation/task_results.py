@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +23,15 @@ from neuclip.data.held_out import TaskData, open_task, source_of
 from neuclip.data.source import fingerprint
 from neuclip.data.task_sets import DEFAULT_TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.distributed.collectives import all_gather_object, is_main
-from neuclip.distributed.ranks import main_rank_first, on_main_rank
+from neuclip.distributed.ranks import from_main_rank, main_rank_first, on_main_rank
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.tasks import TaskScore, measure_task, texts_of
 from neuclip.files import reading, write_text
 from neuclip.formatting import format_number, percent, plural
+from neuclip.machine import versions
 from neuclip.models.build import BuiltModel
+from neuclip.progress import say
 from neuclip.records import RunFolder, read_lines, strict
 from neuclip.tasks import DEFAULT_PROMPTS, Average, Task, averages
 
@@ -58,21 +59,18 @@ class TaskResults:
             raise RunFailed(f"{plural(len(self.failed), 'task')} not measured: {reasons}")
 
 
-def measure_tasks(
-    embedder: Embedder, chosen: Sequence[Task], root: Path, file: Path, versions: Mapping[str, str | None]
-) -> TaskResults:
-    """Collective. The `chosen` tasks whose data are below `root`, into `file`; `versions` are noted there."""
+def measure_tasks(embedder: Embedder, chosen: Sequence[Task], root: Path, file: Path) -> TaskResults:
+    """Collective. The `chosen` tasks whose data are below `root`, into `file`."""
     folders = find_folders(chosen, root)
     opened, failed = _open_all(folders)
     model = facts_of_model(embedder.built)
     facts = {task: model | facts_of_data(one) for task, one in opened.items()}
-    known = all_gather_object(on_main_rank(lambda: open_results(file, model)))[0] or {}
-    changed = {task.key for task in opened if not is_same(known.get(task.key), facts[task])}
-    changed = all_gather_object(changed)[0]  # times of files may differ between machines, and all measure the same
+    known = from_main_rank(lambda: open_results(file, model))
+    # Times of files may differ between machines, and all ranks measure the same.
+    changed = from_main_rank(lambda: {task.key for task in opened if not is_same(known.get(task.key), facts[task])})
     todo = {task: one for task, one in opened.items() if task.key in changed}
     if len(todo) < len(opened) and is_main():
-        count = plural(len(opened) - len(todo), "task")
-        print(f"{count} in {file} already, of the same weights and data", file=sys.stderr)
+        say(f"{plural(len(opened) - len(todo), 'task')} in {file} already, of the same weights and data")
     embedder.embed_texts([text for one in todo.values() for text in texts_of(one)], "embedding prompts of all tasks")
     for number, (task, one) in enumerate(todo.items(), start=1):
         started = time.monotonic()
@@ -81,11 +79,11 @@ def measure_tasks(
         except (UserError, RunFailed) as error:
             failed[task.name] = str(error)
             continue
-        meta = facts[task] | {"versions": dict(versions), "seconds": time.monotonic() - started}
+        meta = facts[task] | {"versions": versions(), "seconds": time.monotonic() - started}
         known[task.key] = result_line(task, score, count_unindexed(source_of(one)), meta)
         on_main_rank(partial(write_results, file, known))
         if is_main():
-            print(f"[{number} of {len(todo)}] {_measured(known[task.key], len(source_of(one)))}", file=sys.stderr)
+            say(f"[{number} of {len(todo)}] {_measured(known[task.key], len(source_of(one)))}")
     lines = [known[task.key] for task in opened if task.name not in failed]
     return TaskResults(file, lines, averages(lines), [task for task in chosen if task not in folders], failed)
 
@@ -163,7 +161,7 @@ def open_results(path: Path, model: Mapping[str, str]) -> dict[str, Line]:
         return lines
     aside, earlier = _aside(path, {name: other.get(name) for name in OF_MODEL}), _aside(path, model)
     path.replace(aside)
-    print(f"{path} had results of other weights; they are now in {aside}", file=sys.stderr)
+    say(f"{path} had results of other weights; they are now in {aside}")
     if earlier.is_file():
         earlier.replace(path)
     return read_results(path)
@@ -175,8 +173,8 @@ def _aside(path: Path, model: Mapping[str, Any]) -> Path:
 
 def read_results(path: Path) -> dict[str, Line]:
     """By key of the task; none of a file that is not there. UserError, which names it, for one of another kind."""
-    with reading(path, "it is not a file of results: give another --output, or move it away"):
-        lines = read_lines(path)
+    lines = read_lines(path)
+    with reading(path, "give another --output, or move it away"):
         for number, line in enumerate(lines, start=1):
             values = [line["metrics"]["main_metric"], *line["metrics"].values()]
             if not (isinstance(line["key"], str) and isinstance(line["meta"]["weights"], str)):

@@ -14,7 +14,7 @@ from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.held_out import Evaluation, evaluate_held_out
 from neuclip.evaluation.task_results import TaskResults, check_output, find_folders, measure_tasks, results_file
-from neuclip.machine import choose_device, set_threads, versions
+from neuclip.machine import choose_device, set_threads
 from neuclip.runs.load import open_target
 from neuclip.runs.results import open_held_out
 from neuclip.settings.sections import Settings
@@ -64,8 +64,7 @@ def measure(
         evaluation = evaluate_held_out(embedder, sets) if sets else None
         if datacomp is None or file is None:
             return evaluation, None
-        chosen = choose_tasks(datacomp.tasks)
-        return evaluation, measure_tasks(embedder, chosen, Path(datacomp.data), file, versions())
+        return evaluation, measure_tasks(embedder, choose_tasks(datacomp.tasks), Path(datacomp.data), file)
 
 
 def check_datacomp(target: str, datacomp: Datacomp) -> Path:

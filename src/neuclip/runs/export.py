@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from neuclip.data.held_out import HeldOutSets
+from neuclip.data.open import local_only
 from neuclip.errors import UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.held_out import evaluate_held_out
@@ -80,7 +81,9 @@ def measure_curve(base: str, run: str, weights: Sequence[float] = CURVE) -> list
     if not folder.settings.is_file():
         raise UserError(f"--curve measures on the held-out sets of a run, and {run} is none; give the folder of a run")
     first, second, settings = open_pair(base, run)
-    sets, evaluation, data = HeldOutSets.open(settings), settings.evaluation, settings.data
+    with local_only(run):
+        sets = HeldOutSets.open(settings)
+    evaluation, data = settings.evaluation, settings.data
     if not (sets.retrieval or sets.zero_shot):
         raise UserError(f"{run} has no held-out sets to measure on; give it some: --evaluation.retrieval DATA")
     start, tuned = _weights(first), _weights(second)
