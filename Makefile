@@ -41,8 +41,7 @@ check: install
 	$(TYPES); $(PYTEST) -m 'not slow'; $(AND_TYPES)
 
 bench: install
-	$(BIN)/python -m benchmarks.objectives
-	$(BIN)/python benchmarks/loader/against_open_clip.py
+	$(BIN)/python -m benchmarks
 
 # docs/report.png from the demo's own report. Needs chromium.
 picture: install
