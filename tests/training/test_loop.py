@@ -23,7 +23,7 @@ from neuclip.distributed.ranks import StopRequest, stop_requests
 from neuclip.errors import RunFailed, RunInterrupted
 from neuclip.evaluation import embedding
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs import results
+from neuclip.runs import build, results
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training import loop

@@ -85,7 +85,7 @@ def write_settings(folder: RunFolder, settings: Settings) -> None:
 
 
 def stored_settings(folder: RunFolder) -> Settings:
-    """Those of a run, which are complete: what is left of a file that is cut off may be valid, but says something else."""
+    """Those of a run, which are complete. What is left of a file that is cut off may be valid, and mean another run."""
     with files.reading(folder.settings, REMEDY):
         if not files.read_regular(folder.settings).rstrip().endswith(END_OF_YAML.encode()):
             raise ValueError("its end is missing")
