@@ -79,7 +79,10 @@ print(json.dumps({
     "modules": {name: of_import(name) for name in modules if not name.endswith("__main__")},
 }))
 """
-OF_EXTRAS = {*EXTRAS, "onnx", "onnxscript", "simplejpeg", "tensorboard", "wandb"}
+OF_EXTRAS = (
+    "PIL aiohttp braceexpand fsspec huggingface_hub jinja2 onnx onnxruntime onnxscript open_clip pyarrow resvg_py "
+    "safetensors simplejpeg tensorboard timm torchvision transformers wandb"
+)
 HELP = [["--version"], ["--help"], *([*name.split(), "--help"] for name in COMMANDS), ["recipe", "cc3m", "clip"]]
 WORK = {  # command: arguments that lead it to its work
     "train": "",
@@ -106,7 +109,7 @@ def plain(tmp_path_factory):
     for name in ("one", "two"):
         (folder / "runs" / name / "settings.yaml").write_text(settings_as_yaml(read_settings()))
     commands = [*HELP, *(f"{name} {arguments}".split() for name, arguments in WORK.items())]
-    arguments = [sys.executable, "-c", PLAIN, " ".join(OF_EXTRAS), json.dumps(commands)]
+    arguments = [sys.executable, "-c", PLAIN, OF_EXTRAS, json.dumps(commands)]
     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
