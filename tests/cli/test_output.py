@@ -91,7 +91,7 @@ def test_a_mistyped_address_is_answered_with_what_lies_there(command, tmp_path, 
 def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NEUCLIP_CACHE", str(tmp_path / "file"))
-    pytest.importorskip("resvg_py", reason="needs pip install 'neuclip[demo]'")
+    pytest.importorskip("resvg_py", reason="the extra demo is not installed")
     assert main(["data", "index", "icons-30k"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "NEUCLIP_CACHE" in error

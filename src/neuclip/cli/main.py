@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from neuclip import __version__
-from neuclip.errors import RunFailed, RunInterrupted, UserError, proposal
+from neuclip.errors import RunFailed, RunInterrupted, UserError, extras_for, proposal
 from neuclip.secrets import without_secrets
 
 COMMANDS = {  # name: module.function of this package, what it does
@@ -75,7 +75,8 @@ def dispatch(arguments: list[str]) -> int:
     module = import_module(f"neuclip.cli.{module_name}")
     command, rest = getattr(module, function), arguments[len(name.split()) :]
     if not set(HELP) & set(rest):
-        return call(command, rest)
+        with extras_for(name):
+            return call(command, rest)
     own_help = getattr(module, f"{function}_help", None)
     print(own_help(rest) if own_help else help_page(command), end="")
     return DONE
@@ -116,7 +117,7 @@ def version_line() -> str:
 
 
 def installed(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version  # takes longer to import than all of the help
+    from importlib.metadata import PackageNotFoundError, version  # as in errors.install_command: imported late
 
     try:
         return version(package).partition("+")[0]

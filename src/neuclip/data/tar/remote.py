@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from neuclip.data.locations import PACKED as PACKED_TAR
 from neuclip.data.locations import SHARD_SUFFIXES, check_protocol, expand_braces, refuse_several_parts
 from neuclip.data.tar.source import PACKED, unpack
-from neuclip.errors import RunFailed, UserError, install_command
+from neuclip.errors import MissingPackage, RunFailed, UserError, install_command
 from neuclip.files import NO_ROOM, UNFINISHED, cache_folder, lock, mark_used, new_file, open_regular, remove_unused
 from neuclip.progress import track
 from neuclip.secrets import without_query
@@ -85,7 +85,7 @@ def file_system(url: str, timeout: float) -> tuple[Any, str]:
     except ImportError as error:
         package = PACKAGES.get(protocol, "huggingface_hub" if protocol == "hf" else "")
         command = f"pip install {package}" if package else install_command("remote")
-        raise UserError(f"{without_query(url)}: {error}; {command}") from error
+        raise MissingPackage(f"{without_query(url)}: {error}; install with: {command}") from error
 
 
 def with_retries(url: str, question: Callable[[Any, str], T], limits: Limits) -> T:
