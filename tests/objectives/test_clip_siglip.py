@@ -146,6 +146,14 @@ def test_metrics_are_the_means_they_are_named_after():
     assert siglip.metrics["negative_loss"] == pytest.approx(F.softplus(negatives).sum().item() / B)
 
 
+@pytest.mark.parametrize("build", [CLIP, SigLIP])
+def test_a_partner_as_near_as_the_nearest_other_is_found(build):
+    """Pairs 0 and 1 are equal: each partner ties with another's."""
+    rows, objective = torch.eye(3)[[0, 0, 1, 2]], build()
+    objective(rows, rows[[0, 1, 3, 2]], torch.tensor(10.0), torch.tensor(-10.0))
+    assert objective.metrics["accuracy"] == 0.5
+
+
 def test_the_recorded_bias_is_that_of_the_step_whatever_an_optimizer_does_to_it_later():
     rows, bias = torch.eye(4), torch.nn.Parameter(torch.tensor(-10.0))
     objective = SigLIP()

@@ -137,7 +137,7 @@ def test_arguments_that_cannot_be_right_are_refused_and_change_nothing(given, me
     objective = NeuCLIP(D, num_prototypes=4)
     with pytest.raises(ValueError, match=message):
         call(objective, **given)
-    assert objective.steps == 0 and objective.steps_since_restart is None
+    assert objective.steps == 0 and not objective.normalizer.ready
 
 
 def test_lengths_that_rounding_to_bf16_leaves_are_unit_rows():

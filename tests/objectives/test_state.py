@@ -92,7 +92,7 @@ def test_a_saved_state_does_not_change_with_what_it_was_saved_from():
 def test_bytes_are_those_of_every_rank_and_those_spread_over_all():
     assert FastCLIP(9).state_bytes() == (0, 9 * 2 * 4)
     assert FastCLIP(9, temperature="individual").state_bytes() == (0, 9 * 9 * 4)
-    assert NeuCLIP(D, num_prototypes=7).state_bytes() == (4 * 8, 7 * (2 * (D + D) * 4 + 2 * 8))
+    assert NeuCLIP(D, num_prototypes=7).state_bytes() == (3 * 8, 7 * (2 * (D + D) * 4 + 2 * 8))
     weights = 2 * D * D + 7 * D + 1
     assert AmorLIP(D).state_bytes() == ((5 * 2 * weights + 1) * 4, 0)
     assert CLIP().state_bytes() == (0, 0)
