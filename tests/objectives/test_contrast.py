@@ -95,9 +95,12 @@ def test_an_anchor_without_negatives_has_no_normalizer_and_no_gradient(case):
     image, text, tau = unit(size, D, seed=0).requires_grad_(), unit(size, D, seed=1).requires_grad_(), number(0.1)
     log_g = contrast(gather_pairs(image, text, dtype=torch.float64, valid=torch.tensor(True), **keys), tau).log_g
     assert (log_g == -math.inf).all()
-    for objective in (CLIP(form="minibatch", rho=0.0, mask_duplicates=True), CLIP(mask_duplicates=True)):
+    floor, masked = 2 * 0.1 * math.log(1e-6), {"mask_duplicates": True}
+    wanted = {CLIP(**masked): 0.0, CLIP(form="minibatch", rho=0.0, **masked): floor}
+    for objective, want in (wanted | {NeuCLIP(D, num_prototypes=size, rho=0.0, **masked): floor}).items():
         loss = objective(image, text, 1 / tau, **keys)
-        assert loss.item() == pytest.approx(2 * 0.1 * math.log(1e-6) if objective.form == "minibatch" else 0.0)
+        assert loss.item() == pytest.approx(want, rel=1e-5)
+        assert objective.metrics["masked_duplicates"] == size * (size - 1)
         assert all((slope == 0).all() for slope in torch.autograd.grad(loss, [image, text]))
 
 
