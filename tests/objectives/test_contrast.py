@@ -152,6 +152,15 @@ def test_the_meter_sees_what_is_alive_at_a_time_and_a_whole_matrix_where_there_i
     assert live.peak == 2 * 4000 and live.now == 0
 
 
+def test_similarities_of_both_sides_are_kept_up_to_so_many_numbers_and_computed_again_beyond(monkeypatch):
+    both = 2 * 128 * 128
+    monkeypatch.setattr(strips_of_pairs, "STRIP", {"cpu": 4 * 2 * 128})
+    monkeypatch.setattr(strips_of_pairs, "KEPT", both)
+    assert peak_of(CLIP(), 128) > 4 * both
+    monkeypatch.setattr(strips_of_pairs, "KEPT", both - 1)
+    assert peak_of(CLIP(), 128) < 4 * both / 2
+
+
 @pytest.mark.parametrize(
     "build",
     [
