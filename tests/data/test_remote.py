@@ -75,10 +75,9 @@ def test_local_file_memory_and_http_shards_give_the_same_pairs(tmp_path, server,
         assert shard_ends(source) == [4, 4, 7, 8]
 
 
-def test_a_folder_is_listed_one_level_deep_without_hidden_files_and_packed_twins(memory):
-    for number, name in enumerate(("b.tar", "a/0.tar", "b.tar.gz", "b.tgz", "a/b/deep.tar", ".c.tar")):
-        data = tar_bytes(pair(number))
-        memory.pipe_file(f"/listed/{name}", gzip.compress(data) if name.endswith("gz") else data)
+def test_a_folder_is_listed_one_level_deep_without_hidden_files(memory):
+    for number, name in enumerate(("b.tar", "a/0.tar", "a/b/deep.tar", ".c.tar")):
+        memory.pipe_file(f"/listed/{name}", tar_bytes(pair(number)))
     memory.pipe_file("/listed/notes.txt", b"x")
     assert captions(open_source("memory://listed/")) == [("image 1",), ("image 0",)]
 

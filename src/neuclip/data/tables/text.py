@@ -110,12 +110,8 @@ def read_csv(path: Path, choice: ColumnChoice) -> Rows:
 
 def _header(path: Path, first: bytes) -> str:
     """The first line as it is; refuses files without one."""
-    if not first:
-        raise UserError(f"{path}: is empty; write a header such as image,caption and one row per pair")
     refuse_no_text(path, first)
     header = re.split(r"\r\n|\r|\n", first.decode(errors="surrogateescape"), maxsplit=1)[0]
-    if re.fullmatch("sep=.", header, re.IGNORECASE):
-        raise UserError(f"{path}: begins with the line {header!r}, for spreadsheets alone; delete it")
     if not header.strip(" \"'" + "".join(SEPARATORS)):
         raise UserError(f"{path}: its first line names no column; begin with a header such as image,caption")
     return header
@@ -123,10 +119,8 @@ def _header(path: Path, first: bytes) -> str:
 
 def refuse_no_text(path: Path, content: bytes) -> None:
     """Only the first line is looked at: a NUL byte further down spoils its own row and no other."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError(f"{path}: is UTF-16; save it as UTF-8")
-    if b"\0" in content.partition(b"\n")[0]:
-        raise UserError(f"{path}: its first line holds NUL bytes, which no table has; {REMEDY}")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content.partition(b"\n")[0]:
+        raise UserError(f"{path}: is not text in UTF-8 (UTF-16, or no text at all); {REMEDY}")
 
 
 def _refuse_other_encoding(path: Path, content: bytes) -> None:

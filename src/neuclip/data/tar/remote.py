@@ -149,7 +149,6 @@ def _shards_in(url: str, limits: Limits) -> list[RemoteShard]:
 
     found = with_retries(url, list_files, limits)
     shards = [name for name in sorted(found) if name.lower().endswith(SHARD_SUFFIXES) and "/." not in name]
-    shards = [name for name in shards if (plain := PACKED_TAR.sub(".tar", name)) == name or plain not in shards]
     if not shards:
         raise UserError(
             f"{without_query(url)}: no tar shards there, or it cannot be listed; give a pattern such as "
