@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 from pathlib import Path
@@ -80,18 +79,6 @@ def test_metadata_that_do_not_fit_are_refused_with_their_member(tmp_path, data, 
     changed = [(name, data if name == "s0000003.npy" else old) for name, old in members]
     write_tar(tmp_path / "test" / "0.tar", [member for member in changed if member[1] is not None])
     assert expected in refusal(lambda: zero_shot_task(tmp_path))
-
-
-def test_metadata_may_be_stored_as_different_kinds_of_whole_numbers(tmp_path):
-    write_task(tmp_path, sizes=[3])
-    members = []
-    for number, kind in enumerate(["int64", ">i4", "uint8"]):
-        stream = io.BytesIO()
-        np.save(stream, np.array([number, 200], dtype=kind))
-        members += [*sample(number), (f"s{number:07d}.npy", stream.getvalue())]
-    write_tar(tmp_path / "test" / "0.tar", members)
-    found = zero_shot_task(tmp_path).metadata
-    assert found.dtype == np.int64 and found.tolist() == [[0, 200], [1, 200], [2, 200]]
 
 
 def test_train_beside_test_is_not_read_and_shards_are_read_in_the_order_of_their_numbers(tmp_path):
