@@ -39,7 +39,7 @@ def meta_state(model: torch.nn.Module) -> dict[str, tuple[torch.Size, torch.dtyp
 def same_as_open_clip(name: str) -> None:
     logging.disable(logging.ERROR)  # open_clip says of each that it is random
     with torch.device("meta"):
-        ours = construct(find_model(name))
+        ours = construct(find_model(name), "")
         theirs = open_clip_module().create_model(name, load_weights=False, pretrained_text=False, device="meta")
     logging.disable(logging.NOTSET)
     assert type(ours) is type(theirs) and meta_state(ours) == meta_state(theirs), name
@@ -129,7 +129,7 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
     def bug(*arguments: object, **named: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    for name in ("Towers", "split_transform", "with_sizes", "load_weights", "partial"):
+    for name in ("Towers", "without_normalization", "with_sizes", "load_weights", "partial"):
         with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
             patched.setattr(build, name, bug)
             build_model("tiny")
