@@ -41,16 +41,13 @@ def test_a_run_finishes_despite_a_spoilt_held_out_set_and_lists_what_is_missing(
     assert summary["skipped_held_out"][many] == {"image does not decode": 8}
     assert all(line[f"{few}.skipped"] == 1 for line in read_lines(spoilt_run.evaluation))
     assert json.loads(spoilt_run.gallery.read_text())["dataset"] == few
-    assert checkpoints_in(spoilt_run.checkpoints) and spoilt_run.model.exists()
+    assert checkpoints_in(spoilt_run) and spoilt_run.model.exists()
     assert f"{many} was not measured: 8 of 40" in spoilt_run.report.read_text()
 
 
-def test_each_bad_held_out_sample_is_listed_once_beside_those_of_training(spoilt_run):
-    few, many = f"{spoilt_run.path.parent}/few", f"{spoilt_run.path.parent}/many"
-    wanted = [(few, 3), *((many, id) for id in range(8)), (None, 3)]
+def test_bad_held_out_samples_are_counted_and_only_those_of_training_are_listed(spoilt_run):
     api.train(read_settings(spoilt_run.settings, []), resume=spoilt_run.path)
-    listed = [(line.get("held_out"), line["id"]) for line in read_lines(spoilt_run.skipped)]
-    assert sorted(listed, key=str) == sorted(wanted, key=str)
+    assert [line["id"] for line in read_lines(spoilt_run.skipped)] == [3]
     assert json.loads(spoilt_run.summary.read_text())["skipped"] == {"image does not decode": 1}
 
 

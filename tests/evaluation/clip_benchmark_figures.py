@@ -3,7 +3,7 @@
     PYTHON clip_benchmark_figures.py MODEL_FOLDER SET...
 
 prints a JSON object: the metrics of each set, and the seconds it took. Tested with clip_benchmark 1.6.2, numpy 2.3.5,
-webdataset 0.2.86, requests and torch 2.13.0; docs/evaluation.md says what other versions do.
+webdataset 0.2.86, requests and torch 2.13.0; docs/guide.md says what differs.
 """
 
 from __future__ import annotations

@@ -361,7 +361,7 @@ def test_a_table_built_before_the_process_group_is_cut_to_each_ranks_share(proce
 
 @pytest.mark.slow
 def test_features_are_sent_once_and_inner_steps_exchange_one_number_per_anchor_and_side(processes):
-    """Bytes per step and rank; f = 8 bytes in float64. See docs/scaling.md for the formulas."""
+    """Bytes per step and rank; f = 8 bytes in float64. See docs/method.md for the formulas."""
     f, b = 8, B // 2
     features, keys, backward = 2 * b * D * f, 2 * b * 8, 6 * b * f  # keys: how sound a pair is, and the sample's
     clip, inner = features + keys + backward, 2 * B * f

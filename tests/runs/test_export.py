@@ -190,9 +190,9 @@ def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(run, b
 @pytest.mark.parametrize(
     ("other", "mean", "what"),
     [
-        ({"name": str(NORMS_FILE), "image_size": 48}, None, "preprocessing.size"),
-        ({"name": "small"}, None, "embed_dim"),
-        ({"name": str(NORMS_FILE)}, (0.5, 0.5, 0.5), "preprocessing.mean"),
+        ({"model": str(NORMS_FILE), "image_size": 48}, None, "preprocessing.size"),
+        ({"model": "small"}, None, "embed_dim"),
+        ({"model": str(NORMS_FILE)}, (0.5, 0.5, 0.5), "preprocessing.mean"),
     ],
 )
 def test_another_architecture_or_preprocessing_is_refused(finished, other, mean, what, tmp_path, capsys):

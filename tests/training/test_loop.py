@@ -23,7 +23,7 @@ from neuclip.distributed.ranks import StopRequest, stop_requests
 from neuclip.errors import RunFailed, RunInterrupted
 from neuclip.evaluation import embedding
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs import lifecycle, results
+from neuclip.runs import build, results
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training import loop
@@ -137,7 +137,7 @@ def main_signalled(moment: str, arguments: list[str]) -> int:
     if moment == "evaluation":
         embedding.track = track
     else:
-        lifecycle.build_towers = signal_group
+        build.build_towers = signal_group
     return main(arguments)
 
 

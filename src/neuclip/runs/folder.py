@@ -28,6 +28,8 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import RunSettings, Settings
 from neuclip.settings.writing import settings_as_yaml
 
+END_OF_YAML = "..."  # the last line of settings.yaml: without it the file is cut off
+
 # --- The folder -----------------------------------------------------------------------------------------------------
 
 
@@ -79,14 +81,14 @@ def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder
 def write_settings(folder: RunFolder, settings: Settings) -> None:
     """They are complete, or nobody could resume: only the owner may read the password or signature of an address."""
     text = settings_as_yaml(settings)
-    files.write_text(folder.settings, text, private=holds_secret(text))
+    files.write_text(folder.settings, f"{text}{END_OF_YAML}\n", private=holds_secret(text))
 
 
 def stored_settings(folder: RunFolder) -> Settings:
-    """Those of a run, which are never empty, as a recipe may be."""
+    """Those of a run, which are complete. What is left of a file that is cut off may be valid, and mean another run."""
     with files.reading(folder.settings, REMEDY):
-        if not files.read_regular(folder.settings).strip():
-            raise ValueError("it is empty")
+        if not files.read_regular(folder.settings).rstrip().endswith(END_OF_YAML.encode()):
+            raise ValueError("its end is missing")
     return read_settings(folder.settings)
 
 
