@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from neuclip.errors import RunFailed, UserError
-from neuclip.files import new_file, write_json
+from neuclip.files import UNFINISHED, new_file, write_json
 from neuclip.models import open_clip_module
 from neuclip.models.build import BuiltModel, image_shape, quiet_open_clip
 from neuclip.models.hub import CONFIG, WEIGHTS, first_line, offline
@@ -49,10 +50,15 @@ def write_text_files(built: BuiltModel, folder: Path) -> None:
     """A tokenizer of transformers, and the config of such a text tower: what a checkpoint needs besides itself to
     become a model. Nothing where both are open_clip's own."""
     parts: tuple[Any, ...] = built.tokenize, getattr(getattr(built.towers.model, "text", None), "config", None)
-    for part in parts:
-        if hasattr(part, "save_pretrained"):
-            folder.mkdir(parents=True, exist_ok=True)
-            part.save_pretrained(folder)
+    savable = [part for part in parts if hasattr(part, "save_pretrained")]
+    if not savable:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".", suffix=UNFINISHED) as new:  # it would write through links
+        for part in savable:
+            part.save_pretrained(new)
+        for file in Path(new).iterdir():
+            file.replace(folder / file.name)
 
 
 def write_weights(tensors: dict[str, Tensor], file: Path) -> None:

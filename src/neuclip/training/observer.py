@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from neuclip.distributed.collectives import is_main, sum_over_ranks
-from neuclip.errors import UserError
 from neuclip.formatting import format_duration
 from neuclip.progress import StatusLine
 from neuclip.records import append_line
@@ -141,12 +140,10 @@ def fit(parts: list[str], width: int) -> str:
 
 
 def open_copies(run: Run, resources: ExitStack) -> Iterator[Callable[[dict[str, float], int], Any]]:
-    """Where records go beside records.jsonl; `resources` closes them."""
+    """Where records go beside records.jsonl; `resources` closes them. That their packages are there was checked."""
     if run.settings.log.tensorboard:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError("log.tensorboard needs its extra: pip install 'neuclip[tensorboard]'") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         writer = SummaryWriter(run.folder.path / "tensorboard")  # type: ignore[no-untyped-call]
         resources.callback(writer.close)
 
@@ -156,10 +153,8 @@ def open_copies(run: Run, resources: ExitStack) -> Iterator[Callable[[dict[str, 
 
         yield write
     if run.settings.log.wandb:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError("log.wandb needs its extra: pip install 'neuclip[wandb]'") from error
+        import wandb
+
         # Offline: files in the run's folder, which `wandb sync` can upload.
         session = wandb.init(mode="offline", dir=run.folder.path, project="neuclip", name=run.folder.path.name)
         resources.callback(session.finish)
