@@ -291,9 +291,7 @@ def test_mistakes_are_one_line(copy, capsys, monkeypatch):
     assert "2 neuclip: --tasks names no task" in complaint(capsys, target, root, "--tasks", ",")
     assert "model: is a folder; give a file" in complaint(capsys, target, root, "--output", str(copy / "model"))
     inside = str(copy / "model" / "open_clip_config.json" / "results.jsonl")
-    assert "cannot be written (Not a directory); give another --output" in complaint(
-        capsys, target, root, "--output", inside
-    )
+    assert "its folder cannot be made" in complaint(capsys, target, root, "--output", inside)
     assert "give --data ROOT, or: neuclip data get" in complaint(capsys, target, "--tasks", "mnist")
     weights = copy / "model" / "open_clip_model.safetensors"
     assert "cannot be loaded into tiny" in complaint(capsys, f"tiny:{weights}", root)

@@ -25,7 +25,7 @@ from neuclip.distributed.ranks import from_main_rank, main_rank_first, on_main_r
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.tasks import TaskScore, measure_task, texts_of
-from neuclip.files import reading, write_text, writing
+from neuclip.files import reading, write_text
 from neuclip.formatting import format_number, percent, plural
 from neuclip.machine import versions
 from neuclip.models.build import BuiltModel
@@ -144,8 +144,10 @@ def check_output(path: Path) -> None:
     """Before anything is measured: UserError if no file can be written there."""
     if path.is_dir():
         raise UserError(f"--output {path}: is a folder; give a file, such as {path / 'results.jsonl'}")
-    with writing(path, "give another --output"):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {path}: its folder cannot be made ({error.strerror}); give another file") from error
 
 
 def open_results(path: Path, model: Mapping[str, str]) -> dict[str, Line]:

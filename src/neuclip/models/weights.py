@@ -145,7 +145,7 @@ def _load_image_weights(model: Any, file: Path) -> None:
     classifier = getattr(trunk, "pretrained_cfg", {}).get("classifier") or ()
     heads = tuple(f"{name}." for name in ((classifier,) if isinstance(classifier, str) else classifier))
     try:
-        given = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+        given: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
         given, own = given.get("state_dict", given), trunk.state_dict()
         if "_conv_stem.weight" in given:
             given = _rename_by_order(own, given)
