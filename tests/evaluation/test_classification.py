@@ -23,7 +23,6 @@ from neuclip.evaluation.tasks import (
     best_candidates,
     chance_of,
     classification_metrics,
-    cue_prompt,
     guessed_jaccard,
     jaccard,
 )
@@ -147,14 +146,6 @@ def test_jaccard_of_as_many_chosen_as_are_right():
     assert jaccard([0, 1, 2], [1, 2, 3]) == 0.5  # k = 3, two hits
     assert jaccard([4], [4]) == 1.0 and jaccard([4], [5]) == 0.0
     assert best_candidates(torch.tensor([0.5, 0.9, 0.5, 0.5]), 2) == [1, 0]  # the first of equal ones
-
-
-@pytest.mark.parametrize(
-    ("cue", "prompt"),
-    [("Apple", "An apple"), ("moon", "A moon"), ("hour", "A hour"), ("Umbrella", "An umbrella"), ("yes", "A yes")],
-)
-def test_cues_get_the_article_that_datacomp_gives_them(cue, prompt):
-    assert cue_prompt(cue) == prompt
 
 
 SVHN = (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595)  # test images of each digit

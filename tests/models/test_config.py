@@ -33,9 +33,9 @@ def check_line(message: str, part: str = "") -> None:
 
 
 CONFIGS: dict[str, tuple[Any, str]] = {
-    "not JSON": ("{,}", "mine.json is not JSON"),
-    "not text": ("\x00", "mine.json is not JSON"),
-    "nested too deep": ("[" * 100_000, "mine.json is not JSON"),
+    "not JSON": ("{,}", "mine.json: is damaged, or not what it should be (JSONDecodeError"),
+    "not text": ("\x00", "mine.json: is damaged, or not what it should be (JSONDecodeError"),
+    "nested too deep": ("[" * 100_000, "mine.json: is damaged, or not what it should be (RecursionError"),
     "a list": ("[]", "mine.json holds no JSON object"),
     "no text tower": ({"embed_dim": 8, "vision_cfg": {}}, "mine.json has no text_cfg"),
     "a config of a folder": ({"model_cfg": TINY}, "local-dir:"),
@@ -97,7 +97,7 @@ def test_what_was_probably_meant_is_said_once_also_after_that_model_was_built():
 
 
 FOLDERS: dict[str, tuple[Any, str]] = {
-    "no JSON": ("no", "open_clip_config.json is not JSON"),
+    "no JSON": ("no", "open_clip_config.json: is damaged"),
     "no section": (TINY, "has no model_cfg"),
     "a field that is none": ({"model_cfg": TINY | {"x": 1}}, "open_clip_config.json: x is not a field"),
     "no preparation": ({"model_cfg": TINY, "preprocess_cfg": 3}, "open_clip_config.json: preprocess_cfg is 3"),

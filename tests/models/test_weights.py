@@ -214,7 +214,7 @@ def test_a_folder_whose_config_names_a_tokenizer_that_is_not_there_is_refused(lo
 def test_a_damaged_file_of_transformers_is_one_line_that_names_it(file, tmp_path):
     export_model(build(tmp_path, timm_and_bert(write_bert(tmp_path / "bert"))), tmp_path / "model")
     (tmp_path / "model" / file).write_text("{")
-    with pytest.raises(UserError, match=f"{tmp_path}/model/{file} is damaged") as caught:
+    with pytest.raises(UserError, match=f"{tmp_path}/model/{file}: is damaged") as caught:
         build_model(f"local-dir:{tmp_path / 'model'}")
     check_line(str(caught.value))
 
@@ -222,16 +222,16 @@ def test_a_damaged_file_of_transformers_is_one_line_that_names_it(file, tmp_path
 def test_weights_of_another_image_tower_are_one_line(tmp_path, timm_file):
     config = timm_and_bert(write_bert(tmp_path / "bert"))
     save_file({"stem.weight": torch.zeros(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match=r"other.safetensors: these are no weights of the image tower"):
+    with pytest.raises(UserError, match=r"other.safetensors: no weights of the image tower .*Missing key"):
         build(tmp_path, config, pretrained=f"image={tmp_path / 'other.safetensors'}")
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match="No such file or directory"):
         build(tmp_path, config, pretrained="image=nowhere.pth")
     with pytest.raises(UserError, match="needs an image tower of timm"):
         build_model("tiny", pretrained=f"image={tmp_path / 'other.safetensors'}")
     weights = load_file(timm_file)  # a deeper model of the same family has every tensor
     weights |= {f"blocks.99.{name[9:]}": x.clone() for name, x in weights.items() if name.startswith("blocks.0.")}
     save_file(weights, tmp_path / "deep.safetensors")
-    with pytest.raises(UserError, match=r"no weights of the image tower .* too many, first blocks.99"):
+    with pytest.raises(UserError, match=r"no weights of the image tower .*Unexpected key.* \"blocks.99"):
         build(tmp_path, config, pretrained=f"image={tmp_path}/deep.safetensors")
 
 

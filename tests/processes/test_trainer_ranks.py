@@ -27,6 +27,7 @@ from neuclip.runs.results import evaluate_on_the_way
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import settings_as_yaml
 from neuclip.training import stored_features
+from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
 from tests.builders.images import COLOURS, caption, image_bytes, write_shards
 from tests.builders.models import NORMS_FILE, SMALL_FILE
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.slow
 
 LOCKED = ["--model.image_tower", "locked", "--model.text_tower", "locked", "--data.crop_scale", "1,1"]
 COMPUTED = ["--data.stored_features", "off"]
+UPDATE = TowerOptimizer.update
 
 
 def settings_of(folder: Path, name: str, *flags: str) -> Settings:
@@ -94,15 +96,19 @@ def scenarios(folder: Path) -> dict[str, str]:
         "spoilt": ended(lambda: api.train(settings_of(folder, "spoilt-run", *spoilt))),
         "bad": ended(lambda: api.train(settings_of(folder, "bad-run", *bad))),
         "odd": ended(lambda: api.train(settings_of(folder, "odd", "--train.batch_size", "9"))),
+        "nan": ended(lambda: api.train(settings_of(folder, "nan", "--evaluation.every", "0")), update=spoil_second),
         "stopped": ended(lambda: api.train(settings_of(folder, "stopped")), **ask_second_to_stop),
         "interrupted": ended(lambda: api.train(settings_of(folder, "interrupted", *interrupted)), evaluate=stopped),
         "resumed": ended(lambda: api.train(resumed, resume=folder / "killed")),
     }
 
 
-def ended(action: Callable[[], object], evaluate: Callable[..., None] | None = None) -> str:
-    real = results.evaluate_on_the_way
-    results.evaluate_on_the_way = evaluate or real
+def ended(
+    action: Callable[[], object],
+    evaluate: Callable[..., None] = evaluate_on_the_way,
+    update: Callable[..., Any] = UPDATE,
+) -> str:
+    results.evaluate_on_the_way, TowerOptimizer.update = evaluate, update
     try:
         return f"done {action()}"
     except SystemExit as left:
@@ -110,7 +116,12 @@ def ended(action: Callable[[], object], evaluate: Callable[..., None] | None = N
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        results.evaluate_on_the_way = real
+        results.evaluate_on_the_way, TowerOptimizer.update = evaluate_on_the_way, UPDATE
+
+
+def spoil_second(optimizer: TowerOptimizer, loss: torch.Tensor, step: int) -> torch.Tensor:
+    """The loss of the second rank is not a number in one step."""
+    return UPDATE(optimizer, loss * torch.nan if rank() and step == 4 else loss, step)
 
 
 def stopped(run: Run, sets: HeldOutSets) -> None:
@@ -212,6 +223,13 @@ def test_what_the_ranks_measure_together_is_what_one_measures_with_the_model_tha
 def test_a_rank_that_fails_in_an_evaluation_ends_the_others(endings):
     assert endings[1]["broken"] == "RunFailed: the second rank lost its disk"
     assert endings[0]["broken"] == "left with 1"
+
+
+def test_not_a_number_on_one_rank_ends_all_after_the_same_step_and_one_says_why(folder, endings):
+    assert (
+        endings[0]["nan"].startswith("RunFailed: not a number at step 4 (loss ") and endings[1]["nan"] == "left with 1"
+    )
+    assert last_checkpoint(folder / "nan")["step"] < 4
 
 
 def test_both_ranks_return_the_folder_and_one_prints(folder, endings):

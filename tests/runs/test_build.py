@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,50 +11,15 @@ import torch
 
 from neuclip import api
 from neuclip.cli.main import main
-from neuclip.models import open_clip_module
 from neuclip.models.build import build_model
 from neuclip.models.export import export_model
 from neuclip.records import RunFolder
 from neuclip.runs.build import absolute_address, resolve
-from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.runs.load import build_towers
-from neuclip.settings.objectives import SigLIPSettings
 from neuclip.settings.sections import EvaluationSettings, Settings
 from tests.builders.images import write_shards
 from tests.builders.models import NORMS_FILE
-from tests.builders.runs import BATCH, losses
-
-
-@pytest.fixture
-def siglip_settings(small_settings):
-    def make(folder, *flags):
-        settings = small_settings(folder, "--objective", "clip", "--model.bias_initial", "-2", *flags)
-        return replace(settings, objective_name="siglip", objective=SigLIPSettings())
-
-    return make
-
-
-@pytest.mark.slow
-def test_a_siglip_run_resumes_to_the_bit_and_exports_its_bias(siglip_settings, tmp_path):
-    settings = siglip_settings(
-        tmp_path, "--run.name", "run", "--train.samples", "32", "--checkpoint.every_samples", "16"
-    )
-    folder = RunFolder(api.train(settings))
-    whole = load_checkpoint(checkpoints_in(folder)[-1])
-    before = losses(folder.path)
-    bias = whole["model"]["logit_bias"].item()
-    assert bias != pytest.approx(-2, abs=1e-6)  # it was learned
-    assert open_clip_module().create_model_and_transforms(f"local-dir:{folder.model}")[0].logit_bias.item() == bias
-    checkpoints_in(folder)[-1].unlink()
-    api.train(settings, resume=folder.path)
-    again = load_checkpoint(checkpoints_in(folder)[-1])
-    assert losses(folder.path) == before and len(before) == 4
-    assert again["model"]["logit_bias"].item() == bias
-
-
-def test_the_bias_starts_where_the_settings_say(siglip_settings, tmp_path):
-    bias = build_towers(siglip_settings(tmp_path), torch.device("cpu")).towers.logit_bias
-    assert bias.item() == -2 and bias.requires_grad
+from tests.builders.runs import BATCH
 
 
 def test_a_softmax_objective_has_no_bias_and_leaves_one_that_a_model_brings_alone(small_settings, tmp_path):

@@ -127,7 +127,9 @@ def test_several_ranks_share_the_batch_and_one_that_cannot_be_shared_is_refused(
 WARNINGS = {  # data and flags: what is warned of
     ("shapes", "--train.samples 24"): "of the data",
     ("shapes", "--optimizer.warmup 5000"): "warm-up of 5,000 steps",
+    ("shapes", "--optimizer.warmup 8 --train.samples 96"): "warm-up of 8 steps in a run of 12",
     ("shapes", "--temperature.learning_rate 1e-6"): "the temperature can only fall from",
+    ("shapes", "--temperature.minimum 0.07"): "the temperature starts at its minimum 0.07",
     ("shapes", "--objective.rho 9"): "rho 9 is above",
     ("shapes", "--objective fastclip --train.samples 40"): "visited 1.0 times",
     ("shapes", "--objective amorlip --train.samples 40"): "first epoch",
@@ -137,6 +139,7 @@ WARNINGS = {  # data and flags: what is warned of
     ("twice", "--train.batch_size 40 --train.samples 240"): "share their caption",
     ("shapes", ""): "there is no held-out data",
     ("shapes", "--evaluation.retrieval shapes"): "names the training data",
+    ("shapes", "--evaluation.retrieval x=shapes --data.hold_out 5"): "names the training data",
     ("spoilt", "--data.max_bad_share 0.5"): "of the pairs read are bad",
 }
 

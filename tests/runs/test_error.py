@@ -11,12 +11,10 @@ import pytest
 
 from neuclip import api
 from neuclip.cli.main import main
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import UserError
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs import lifecycle
 from neuclip.runs.error import normalizer_errors
 from neuclip.runs.folder import checkpoints_in, samples_at
-from neuclip.runs.load import resolve_held_out
 from neuclip.settings.reading import read_settings
 from neuclip.settings.writing import settings_as_yaml
 from tests.builders.images import write_shards
@@ -63,17 +61,6 @@ def test_a_killed_run_that_goes_on_has_the_milestones_of_one_that_was_not(runs, 
     assert samples_of(folder) == [32]
     api.train(read_settings(folder.settings), resume=folder.path)
     assert samples_of(folder) == samples_of(runs["neuclip"])
-
-
-def test_room_is_asked_for_milestones_too(small_settings, tmp_path):
-    def needed(*flags: str) -> int:
-        return lifecycle.needed_bytes(lifecycle.start_run(resolve_held_out(small_settings(tmp_path, *flags))))
-
-    plain, three, five = (needed("--run.name", k, "--checkpoint.milestones", k) for k in ("0", "3", "5"))
-    assert five - plain == pytest.approx(5 / 3 * (three - plain)) and three > plain
-    with pytest.raises(RunFailed, match=r"1,000,003 checkpoints .* keep fewer \(--checkpoint.keep, --checkpoint.mile"):
-        many = ["--checkpoint.milestones", str(10**6), "--train.samples", str(BATCH)]
-        api.train(small_settings(tmp_path / "full", *many))
 
 
 def test_runs_are_measured_with_one_eps_at_the_same_samples_and_the_mean_is_over_them(runs):

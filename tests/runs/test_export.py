@@ -18,7 +18,7 @@ from neuclip.models import export as formats
 from neuclip.models.build import build_model
 from neuclip.models.export import Format, export_model, largest_difference
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.export import about_run, export, public
+from neuclip.runs.export import about_run, export, interpolate, public
 from neuclip.runs.folder import checkpoints_in, samples_at
 from neuclip.runs.load import open_target
 from neuclip.settings.reading import read_settings
@@ -167,6 +167,15 @@ def test_a_merged_model_is_the_weighted_mean_of_both(finished, base, weight, tmp
     assert f"{1 - share:g} of start and {share:g} of whole" in card and "Not evaluated yet" in card
 
 
+def test_half_precision_is_merged_in_float32_and_integers_are_those_of_the_tuned_model():
+    base = {"w": torch.tensor([1000.0, 0.1], dtype=torch.float16), "count": torch.tensor(3)}
+    tuned = {"w": torch.tensor([1001.0, 0.3], dtype=torch.float16), "count": torch.tensor(7)}
+    merged = interpolate(base, tuned, 0.25)
+    assert merged["w"].tolist() == torch.tensor([1000.25, 0.15]).half().tolist() and merged["count"] == 7
+    with pytest.raises(UserError, match="differ in 2 of their weights, the first is v"):
+        interpolate(base | {"w": torch.zeros(3)}, tuned | {"v": torch.zeros(1)}, 0.5)
+
+
 def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(run, base, capsys):
     assert main(["merge", f"local-dir:{base}", str(run.path), "--curve"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 12
@@ -181,9 +190,9 @@ def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(run, b
 @pytest.mark.parametrize(
     ("other", "mean", "what"),
     [
-        ({"model": str(NORMS_FILE), "image_size": 48}, None, "vision_cfg"),
+        ({"model": str(NORMS_FILE), "image_size": 48}, None, "preprocessing.size"),
         ({"model": "small"}, None, "embed_dim"),
-        ({"model": str(NORMS_FILE)}, (0.5, 0.5, 0.5), "preprocessing (mean)"),
+        ({"model": str(NORMS_FILE)}, (0.5, 0.5, 0.5), "preprocessing.mean"),
     ],
 )
 def test_another_architecture_or_preprocessing_is_refused(finished, other, mean, what, tmp_path, capsys):

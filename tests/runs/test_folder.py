@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -130,16 +129,6 @@ def test_a_lock_that_is_a_link_into_somebody_elses_files_is_refused_in_one_line(
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_a_kill_while_a_process_signs_the_lock_leaves_a_name_in_it(tmp_path, monkeypatch):
-    """So that torchrun's next attempt finds the run: the new name covers the old one in a single write."""
-    with lock(RunFolder(tmp_path)):
-        pass
-    monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("killed"))
-    with pytest.raises(pytest.fail.Exception), lock(RunFolder(tmp_path)):
-        pass
-    assert folders.read_lock(RunFolder(tmp_path).lock)["process"] == os.getpid()
-
-
 @pytest.mark.parametrize("name", ["", "named"])
 def test_only_a_restart_of_the_same_torchrun_finds_its_run_again(tmp_path, monkeypatch, name):
     settings = settings_of(tmp_path, name)
@@ -227,44 +216,3 @@ def test_a_checkpoint_is_read_once(run):
     assert torch.equal(loaded["model"]["weights"], state["model"]["weights"]) and loaded["data"][1] == 3
     checkpoints_in(run)[0].write_bytes(b"")  # what was loaded has its own memory
     assert loaded["model"]["weights"].sum() == state["model"]["weights"].sum()
-
-
-def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_what_to_do(run, monkeypatch):
-    good = save(run, 100)
-
-    def full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        RunFailed,
-        match=r"the disk is full \(24 bytes needed, .* free\).*last good checkpoint is .*000100\.pt.*--resume .*run",
-    ):
-        save(run, 200)
-    assert [path.name for path in run.checkpoints.iterdir()] == [good.name]
-    assert torch.equal(load_checkpoint(good)["model"], torch.full((3,), 100))
-
-
-def flip_a_bit(path: Path) -> None:
-    """Of the first weight."""
-    content = bytearray(path.read_bytes())
-    start = content.index(torch.load(path)["model"].numpy().tobytes())
-    content[start] ^= 1
-    path.write_bytes(content)
-
-
-def test_the_checkpoint_before_a_damaged_one_is_used_and_that_is_said(run, capsys):
-    assert load_newest(run) is None
-    whole, damaged = save(run, 100), save(run, 200)
-    flip_a_bit(damaged)
-    assert torch.load(damaged)["model"].tolist() == [201, 200, 200]  # torch does not notice
-    assert load_newest(run)[1]["model"].tolist() == [100, 100, 100] and damaged.exists()
-    told = capsys.readouterr().err
-    assert "000200.pt: is damaged" in told and "the checksum of" in told
-    assert told.endswith("the one before it is samples-000000000100.pt\n")
-    load_newest(run, set_aside=True)
-    assert checkpoints_in(run) == [whole] and damaged.with_suffix(".damaged").exists()
-    whole.write_bytes(whole.read_bytes()[:500])
-    with pytest.raises(UserError, match="no earlier one; restore it, or start anew"):
-        load_newest(run, set_aside=True)
-    assert whole.exists()

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from neuclip import api, load
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import UserError
 from neuclip.models import open_clip_module
 from neuclip.records import RunFolder, read_lines
 from tests.builders.data import pair, write_tar
@@ -45,14 +45,6 @@ def test_the_summary_has_the_final_figures(finished):
     assert [line["samples"] for line in lines] == [4 * BATCH, 8 * BATCH, STEPS * BATCH]
 
 
-def test_the_normalizer_error_is_measured_at_every_evaluation(finished):
-    estimators = json.loads(finished.summary.read_text())["normalizer_error"]["estimators"]
-    assert {"method", "minibatch"} == set(estimators)
-    for name, errors in estimators.items():
-        measured = [line[f"normalizer_error.{name}"] for line in read_lines(finished.evaluation)]
-        assert measured[-1] == errors["mean"] and len(set(measured)) == 3
-
-
 def test_the_exported_model_is_the_trained_one(finished):
     model, _, transform = open_clip_module().create_model_and_transforms(f"local-dir:{finished.model}")
     trained, own_transform, tokenize = load(str(finished.path))
@@ -63,33 +55,11 @@ def test_the_exported_model_is_the_trained_one(finished):
     assert torch.equal(transform(noise), own_transform(noise))
 
 
-def test_a_model_without_weights_is_not_evaluated(finished):
-    with pytest.raises(UserError, match="without weights"):
-        api.evaluate("tiny", retrieval=(), zero_shot=())
-
-
 def test_the_model_folder_scores_as_the_run_it_came_from(finished, shards):
     asked = {"retrieval": (str(shards),), "zero_shot": ()}
     want = json.loads(finished.summary.read_text())["evaluation"]
     assert api.evaluate(str(finished.path), **asked) == want
     assert api.evaluate(f"local-dir:{finished.model}", **asked, batch_size=256) == pytest.approx(want)
-
-
-def test_undecodable_images_are_replaced_counted_and_listed(small_settings, tmp_path):
-    data = write_shards(tmp_path / "data", 120, spoilt=[7, 50])
-    settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
-    folder = RunFolder(api.train(settings))
-    assert sorted(line["id"] for line in read_lines(folder.skipped)) == [7, 50]
-    assert sum(json.loads(folder.summary.read_text())["skipped"].values()) == 2
-
-
-def test_bad_samples_of_held_out_sets_are_counted_by_reason_in_the_summary(small_settings, tmp_path):
-    held_out = write_shards(tmp_path / "held", 60, spoilt=[3])
-    flags = ["--evaluation.retrieval", f"mine={held_out}", "--evaluation.every", "40"]
-    folder = RunFolder(api.train(small_settings(tmp_path, *flags)))
-    summary = json.loads(folder.summary.read_text())
-    assert [sum(reasons.values()) for reasons in summary["skipped_held_out"].values()] == [1]
-    assert summary["evaluation"]["mine.skipped"] == 1 and read_lines(folder.skipped) == []
 
 
 def test_what_could_not_be_indexed_is_counted_once_however_often_a_run_is_resumed(small_settings, tmp_path):
@@ -111,14 +81,6 @@ def test_the_share_of_full_captions_is_the_mean_over_the_records(small_settings,
     shares = [record["truncated_captions"] for record in read_lines(folder.records)]
     assert len(set(shares)) > 2 and sum(shares) / len(shares) == pytest.approx(14 / 40)  # one epoch
     assert json.loads(folder.summary.read_text())["truncated_captions"] == pytest.approx(14 / 40)
-
-
-def test_too_many_bad_images_stop_the_run_with_the_list(small_settings, tmp_path):
-    data = write_shards(tmp_path / "data", 120, spoilt=range(0, 120, 3))
-    settings = small_settings(tmp_path, "--data.train", str(data), "--train.samples", "240", "--run.name", "r")
-    with pytest.raises(RunFailed, match=r"skipped\.jsonl"):
-        api.train(settings)
-    assert read_lines(RunFolder(tmp_path / "r").skipped)
 
 
 def test_clip_trains_in_the_same_loop_and_has_no_calibration(small_settings, tmp_path):

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import stat
 from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 
 from neuclip import api
 from neuclip.cli.main import main
-from neuclip.data.held_out import HeldOutSets
 from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import ShardOrder
@@ -24,11 +21,9 @@ from neuclip.data.tar.remote import Limits
 from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import lifecycle
-from neuclip.runs.advice import run_advice
 from neuclip.runs.build import build_run, open_training_source, resolve
 from neuclip.runs.folder import checkpoints_in, load_checkpoint
 from neuclip.settings.reading import read_settings
-from neuclip.training.optimizer import TowerOptimizer
 from tests.builders import data as builders
 from tests.builders.data import pair, write_tar
 from tests.builders.images import caption, image_bytes, write_csv, write_shards
@@ -100,13 +95,6 @@ def test_what_cannot_work_is_refused_before_training_and_leaves_no_folder(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_package_that_is_missing_is_told_before_the_model_is_built(small_settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("neuclip.errors.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^log\.tensorboard needs tensorboard; install with: pip install "):
-        api.train(small_settings(tmp_path / "runs", "--log.tensorboard", "true"))
-    assert not any(tmp_path.iterdir())
-
-
 def test_room_is_asked_for_checkpoints_as_large_as_they_become(finished, small_settings, tmp_path):
     settings = resolve(small_settings(tmp_path))
     run = build_run(settings, open_training_source(settings))
@@ -118,57 +106,7 @@ def test_room_is_asked_for_checkpoints_as_large_as_they_become(finished, small_s
         api.train(read_settings(folder / "settings.yaml", ["--checkpoint.keep", "1000000"]), resume=folder)
 
 
-def test_not_a_number_stops_with_step_and_ids_and_the_last_checkpoint_stands(small_settings, tmp_path, monkeypatch):
-    update = TowerOptimizer.update
-
-    def poisoned(self, loss, step):
-        return update(self, loss * torch.nan if step == 4 else loss, step)
-
-    monkeypatch.setattr(TowerOptimizer, "update", poisoned)
-    with pytest.raises(RunFailed, match=r"not a number at step 4 .*sample ids \d+"):
-        api.train(small_settings(tmp_path, "--run.name", "r"))
-    state = load_checkpoint(checkpoints_in(RunFolder(tmp_path / "r"))[-1])
-    assert state["step"] == 3 and all(torch.isfinite(x).all() for x in state["model"].values() if x.is_floating_point())
-
-
 # --- What a run is told
-
-
-@pytest.fixture
-def advice(small_settings, tmp_path):
-    def of(*flags: str) -> list[str]:
-        settings = resolve(small_settings(tmp_path, *flags))
-        run = build_run(settings, open_training_source(settings))
-        return [" | ".join(one) for one in run_advice(run, HeldOutSets.open(settings))]
-
-    return of
-
-
-QUIET = ["--evaluation.zero_shot=", "--temperature.learning_rate", "0.05", "--objective", "clip"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--data.hold_out 5", ""),
-        ("", "there is no held-out data | .* | give --data.hold_out 4, or"),
-        ("--data.hold_out 5 --data.workers 9999", r"9,999 workers on \d+ cores? \| .* \| give --data.workers \d+"),
-        (
-            "--data.hold_out 5 --train.samples 16 --temperature.learning_rate 0.9",
-            r"the run sees 45.7 % of the data \| .* --train.samples 40 for one",
-        ),
-        ("--data.hold_out 5 --optimizer.warmup 8", r"warm-up of 8 steps in a run of 12 \| .* hardly stays at its peak"),
-        ("--data.hold_out 5 --optimizer.warmup 13", "never reaches its peak"),
-        ("--data.hold_out 5 --temperature.learning_rate 0.001", r"can only fall from 0.07 to 0.0\d+ \| .* 12 steps"),
-        ("--data.hold_out 5 --temperature.minimum 0.07", "the temperature starts at its minimum 0.07"),
-        ("--data.hold_out 5 --objective fastclip --objective.rho 2 --train.samples 40", "is visited 1.1 times"),
-        ("--evaluation.retrieval {shards}", r"evaluation.retrieval names the training data \| recall on it says"),
-        ("--evaluation.retrieval x={shards} --data.hold_out 5", "evaluation.retrieval names the training data"),
-    ],
-)
-def test_each_rule_of_advice_speaks_where_it_applies_and_only_there(advice, shards, flags, message):
-    found = advice(*QUIET, *flags.format(shards=shards).split())
-    assert len(found) == bool(message) and all(re.search(message, one) for one in found), found
 
 
 def test_advice_is_printed_once_before_the_first_step(small_settings, tmp_path, capfd):

@@ -267,20 +267,6 @@ def test_a_line_that_a_kill_cut_off_costs_only_its_own_task(copy):
     }
 
 
-def test_karpathys_file_beside_its_images_is_a_retrieval_task(copy):
-    webdataset = measure(copy, tasks="flickr")["Flickr"]
-    shutil.rmtree(copy / "root" / FLICKR)
-    (copy / "root" / FLICKR / "images").mkdir(parents=True)
-    entries = []
-    for number in range(6):
-        (copy / "root" / FLICKR / "images" / f"{number}.png").write_bytes(image_bytes(number))
-        sentences = [{"raw": f"picture {number}"}, {"raw": f"number {number}"}]
-        entries.append({"filename": f"{number}.png", "split": "test", "sentences": sentences})
-    (copy / "root" / FLICKR / "dataset_flickr30k.json").write_text(json.dumps({"images": entries}))
-    karpathy = measure(copy, tasks="flickr")["Flickr"]
-    assert karpathy["metrics"] == webdataset["metrics"] and karpathy["meta"]["captions"] == 12
-
-
 def test_a_weights_file_of_a_named_architecture_is_that_model(copy):
     weights = copy / "model" / "open_clip_model.safetensors"
     results = api.measure_datacomp(f"{SMALL_FILE}:{weights}", data=copy / "root", tasks="fmow")

@@ -20,7 +20,7 @@ from neuclip.data.loader import Batches
 from neuclip.data.open import open_source
 from neuclip.data.order import Order
 from neuclip.distributed.ranks import StopRequest, stop_requests
-from neuclip.errors import RunFailed, RunInterrupted
+from neuclip.errors import RunFailed
 from neuclip.evaluation import embedding
 from neuclip.records import RunFolder, read_lines
 from neuclip.runs import build, results
@@ -48,16 +48,6 @@ def settings_of(folder: Path, *flags: str) -> Settings:
 
 def saved_step(run: Path) -> int:
     return last_checkpoint(run)["step"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
-def test_other_signals_that_end_a_job_save_it_like_sigterm(folder, monkeypatch, number):
-    before = signal.signal(number, signal.SIG_DFL)  # below nohup SIGHUP is ignored, and would stay so
-    monkeypatch.setattr(results, "evaluate_on_the_way", lambda *_: signal.raise_signal(number))
-    with pytest.raises(RunInterrupted, match="stopped and saved at 32 of 96") as stopped:
-        api.train(settings_of(folder))
-    assert signal.signal(number, before) == signal.SIG_DFL
-    assert stopped.value.exit_code == 128 + number and saved_step(folder / "run") == 4
 
 
 def test_a_stderr_that_nobody_reads_ends_nothing(folder, monkeypatch):

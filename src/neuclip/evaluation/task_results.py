@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from neuclip.data.faults import count_unindexed
 from neuclip.data.held_out import TaskData, open_task, source_of
 from neuclip.data.source import fingerprint
@@ -211,7 +209,7 @@ def facts_of_model(built: BuiltModel) -> dict[str, str]:
     for name in ("_name_or_path", "transformers_version"):  # where it was read, and by what
         computed["text"].pop(name, None)
     precision = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {"weights": weights_sha256(model), "model": _sha256(computed), "precision": precision}
+    return {"weights": built.towers.weights_sha256(), "model": _sha256(computed), "precision": precision}
 
 
 def _vocabulary(tokenize: Any) -> Any:
@@ -221,15 +219,6 @@ def _vocabulary(tokenize: Any) -> Any:
         return getattr(tokenize, "encoder", {})
     compiled = getattr(inner, "backend_tokenizer", None)
     return compiled.to_str() if compiled else inner.get_vocab()
-
-
-def weights_sha256(model: torch.nn.Module) -> str:
-    """Of the names, types, shapes and values of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def facts_of_data(opened: TaskData) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,11 +15,12 @@ import torch
 from torch import nn
 
 from neuclip.errors import UserError
+from neuclip.files import read_json
 from neuclip.models import open_clip_module
 from neuclip.models.config import ModelSource, find_model
 from neuclip.models.hub import explain_transformers, first_line, offline
 from neuclip.models.towers import Tokenize, Towers
-from neuclip.models.transforms import Transform, make_transforms, split_transform
+from neuclip.models.transforms import Transform, make_transforms, without_normalization
 from neuclip.models.weights import load_weights, with_weights
 
 LONG_WORD = 256  # characters that an ordinary word never has
@@ -78,23 +78,22 @@ def build_model(
     sizes = {"image_size": image_size, "context_length": context_length}
     others = " or ".join(f"--model.{field} than {size}" for field, size in sizes.items() if size)
     remedy = f"give another {others}" if others else source.remedy
-    with silence_open_clip(), offline(source.config, download=source.download):
+    with quiet_open_clip(), offline(source.config, download=source.download):
         tokenize = load_tokenizer(source)  # first: it may be missing, and large towers take long
         network = construct(source, remedy)
         load_weights(network, source)
         if image_size and hasattr(network.visual, "set_input_size"):  # of timm
             network.visual.set_input_size(image_size)
-        with explain(f"model {source.name}: the model cannot be used", remedy):
+        with explain(source, "the model cannot be used", remedy):
             train_transform, transform = make_transforms(network, source.preprocess, crop_scale)
             encode_once(network, tokenize)
     if initial_bias is not None and not network.logit_bias.any():
         # open_clip sets the bias to 0 where the weights have none, and SigLIP would call half of all pairs true.
         nn.init.constant_(network.logit_bias, initial_bias)
-    pixels, mean, std = split_transform(transform)
     return BuiltModel(
-        towers=Towers(network, mean=mean, std=std),
-        train_transform=split_transform(train_transform).pixels,
-        transform=pixels,
+        towers=Towers(network, **{key: tuple(network.visual.preprocess_cfg[key]) for key in ("mean", "std")}),
+        train_transform=without_normalization(train_transform),
+        transform=without_normalization(transform),
         float_transform=transform,
         tokenize=tokenize,
         embed_dim=source.config["embed_dim"],
@@ -115,7 +114,7 @@ def with_sizes(source: ModelSource, image_size: int, context_length: int, bias: 
     return replace(source, config=config)
 
 
-def construct(source: ModelSource, remedy: str = "") -> Any:
+def construct(source: ModelSource, remedy: str) -> Any:
     """open_clip's model with random weights; those of a text tower of transformers are read from its own folder."""
     open_clip, config = open_clip_module(), copy.deepcopy(source.config)
     text, vision, custom_text = config["text_cfg"], config["vision_cfg"], config.pop("custom_text", False)
@@ -129,14 +128,8 @@ def construct(source: ModelSource, remedy: str = "") -> Any:
     kind = open_clip.CLIP
     if custom_text:
         kind = open_clip.CoCa if "multimodal_cfg" in config else open_clip.CustomTextCLIP
-    try:
+    with explain(source, "the model cannot be built", remedy, "hf_model_name", text.get("hf_model_name") or ""):
         return kind(**config)
-    except Exception as error:  # open_clip, timm and transformers raise many kinds for a config that makes no sense
-        tower = {"text_cfg": {"hf_model_name": text.get("hf_model_name")}}
-        raise explain_transformers(error, source.name, tower) or UserError(
-            f"{_damaged(source.folder) or f'model {source.name}'}: the model cannot be built ({first_line(error)}); "
-            f"{remedy or source.remedy}"
-        ) from error
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -144,7 +137,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     open_clip, text = open_clip_module(), source.config["text_cfg"]
     context, arguments = text.get("context_length", 77), text.get("tokenizer_kwargs") or {}
     place = _tokenizer_place(source)
-    try:
+    with explain(source, "the tokenizer cannot be made", source.remedy, "hf_tokenizer_name", place):
         if not place:
             tokenizer = open_clip.SimpleTokenizer(context_length=context, **arguments)
             longest = max(len(token.removesuffix("</w>")) for token in tokenizer.encoder)
@@ -153,11 +146,6 @@ def load_tokenizer(source: ModelSource) -> Any:
             tokenizer = open_clip.tokenizer.HFTokenizer(place, context_length=context, tokenizer_mode=mode, **arguments)
             # WordPiece has one token for any word that it does not know, and compiled tokenizers are fast.
             longest = max(LONG_WORD, *map(len, tokenizer.tokenizer.get_vocab()))
-    except Exception as error:  # transformers and tokenizers raise many kinds
-        where = (_damaged(Path(place)) if place else "") or f"model {source.name}"
-        raise explain_transformers(error, source.name, {"text_cfg": {"hf_tokenizer_name": place}}) or UserError(
-            f"{where}: the tokenizer cannot be made ({first_line(error)}); {source.remedy}"
-        ) from error
     tokenizer.clean_fn = partial(clean_to_limit, tokenizer.clean_fn, context * (longest + 1))
     return tokenizer
 
@@ -204,26 +192,21 @@ def encode_once(model: Any, tokenize: Tokenize) -> None:
 
 
 @contextlib.contextmanager
-def explain(what: str, remedy: str) -> Iterator[None]:
-    """Around calls into open_clip alone: what they raise is about the model that was asked for, not a bug of ours."""
+def explain(source: ModelSource, what: str, remedy: str, field: str = "", place: str = "") -> Iterator[None]:
+    """Around calls into open_clip, timm and transformers alone: what they raise, in many kinds, is about the model that
+    was asked for, not a bug of ours. `place`: where transformers reads what the field of the config names."""
     try:
         yield
     except Exception as error:
-        raise UserError(f"{what} ({first_line(error)}); {remedy}") from error
-
-
-def _damaged(folder: Path | None) -> str:
-    """The first JSON file of a folder that cannot be read; transformers rarely says which."""
-    for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
-        try:
-            json.loads(file.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return f"{file} is damaged"
-    return ""
+        for file in sorted(Path(place).glob("*.json")) if place else ():  # transformers rarely says which is damaged
+            read_json(file, source.remedy)
+        raise explain_transformers(error, source.name, field, place) or UserError(
+            f"model {source.name}: {what} ({first_line(error)}); {remedy}"
+        ) from error
 
 
 @contextlib.contextmanager
-def silence_open_clip() -> Iterator[None]:
+def quiet_open_clip() -> Iterator[None]:
     """open_clip warns that a model which was to be initialized randomly is random; its errors it logs and raises."""
     previous = logging.root.manager.disable
     logging.disable(logging.ERROR)

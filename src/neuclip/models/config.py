@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from neuclip.errors import UserError
-from neuclip.files import read_regular
+from neuclip.files import read_json
 from neuclip.models import open_clip_module
 from neuclip.models.hub import CONFIG, HUB, ON_THE_HUB, WEIGHTS, download_folder
 
 SHIPPED = Path(__file__).parent / "configs"
 LOCAL = "local-dir:"
+REMEDY = "give an open_clip model config"
 
 # open_clip hands these on to torch, timm and transformers, where some fields mean "run this code": nothing passes that
 # is not listed here or a field of open_clip's own dataclasses.
@@ -61,12 +61,12 @@ def find_model(name: str) -> ModelSource:
     if name.startswith(LOCAL):
         return read_folder(name, Path(name.removeprefix(LOCAL)))
     if name in shipped_models():
-        return ModelSource(name, read_json(SHIPPED / f"{name}.json"))
+        return ModelSource(name, read_json(SHIPPED / f"{name}.json", REMEDY))
     if name.endswith(".json"):
         file = Path(name)
         if not file.is_file():
             raise UserError(f"model.name {name}: no such file; give the path of an open_clip model config")
-        return ModelSource(name, check(read_json(file), file), file=file)
+        return ModelSource(name, check(read_json(file, REMEDY), file), file=file)
     config = open_clip_module().get_model_config(name)
     if config is None:
         raise UserError(f"model.name {name} is not known; {nearest_model(name)}")
@@ -78,8 +78,8 @@ def read_folder(name: str, folder: Path) -> ModelSource:
     file = folder / CONFIG
     if name == LOCAL or not file.is_file():
         raise UserError(f"model.name {name}: there is no {file}; give the folder of a saved open_clip model")
-    saved = read_json(file)
-    if "model_cfg" not in saved:
+    saved = read_json(file, REMEDY)
+    if not isinstance(saved, dict) or "model_cfg" not in saved:
         raise UserError(f"{file} has no model_cfg; give --model.name {file} if it is a model config by itself")
     config, preprocess = check(saved["model_cfg"], file), check_preprocess(saved.get("preprocess_cfg") or {}, file)
     return ModelSource(name, config, preprocess, weights_in(folder), folder=folder, file=file)
@@ -97,22 +97,10 @@ def weights_in(folder: Path) -> Path:
     return found[0]
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_regular(file))
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({error}); give an open_clip model config") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds no JSON object; give an open_clip model config")
-    return content
-
-
 def check(config: Any, where: Path) -> dict[str, Any]:
     """The configuration, if open_clip may see it; `where` it came from."""
     if not isinstance(config, dict):
-        raise UserError(f"{where} holds no JSON object; give an open_clip model config")
+        raise UserError(f"{where} holds no JSON object; {REMEDY}")
     needed = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
     if missing := [key for key in needed if key not in config]:
         remedy = "local-dir: and its folder" if "model_cfg" in config else "an open_clip model config"
@@ -168,7 +156,7 @@ def _section_problems(section: str, values: Any, known: set[str]) -> Iterator[st
 
 
 def different_fields(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """In which two architectures differ: weights of one are no weights of the other.
+    """In which two models differ: weights of one are no weights of the other.
 
     >>> different_fields({"embed_dim": 8}, {"embed_dim": 9})
     ['embed_dim']
@@ -181,7 +169,8 @@ def different_fields(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
                 fields |= {f"{key}.{name}": x for name, x in value.items() if name not in SIZES}
             elif not key.startswith("init_"):  # where training began
                 fields[key] = value
-        return {key: value for key, value in fields.items() if value}  # absent and false are the same
+        # Absent and false are the same, and so are a tuple of open_clip's and the list of a file.
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items() if value}
 
     left, right = flat(one), flat(other)
     return sorted(key for key in left | right if left.get(key) != right.get(key))

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from neuclip.errors import RunFailed, require
-from neuclip.files import new_file, write_json
+from neuclip.files import UNFINISHED, new_file, write_json
 from neuclip.models import open_clip_module
-from neuclip.models.build import BuiltModel, image_shape
+from neuclip.models.build import BuiltModel, image_shape, quiet_open_clip
 from neuclip.models.hub import CONFIG, WEIGHTS, first_line, offline
 from neuclip.models.modes import merge_lora
 from neuclip.models.parts import Encoder
@@ -49,10 +49,15 @@ def write_text_files(built: BuiltModel, folder: Path) -> None:
     """A tokenizer of transformers, and the config of such a text tower: what a checkpoint needs besides itself to
     become a model. Nothing where both are open_clip's own."""
     parts: tuple[Any, ...] = built.tokenize, getattr(getattr(built.towers.model, "text", None), "config", None)
-    for part in parts:
-        if hasattr(part, "save_pretrained"):
-            folder.mkdir(parents=True, exist_ok=True)
-            part.save_pretrained(folder)
+    savable = [part for part in parts if hasattr(part, "save_pretrained")]
+    if not savable:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".", suffix=UNFINISHED) as new:  # it would write through links
+        for part in savable:
+            part.save_pretrained(new)
+        for file in Path(new).iterdir():
+            file.replace(folder / file.name)
 
 
 def write_weights(tensors: dict[str, Tensor], file: Path) -> None:
@@ -85,7 +90,7 @@ def encode_with_open_clip(folder: Path, images: Tensor, texts: list[str]) -> tup
     text = config["text_cfg"]
     if text.get("hf_model_name"):  # open_clip would ask the hub for the text tower's config
         text |= {"hf_model_name": str(folder), "hf_model_pretrained": False}
-    with _quiet(logging.ERROR), offline(config):
+    with quiet_open_clip(), offline(config):
         model, _, _ = open_clip.create_model_and_transforms(name, text_cfg=text)
         tokens = open_clip.get_tokenizer(name)(texts)
     model.eval()
@@ -151,7 +156,8 @@ def write_onnx(built: BuiltModel, folder: Path) -> None:
 def _write_graph(graph: nn.Module, name: str, example: Tensor, file: Path) -> None:
     weights = sum(tensor.nbytes for tensor in graph.state_dict().values())
     try:
-        with _quiet(logging.WARNING):
+        # torch tells every step of an export on stdout, onnxscript its doubts as warnings.
+        with quiet_open_clip(), warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(StringIO()):
             torch.onnx.export(
                 graph.eval(),
                 (example,),
@@ -169,19 +175,6 @@ def _write_graph(graph: nn.Module, name: str, example: Tensor, file: Path) -> No
             f"{file.name} could not be made: torch cannot express this tower in ONNX ({first_line(error)}); "
             "give --to open_clip"
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet(level: int) -> Iterator[None]:
-    """torch tells every step of an export on stdout, onnxscript its doubts as warnings, open_clip both in its log."""
-    previous = logging.root.manager.disable
-    logging.disable(level)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(previous)
 
 
 def _write_tokenizer(built: BuiltModel, context: int, pad: int, file: Path) -> None:

@@ -74,10 +74,11 @@ def download_folder(name: str) -> Path:
 @contextlib.contextmanager
 def offline(config: dict[str, Any], *, download: bool = False) -> Iterator[None]:
     """Inside, code that comes with a tokenizer or text tower never runs, and without `download` nothing is fetched."""
-    if not hub_fields(config):  # everything comes with open_clip, or is a file
+    named = [f"text_cfg.{field} {config['text_cfg'][field]}" for field in ON_THE_HUB if config["text_cfg"].get(field)]
+    if not named:  # everything comes with open_clip, or is a file
         yield
         return
-    with extras_for(hub_fields(config)):
+    with extras_for(" and ".join(named)):
         from huggingface_hub import constants
         from transformers import dynamic_module_utils
         from transformers.utils import logging as transformers_logging
@@ -91,25 +92,19 @@ def offline(config: dict[str, Any], *, download: bool = False) -> Iterator[None]
         constants.HF_HUB_OFFLINE, dynamic_module_utils.TIME_OUT_REMOTE_CODE = before
 
 
-def explain_transformers(error: Exception, name: str, config: dict[str, Any]) -> UserError | RunFailed | None:
-    """What transformers means where it wants to download, or to run the code of a stranger; None for other errors."""
-    fields = hub_fields(config)
-    if fields and isinstance(error, ValueError) and "trust_remote_code" in str(error):
-        return UserError(f"model {name}: {fields} comes with its own code, which is never run; give another model")
-    named = [config["text_cfg"].get(field) for field in ON_THE_HUB]
+def explain_transformers(error: Exception, name: str, field: str, place: str) -> UserError | RunFailed | None:
+    """What transformers means where it wants to download, or to run the code of a stranger; None for other errors.
+    `place`: the folder, or the name on the hub, that the field of a text tower's config names."""
+    named = f"text_cfg.{field} {place}"
+    if place and isinstance(error, ValueError) and "trust_remote_code" in str(error):
+        return UserError(f"model {name}: {named} comes with its own code, which is never run; give another model")
     # Without a number it is not the system's, about a file of this machine.
-    if isinstance(error, OSError) and error.errno is None and not all(Path(one).is_dir() for one in named if one):
+    if place and isinstance(error, OSError) and error.errno is None and not Path(place).is_dir():
         return NotDownloaded(
-            f"model {name} needs {fields} from the Hugging Face hub, and its files are not on this machine; download "
+            f"model {name} needs {named} from the Hugging Face hub, and its files are not on this machine; download "
             f"them once by setting {VARIABLE}=0 for this command, or give another model"
         )
     return None
-
-
-def hub_fields(config: dict[str, Any]) -> str:
-    """What of a text tower may come from the hub, in words."""
-    fields = {field: config["text_cfg"].get(field) for field in ON_THE_HUB}
-    return " or ".join(f"text_cfg.{field} {value}" for field, value in fields.items() if value)
 
 
 def first_line(error: BaseException) -> str:

@@ -43,7 +43,7 @@ def apply_modes(towers: Towers, settings: ModelSettings) -> None:
                 towers.locked[side] = parts
         elif mode == "lora":
             _adapt(side, parts, settings)
-    if len(changed) == 2 and not any(p.requires_grad for parts in changed for p in _parameters(parts)):
+    if not any(p.requires_grad for name, p in towers.model.named_parameters() if not name.startswith("logit_")):
         raise UserError(
             f"{settings.name} has no projections that could train, and both towers are locked: nothing would train; "
             "give --model.text_tower train, or --model.text_unlocked_layers 1"
@@ -76,12 +76,6 @@ def _lock(side: str, parts: TowerParts, unlocked: int) -> None:
     for layer in parts.layers[: layers - unlocked]:
         for parameter in layer:
             parameter.requires_grad_(False)
-
-
-def _parameters(parts: TowerParts) -> Iterator[nn.Parameter]:
-    yield from parts.head_parameters
-    for module in parts.modules:
-        yield from module.parameters()
 
 
 def _adapt(side: str, parts: TowerParts, settings: ModelSettings) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +57,7 @@ def convert_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def write_transformers(built: BuiltModel, folder: Path) -> None:
     """config.json, model.safetensors, the tokenizer and the image processor: what `from_pretrained(folder)` reads."""
     from transformers import CLIPConfig, CLIPModel, CLIPProcessor
+    from transformers.utils import logging as transformers_logging
 
     refuse_other_towers(built)
     tokenizer = hugging_face_tokenizer(built.tokenize)
@@ -67,8 +66,8 @@ def write_transformers(built: BuiltModel, folder: Path) -> None:
         model.load_state_dict(convert_weights(built.towers.model.state_dict()))
     except Exception as error:  # fields, names or shapes that CLIPModel lacks; other features are found by comparing
         raise _refusal(first_line(error)) from error
-    with without_bars():
-        model.save_pretrained(folder)
+    transformers_logging.disable_progress_bar()  # one for each file
+    model.save_pretrained(folder)
     for file in folder.glob("*.safetensors"):
         file.chmod((folder / "config.json").stat().st_mode)  # safetensors makes it 0600
     processor = _image_processor(built.towers.model.visual.preprocess_cfg, built.image_size)
@@ -77,15 +76,17 @@ def write_transformers(built: BuiltModel, folder: Path) -> None:
 
 def refuse_other_towers(built: BuiltModel) -> None:
     """What CLIPModel has no place for, in the words of whoever chose the model."""
-    vision, text, preprocess = *(built.config[key] for key in ("vision_cfg", "text_cfg")), _preprocess(built)
+    vision, text, preprocess = (
+        built.config["vision_cfg"],
+        built.config["text_cfg"],
+        built.saved_config["preprocess_cfg"],
+    )
     reasons = {
         "the image tower is a ResNet": isinstance(vision.get("layers"), list | tuple),
         f"the image tower is timm's {vision.get('timm_model_name')}": vision.get("timm_model_name"),
         f"the text tower is transformers' {text.get('hf_model_name')}": text.get("hf_model_name"),
         "the tokenizer is not CLIP's": text.get("hf_tokenizer_name"),
         "it has the logit bias of SigLIP": built.towers.logit_bias is not None,
-        "it has a caption decoder (CoCa)": built.config.get("multimodal_cfg"),
-        "its images are not square": isinstance(preprocess["size"], list | tuple) and len(set(preprocess["size"])) > 1,
         f"its images are resized by {preprocess['resize_mode']} side, {preprocess['interpolation']}": (
             preprocess["resize_mode"] == "longest" or preprocess["interpolation"] not in RESAMPLING
         ),
@@ -96,24 +97,6 @@ def refuse_other_towers(built: BuiltModel) -> None:
 
 def _refusal(reason: str) -> UserError:
     return UserError(f"this model is no CLIPModel of transformers: {reason}; give --to onnx or --to open_clip")
-
-
-def _preprocess(built: BuiltModel) -> dict[str, Any]:
-    return built.towers.model.visual.preprocess_cfg
-
-
-@contextlib.contextmanager
-def without_bars() -> Iterator[None]:
-    """transformers draws a bar for each file."""
-    from transformers.utils import logging
-
-    drawn = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            logging.enable_progress_bar()
 
 
 def _image_processor(preprocess: dict[str, Any], side: int) -> Any:
@@ -169,8 +152,7 @@ def encode_with_transformers(folder: Path, images: Tensor, texts: list[str]) -> 
     """Unit features (b, d) of normalized images (b, 3, H, W) and of texts, by the folder's model and tokenizer."""
     from transformers import CLIPModel, CLIPProcessor
 
-    with without_bars():
-        model = CLIPModel.from_pretrained(folder).eval()
+    model = CLIPModel.from_pretrained(folder).eval()
     tokens = CLIPProcessor.from_pretrained(folder).tokenizer(
         texts, padding="max_length", truncation=True, return_tensors="pt"
     )

@@ -8,7 +8,7 @@ half of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,14 +55,6 @@ class FastCrop:
         return F.interpolate(part, self.crop.size, mode="bicubic", antialias=True)[0]
 
 
-class SplitTransform(NamedTuple):
-    """A transform up to the bytes, and the constants of the normalization that follows."""
-
-    pixels: PixelTransform
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
 def make_transforms(model: Any, preprocess: dict[str, Any], crop_scale: tuple[float, float]) -> tuple[Any, Any]:
     """open_clip's transforms of a model for training and for evaluation; what they do is noted in the model."""
     from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
@@ -74,9 +66,8 @@ def make_transforms(model: Any, preprocess: dict[str, Any], crop_scale: tuple[fl
     return training, image_transform_v2(steps, is_train=False)
 
 
-def split_transform(transform: Any) -> SplitTransform:
-    *stages, _, normalize = transform.transforms  # they end in ToTensor and Normalize
-    return SplitTransform(PixelTransform(stages), tuple(normalize.mean), tuple(normalize.std))
+def without_normalization(transform: Any) -> PixelTransform:
+    return PixelTransform(transform.transforms[:-2])  # they end in ToTensor and Normalize
 
 
 def fast_crop(transform: object) -> FastCrop:

@@ -141,27 +141,24 @@ def _load_state(model: Any, state: dict[str, Tensor]) -> None:
 
 
 def _load_image_weights(model: Any, file: Path) -> None:
-    """Into the trunk; the projection stays random. What the trunk does not have, a classifier, is left out."""
+    """Into the trunk; the projection stays random. The classifier, which the trunk does not have, is left out."""
     trunk = model.visual.trunk
-    own, given = trunk.state_dict(), _read(file)
-    if "_conv_stem.weight" in given:
-        given = _rename_by_order(own, given)
-    wrong = [name for name, tensor in own.items() if name not in given or given[name].shape != tensor.shape]
-    wrong = wrong or _left_over(trunk, given)
-    if wrong:
-        raise UserError(
-            f"{file}: these are no weights of the image tower ({len(wrong)} tensors are missing, of another shape or "
-            f"too many, first {wrong[0]}); give a file of the timm model that the config names"
-        )
-    trunk.load_state_dict({name: given[name] for name in own})
-
-
-def _left_over(trunk: Any, given: dict[str, Tensor]) -> list[str]:
-    """Tensors that the trunk has no place for, apart from the classifier. A deeper model of a family has all that a
-    smaller one asks for: resnet34 would go as resnet18."""
     classifier = getattr(trunk, "pretrained_cfg", {}).get("classifier") or ()
     heads = tuple(f"{name}." for name in ((classifier,) if isinstance(classifier, str) else classifier))
-    return [name for name in given if name not in trunk.state_dict() and not name.startswith(heads)] if heads else []
+    try:
+        given: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+        given, own = given.get("state_dict", given), trunk.state_dict()
+        if "_conv_stem.weight" in given:
+            given = _rename_by_order(own, given)
+        # Nothing else may be too much: a deeper model of a family has all that a smaller one asks for.
+        trunk.load_state_dict(
+            {name: x for name, x in given.items() if name in own or (heads and not name.startswith(heads))}
+        )
+    except Exception as error:  # torch and safetensors raise many kinds
+        raise UserError(
+            f"{file}: no weights of the image tower can be read from it ({first_line(error)}); give a file of the timm "
+            "model that the config names"
+        ) from error
 
 
 def _rename_by_order(own: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,16 +170,3 @@ def _rename_by_order(own: dict[str, Tensor], given: dict[str, Tensor]) -> dict[s
         for mine, theirs in pairs
     )
     return {mine: given[theirs] for mine, theirs in pairs} if matching else {}
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state) if isinstance(state, dict) else {}
-    except FileNotFoundError:
-        raise UserError(f"model.pretrained {IMAGE}{file}: there is no such file; give the file of weights") from None
-    except Exception as error:  # torch and safetensors raise many kinds
-        raise UserError(f"{file}: no weights can be read from it ({first_line(error)}); give another file") from error
-    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}

@@ -94,5 +94,5 @@ def _about_temperature(run: Run) -> Iterator[Advice]:
         yield (
             f"the temperature starts at its minimum {temperature.minimum:g}",
             "it can only rise",
-            "give --temperature.initial 0.07, or a lower --temperature.minimum",
+            f"give --temperature.initial {2 * temperature.minimum:g}, or a lower --temperature.minimum",
         )

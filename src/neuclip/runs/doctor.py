@@ -196,7 +196,7 @@ def show_pairs(found: Examination, run: Run, ids: list[int]) -> None:
     for pair in found.shown[:3]:
         found.note("pairs", f"for example: {' '.join(pair.caption.split())}")
     found.figures["pairs.captions"] = [pair.caption for pair in found.shown]
-    needed = run.built.image_size if isinstance(run.built.image_size, int) else min(run.built.image_size)
+    needed = run.built.image_size
     if not sides:
         return
     found.figures |= {"pairs.shorter_side": median(sides), "model.image_size": needed}

@@ -3,7 +3,6 @@ card from the run's own files."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -24,8 +24,8 @@ from neuclip.evaluation.held_out import evaluate_held_out
 from neuclip.files import new_folder, read_json, refuse_existing, write_text
 from neuclip.formatting import format_count, format_number
 from neuclip.models.build import BuiltModel, image_shape
+from neuclip.models.config import different_fields
 from neuclip.models.export import loading_code, write_format
-from neuclip.models.interpolation import interpolate
 from neuclip.records import REMEDY, RunFolder, append_line, read_lines
 from neuclip.report.measures import evaluation_tables
 from neuclip.report.page import Table, markdown_table
@@ -36,7 +36,6 @@ from neuclip.settings.reading import changed_fields, may_change_at_resume
 from neuclip.settings.sections import Settings
 
 CURVE = tuple(step / 10 for step in range(11))
-STARTS = ("init_logit_scale", "init_logit_bias")  # of a config: where training began, not what the model computes
 SIDES = ((64, 64), (300, 200), (90, 333))
 TEXTS = (
     "a photo of a dog",
@@ -100,8 +99,8 @@ def measure_curve(base: str, run: str, weights: Sequence[float] = CURVE) -> list
 def open_pair(base: str, run: str) -> tuple[BuiltModel, BuiltModel, Settings]:
     """Both models and the settings of the second. Raises UserError if nothing lies between them."""
     (first, _), (second, settings) = open_target(base), open_target(run)
-    ours, theirs = map(_computation, (first, second))
-    if different := [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]:
+    prepared = ({**one.config, "preprocessing": one.towers.model.visual.preprocess_cfg} for one in (first, second))
+    if different := different_fields(*prepared):
         raise UserError(
             f"{base} and {run} differ in {', '.join(different)}; only a model and what was fine-tuned from it can be "
             "merged"
@@ -115,18 +114,30 @@ def open_pair(base: str, run: str) -> tuple[BuiltModel, BuiltModel, Settings]:
     return first, second, settings
 
 
-def _computation(built: BuiltModel) -> dict[str, Any]:
-    """All that says what a model computes beside its weights, as JSON has it: a tuple of open_clip's defaults is the
-    list of a file."""
-    preprocess = getattr(built.towers.model.visual, "preprocess_cfg", {})
-    config = {key: value for key, value in built.config.items() if key not in STARTS and value}
-    return json.loads(json.dumps(config | {f"preprocessing ({key})": value for key, value in preprocess.items()}))
-
-
 def _statistics(built: BuiltModel) -> list[list[float]]:
     """Of BatchNorm: they are the same where a tower with BatchNorm was locked."""
     norms = [module for module in built.towers.model.modules() if isinstance(module, _BatchNorm)]
     return [values.tolist() for norm in norms for values in norm.buffers() if values.is_floating_point()]
+
+
+@torch.no_grad()
+def interpolate(base: dict[str, Tensor], tuned: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
+    """(1 - weight) base + weight tuned, tensor by tensor: WiSE-FT (Wortsman et al., arXiv 2109.01903).
+
+    In float32 whatever the tensors are. The temperature is interpolated as the logarithm that it is stored as.
+    Integers, such as BatchNorm's count of batches, are those of `tuned`; its running statistics are interpolated.
+
+    >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, 0.25)["w"]
+    tensor([0.2500, 0.2500])
+    """
+    shapes, others = ({name: tensor.shape for name, tensor in state.items()} for state in (base, tuned))
+    if different := sorted({name for name, _ in shapes.items() ^ others.items()}):
+        raise UserError(
+            f"the two models differ in {len(different):,} of their weights, the first is {different[0]}; "
+            "give a model and what was fine-tuned from it"
+        )
+    merged = {name: torch.lerp(base[name].float(), x.float(), weight).to(x.dtype) for name, x in tuned.items()}
+    return {name: merged[name] if x.is_floating_point() else x.clone() for name, x in tuned.items()}
 
 
 def _weights(built: BuiltModel) -> dict[str, Tensor]:

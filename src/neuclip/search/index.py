@@ -181,9 +181,7 @@ def index_key(built: BuiltModel, folder: Path) -> str:
     """Of the model's weights and transform, and of the folder."""
     digest = hashlib.blake2b(f"{built.float_transform}\n{built.config}\n".encode(), digest_size=16)
     digest.update(os.fsencode(folder.resolve()))  # which need not be UTF-8
-    for name, tensor in built.towers.model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    digest.update(built.towers.weights_sha256().encode())
     return digest.hexdigest()
 
 

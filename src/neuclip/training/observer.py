@@ -140,7 +140,7 @@ def fit(parts: list[str], width: int) -> str:
 
 
 def open_copies(run: Run, resources: ExitStack) -> Iterator[Callable[[dict[str, float], int], Any]]:
-    """Where records go beside records.jsonl; `resources` closes them."""
+    """Where records go beside records.jsonl; `resources` closes them. That their packages are there was checked."""
     if run.settings.log.tensorboard:
         from torch.utils.tensorboard import SummaryWriter
 

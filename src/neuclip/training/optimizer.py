@@ -52,9 +52,12 @@ class TowerOptimizer:
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.adamw)
         norm, norm_of_temperature = self._clip()
-        # With fp16 an overflowing gradient is normal: the scaler skips that step and lowers its scale.
-        checked = loss if self.scaler.is_enabled() else loss + norm + norm_of_temperature
-        if any_rank(not torch.isfinite(checked.detach())):
+        if self.scaler.is_enabled():
+            # With fp16 an overflowing gradient is normal: the scaler skips that step and lowers its scale.
+            broken = any_rank(not torch.isfinite(loss.detach()))
+        else:  # the mean of gradients over ranks has brought it to all of them
+            broken = not torch.isfinite((loss + norm + norm_of_temperature).detach())
+        if broken:
             self.adamw.zero_grad(set_to_none=True)
             whole = torch.hypot(norm, norm_of_temperature).item()
             raise NotFinite(f"loss {loss.item():.4g}, gradient norm {whole:.4g}")
