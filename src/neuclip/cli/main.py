@@ -33,6 +33,7 @@ GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 HELP = ("--help", "-h")
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+REFUSED = ("EROFS", "EACCES", "EPERM", "EEXIST", "ENOTDIR", "EISDIR", "ELOOP")  # what the system says of a place
 THREADS_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of them is the user's own choice
 
 
@@ -160,15 +161,7 @@ def system_error(error: OSError) -> str:
         return f"a path is too long for this system; give a shorter one than {error.filename2 or error.filename}"
     if "No usable temporary directory" in str(error):  # of tempfile, which has tried TMPDIR and /tmp
         return "no folder for temporary files can be written; free some space, or set TMPDIR to another folder"
-    refused = error.errno in (
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EEXIST,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ELOOP,
-    )
+    refused = errno.errorcode.get(error.errno or 0) in REFUSED
     if error.filename and (refused or str(error.filename).startswith(("/proc/", "/sys/"))):  # they hold no files
         return (
             f"{error.filename}: {error.strerror}; check the permissions of the folder, or give another "
