@@ -95,6 +95,12 @@ def test_a_line_cut_off_by_a_kill_costs_only_itself(run: RunFolder) -> None:
     assert read_contents(run).records == before
 
 
+def test_a_line_that_does_not_say_where_it_belongs_is_left_out(run: RunFolder) -> None:
+    write_lines(run.evaluation, [{"samples": None, "a.top1": 0.5}, {"samples": 3, "a.top1": 0.5}, {"a.top1": 0.9}])
+    assert [line["samples"] for line in read_contents(run).evaluations] == [3]
+    assert read_contents(run).before == {}
+
+
 def test_settings_that_no_run_can_have_and_folders_of_no_run_are_refused(run: RunFolder, tmp_path: Path) -> None:
     run.settings.write_text("objective: future\n")
     with pytest.raises(UserError, match="future"):
