@@ -20,7 +20,7 @@ from neuclip.records import RunFolder  # noqa: E402
 from neuclip.report.run_report import write_report  # noqa: E402
 from tests.builders.browser import browsing  # noqa: E402
 
-WIDTH, HEIGHT = 1100, 1250
+WIDTH, HEIGHT = 1100, 950  # with the first row of charts
 
 
 def train_demo(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import neuclip
+from neuclip.objectives import OBJECTIVES
 
 
 def test_importing_the_package_imports_no_torch():
@@ -19,29 +20,11 @@ def test_importing_the_package_imports_no_torch():
     assert done.stdout == "False\n"
 
 
-def test_the_objectives_are_reached_by_their_names():
-    from neuclip.objectives.clip import CLIP
-    from neuclip.objectives.neuclip import NeuCLIP
-
-    assert (neuclip.CLIP, neuclip.NeuCLIP) == (CLIP, NeuCLIP)
-
-
-def test_fastclip_is_reached_by_its_name():
-    from neuclip.objectives.fastclip import FastCLIP
-
-    assert neuclip.FastCLIP is FastCLIP
-
-
-def test_amorlip_is_reached_by_its_name():
-    from neuclip.objectives.amorlip import AmorLIP
-
-    assert neuclip.AmorLIP is AmorLIP
-
-
-def test_every_public_name_is_there_and_listed():
+def test_every_public_name_is_there_and_listed_and_the_objectives_are_themselves():
     for name in neuclip.__all__:
         assert getattr(neuclip, name) is not None
         assert name in dir(neuclip)
+    assert [getattr(neuclip, kind.__name__) for kind in OBJECTIVES.values()] == [*OBJECTIVES.values()]
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from neuclip.errors import extras_for
+
 if TYPE_CHECKING:
     from neuclip.api import evaluate, load, train
     from neuclip.objectives.amorlip import AmorLIP
@@ -42,7 +44,8 @@ HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'neuclip' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(HOMES[name]), name)
+    with extras_for(f"neuclip.{name}"):
+        value = getattr(import_module(HOMES[name]), name)
     globals()[name] = value  # the next touch does not come through here
     return value
 

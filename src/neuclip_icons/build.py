@@ -102,7 +102,7 @@ def build(folder: Path) -> None:
     check_packages()
     status = StatusLine()
     if missing := missing_packages():
-        status.say(f"warning: icons-30k is built without {', '.join(missing)}; {install_command('demo')}")
+        status.say(f"warning: icons-30k is built without {', '.join(missing)}; install with: {install_command('demo')}")
     sources = [source for source in SOURCES if source.path]
     icons = draw_icons(sources)
     parts, names = split(unique(icons))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from neuclip.errors import UserError, install_command
+from neuclip.errors import MissingPackage, install_command
 from neuclip.files import reading
 from neuclip_icons.drawing import Art, Glyph
 from neuclip_icons.names import emoji_caption, emoji_table, hex_key, icon_caption, is_brand
@@ -186,10 +186,10 @@ def missing_packages() -> list[str]:
 
 
 def check_packages() -> None:
-    """Raises UserError when nothing can be drawn."""
+    """Raises MissingPackage when nothing can be drawn."""
     missing = missing_packages()
     if RASTERISER in missing or not any(source.path for source in SOURCES):
-        raise UserError(f"icons-30k needs the demo packages (missing: {', '.join(missing)}); {install_command('demo')}")
+        raise MissingPackage(f"icons-30k needs {', '.join(missing)}; install with: {install_command('demo')}")
 
 
 def installed_versions() -> dict[str, str]:

@@ -226,7 +226,7 @@ def _listed_folder(folder: Path, pairs: Sequence[Pair]) -> Path:
 
 
 def write_parquet(path: Path, columns: dict[str, Any], **options: int) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="the extra neuclip[parquet] is not installed")
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
     path.parent.mkdir(parents=True, exist_ok=True)
     pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path, **options)
     return path
@@ -256,7 +256,7 @@ def _parquet_folder(folder: Path, pairs: Sequence[Pair]) -> Path:
 
 def _saved(folder: Path, pairs: Sequence[Pair]) -> Path:
     """As Hugging Face's save_to_disk leaves it: Arrow streams, and a file that names them."""
-    pyarrow = pytest.importorskip("pyarrow", reason="the extra neuclip[parquet] is not installed")
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
     for part, rows in enumerate((pairs[:3], pairs[3:])):
         images = [{"bytes": one.image, "path": None} for one in rows]
         table = pyarrow.table({"image": images, "caption": [list(one.captions) for one in rows]})
@@ -492,7 +492,7 @@ def batches(
     workers: int = 0,
     **options: Any,
 ) -> Iterator[Batch]:
-    """Those of training from sample `first` on; `options` are rank, ranks and start_method."""
+    """Those of training from sample `first` on; `options` are rank and ranks."""
     return _batches(source, seed, batch_size, order, transform, tokens, workers, options).steps(first, steps)
 
 

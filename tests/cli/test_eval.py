@@ -63,8 +63,3 @@ def test_eval_prints_what_it_can_measure_and_fails_for_the_rest(spoilt_run, caps
     assert f"{many}.image_to_text_recall_at_1" in figures
     with pytest.raises(RunFailed, match="8 of 40"):
         api.evaluate(str(spoilt_run.path))
-
-
-def test_a_share_above_one_is_refused(capsys):
-    assert main(["eval", "somewhere", "--max-bad-share", "5"]) == 2
-    assert capsys.readouterr().err == "neuclip: --max-bad-share is 5; give 0 or more and at most 1\n"

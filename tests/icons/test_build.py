@@ -16,7 +16,7 @@ from neuclip_icons.__main__ import main
 from neuclip_icons.sources import missing_packages, set_version
 from tests.builders.icons import SHARED, write_packages
 
-needs_all_packages = pytest.mark.skipif(bool(missing_packages()), reason="needs pip install 'neuclip[demo]'")
+needs_all_packages = pytest.mark.skipif(bool(missing_packages()), reason="the extra demo is not installed")
 TESTED = "e7a10500"  # set_version() of the packages in constraints.txt
 SHA256 = {  # first 16 letters
     "new-concepts/00000.tar": "4978b102adff1ecb",
@@ -66,7 +66,7 @@ def read_part(folder: Path) -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> tuple[Path, str]:
     """A set drawn from stand-ins of the packages, and what its build said."""
-    pytest.importorskip("resvg_py", reason="needs pip install 'neuclip[demo]'")
+    pytest.importorskip("resvg_py", reason="the extra demo is not installed")
     folder = tmp_path_factory.mktemp("small")
     left_over = folder / f".set.{os.uname().nodename}.1"
     left_over.mkdir()

@@ -9,7 +9,7 @@ from PIL import Image
 from neuclip_icons.drawing import Glyph, draw, draw_all, draw_svg
 from neuclip_icons.sources import SOURCES
 
-pytest.importorskip("resvg_py", reason="needs pip install 'neuclip[demo]'")
+pytest.importorskip("resvg_py", reason="the extra demo is not installed")
 
 FONTS = {source.name: source for source in SOURCES if source.where.endswith(".ttf")}
 SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" {frame}><path fill="currentColor" d="M0 0h24v24H0z"/></svg>'

@@ -50,13 +50,14 @@ def number(value: float) -> Tensor:
 
 
 def batch(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """What an objective is given in that step, all but the temperature; samples and captions come again and again."""
+    """What an objective is given in that step; samples and captions come again and again."""
     image, text = (unit(B, D, seed=step + shift).to(dtype).requires_grad_() for shift in (0, 100))
     ids = (3 * step + torch.arange(B)) % N
-    bias = torch.tensor(-5.0, dtype=dtype, requires_grad=True)
+    scale, bias = (torch.tensor(x, dtype=dtype, requires_grad=True) for x in (10.0, -5.0))
     return {
         "image_features": image,
         "text_features": text,
+        "logit_scale": scale,
         "logit_bias": bias,
         "sample_ids": ids,
         "caption_ids": ids % 4,
@@ -64,8 +65,13 @@ def batch(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 
 
 def run(objective: Objective, steps: range, dtype: torch.dtype = torch.float32) -> list[float]:
-    scale = torch.tensor(10.0, dtype=dtype)
-    return [objective(**batch(step, dtype), logit_scale=scale).item() for step in steps]
+    return [objective(**batch(step, dtype)).item() for step in steps]
+
+
+def estimates(objective: Objective, step: int, dtype: torch.dtype = torch.float32, **eps: float) -> Tensor:  # (2, B)
+    given = batch(step, dtype)
+    names = ("image_features", "text_features", "logit_scale", "sample_ids")
+    return torch.stack(objective.log_normalizers(*(given[name] for name in names), **eps))
 
 
 def same_state(one: dict, other: dict, *, but: tuple[str, ...] = ()) -> bool:

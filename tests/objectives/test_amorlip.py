@@ -71,16 +71,19 @@ class Twin:
             self.start(epoch)
             self.average = copy.deepcopy(self.networks)
 
-    def loss(self, image: Tensor, text: Tensor, scale: Tensor, *, blend: float, rho: float, c: float) -> Tensor:
-        weight = torch.ones(B, B, dtype=torch.float64).fill_diagonal_(c)
-        pair = weight * torch.exp(scale * image @ text.T)
+    def loss(self, image: Tensor, text: Tensor, scale: Tensor, weight: Tensor, *, blend: float, rho: float) -> Tensor:
+        """`weight` (B, B) is symmetric, but for what a row divides by: c for the pair itself, 0 for what is masked."""
+        pair = torch.exp(scale * image @ text.T)
+        sides = weight * pair, weight * pair.T
         with torch.no_grad():
             last = [torch.exp(network(x)) for network, x in zip(self.previous, (image, text), strict=True)]
-            lam = [blend * p + (1 - blend) * s for p, s in zip(last, (pair.sum(1), pair.sum(0)), strict=True)]
+            lam = [blend * p + (1 - blend) * s.sum(1) for p, s in zip(last, sides, strict=True)]
+        self.losses = []
         for _ in range(3):
             outputs = [network(x.detach()) for network, x in zip(self.networks, (image, text), strict=True)]
             self.adam.zero_grad()
-            sum((o - s.log()).square().mean() for o, s in zip(outputs, lam, strict=True)).backward()
+            self.losses.append(sum((o - s.log()).square().mean() for o, s in zip(outputs, lam, strict=True)))
+            self.losses[-1].backward()
             nn.utils.clip_grad_norm_([p for n in self.networks for p in n.parameters()], 1.0)
             self.adam.step()
         if self.step_count % 2 == 0:  # steps 0, 2, 4 of each epoch
@@ -88,16 +91,22 @@ class Twin:
                 for a, w in zip(slow.parameters(), fast.parameters(), strict=True):
                     a.data = 0.92 * a.data + 0.08 * w.data
         self.step_count += 1
-        positive = (image * text).sum(1).mean()
-        j = -2 * scale * positive + (pair / lam[0][:, None]).sum(1).mean() + (pair / lam[1][None, :]).sum(0).mean()
-        return j / scale.detach() + rho / scale
+        ratios = sum((side / total[:, None]).sum(1).mean() for side, total in zip(sides, lam, strict=True))
+        return (ratios - 2 * scale * (image * text).sum(1).mean()) / scale.detach() + rho / scale
 
 
-@pytest.mark.parametrize(("anew", "chunk"), [(True, 4096), (False, 3)])
-def test_loss_gradients_and_networks_follow_the_method_step_by_step_over_four_epochs(anew, chunk, monkeypatch):
+@pytest.mark.parametrize(
+    ("anew", "chunk", "captions"), [(True, 4096, range(B)), (False, 3, range(B)), (True, 3, [0, 1, 2, 2, 4, 5, 6, 2])]
+)
+def test_loss_gradients_and_networks_follow_the_method_step_by_step_over_four_epochs(
+    anew, chunk, captions, monkeypatch
+):
     monkeypatch.setattr(mlp, "ROWS", chunk)
+    captions = torch.tensor(captions)
+    same = captions[:, None] == captions  # masked ones vanish, and the rest stands for all
+    weight = torch.where(same, 0.0, (B - 1) / (~same).sum(1, keepdim=True).double()).fill_diagonal_(0.2)
     given = {"dataset_size": 3 * B, "total_samples": 12 * B, "blend_samples": 2 * 3 * B, "network_lr": 0.01}
-    given |= {"positive_coefficient": 0.2, "rho": (5.0, -5.0, -4.0), "reinitialise": anew}
+    given |= {"positive_coefficient": 0.2, "rho": (5.0, -5.0, -4.0), "reinitialise": anew, "mask_duplicates": True}
     objective = AmorLIP(D, **given)
 
     def fresh(epoch: int) -> Tensor:  # of an objective that begins that epoch
@@ -114,12 +123,12 @@ def test_loss_gradients_and_networks_follow_the_method_step_by_step_over_four_ep
         if step % 3 == 0 and step:
             twin.new_epoch(epoch, anew)
         leaves = inputs(step, 0.2)
-        got = objective(*leaves)
-        want = twin.loss(*leaves, blend=blends[epoch], rho=rhos[step // 4], c=0.2)
+        got = objective(*leaves, caption_ids=captions)
+        want = twin.loss(*leaves, weight, blend=blends[epoch], rho=rhos[step // 4])
         assert close(got, want, 1e-9) and same_gradients(got, want, leaves, 1e-9)
-        assert (
-            objective.metrics["blend"] == pytest.approx(blends[epoch]) and objective.metrics["rho"] == rhos[step // 4]
-        )
+        metrics = objective.metrics
+        assert metrics["blend"] == pytest.approx(blends[epoch]) and metrics["rho"] == rhos[step // 4]
+        assert metrics["network_loss"] == pytest.approx(twin.losses[0].item(), rel=1e-8)
     for name, theirs in (("networks.weights", twin.networks), ("average", twin.average), ("previous", twin.previous)):
         for side, network in zip(weights(objective, name), theirs, strict=True):
             assert close(side, nn.utils.parameters_to_vector(network.parameters()), 1e-8)
@@ -133,15 +142,6 @@ def test_the_blend_rises_by_a_cosine_and_stays():
 def test_rho_changes_at_thirds_of_the_run_and_the_last_value_stays():
     assert [rho_at(s, 100, (1.0, 2.0, 3.0)) for s in (0, 33, 34, 66, 67, 99, 100, 1000)] == [1, 1, 2, 2, 3, 3, 3, 3]
     assert rho_at(50, 100, (4.0,)) == 4.0
-
-
-def test_a_positive_rho_lowers_the_temperature_and_a_negative_one_raises_it():
-    gradients = []
-    for rho in (0.0, 8.5, -8.5):
-        leaves = inputs(0, 0.1)
-        gradients.append(torch.autograd.grad(AmorLIP(D, rho=(rho,))(*leaves), leaves[2])[0])
-    assert gradients[1] < gradients[0] < gradients[2]  # descent on the scale 1 / tau
-    assert (gradients[0] - gradients[1]).item() == pytest.approx(8.5 * 0.1**2)
 
 
 @pytest.mark.parametrize(
@@ -189,71 +189,21 @@ def test_each_epoch_begins_with_other_networks_and_an_adam_that_remembers_nothin
     assert len({tuple(side.tolist()) for side in drawn}) == 6
 
 
-def test_the_networks_loss_is_the_squared_difference_of_logarithms_and_falls():
-    objective, found = AmorLIP(D, network_lr=0.03).double(), []
-    image, text, scale = (x.detach() for x in inputs(0, 0.2))
-    weight = torch.ones(B, B, dtype=torch.float64).fill_diagonal_(1e-3)
-    sums = [(weight * torch.exp(scale * s)).sum(1).log() for s in (image @ text.T, text @ image.T)]
-    for _ in range(25):
-        networks = [ResidualMLP(side) for side in weights(objective, "networks.weights")]
-        predicted = [network(x) for network, x in zip(networks, (image, text), strict=True)]
-        objective(image, text, scale)
-        found.append(objective.metrics["network_loss"])
-        want = sum((p - t).square().mean() for p, t in zip(predicted, sums, strict=True))
-        assert found[-1] == pytest.approx(want.item(), rel=1e-9)
-    assert found[-1] < 0.1 * found[0]
-
-
 # What it answers.
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
-def test_an_estimate_is_what_the_averaged_networks_say_without_the_own_partner(eps):
+@pytest.mark.parametrize("shift", [0.0, -1000.0])  # networks that are far too low say that there is nothing but eps
+def test_an_estimate_is_what_the_averaged_networks_say_without_the_own_partner(eps, shift):
     objective = AmorLIP(D, positive_coefficient=0.5, network_lr=0.01)
     steps(objective, range(5))
+    state = objective.state_dict()
+    state["average"][:, -1] += shift  # the last bias is added to the output
+    objective.load_state_dict(state)
     image, text, scale = (x.detach() for x in inputs(9, 0.1))
     positive = (image * text).sum(1) * scale
     found = objective.log_normalizers(image, text, scale, eps=eps)
     for side, features, got in zip(weights(objective, "average"), (image, text), found, strict=True):
         others = (ResidualMLP(side)(features) - positive).exp() - 0.5
         want = torch.log(eps + others.clamp(min=0) / (B - 1))
-        assert close(got, want, 1e-9) and (others > 0).any()
-
-
-def test_networks_that_are_far_too_low_say_that_there_is_nothing_but_eps():
-    objective = AmorLIP(D)
-    steps(objective, range(1))
-    state = objective.state_dict()
-    state["average"] = torch.zeros_like(state["average"])
-    state["average"][:, -1] = -1000  # the last bias is the output
-    objective.load_state_dict(state)
-    for answer in objective.log_normalizers(*inputs(0, 0.1)):
-        assert torch.allclose(answer, torch.tensor(math.log(1e-6), dtype=torch.float64))
-
-
-def test_metrics_tell_calibration_before_the_networks_saw_the_batch():
-    objective = AmorLIP(D, network_lr=0.01)
-    steps(objective, range(1))
-    assert objective.metrics["calibration"] is None
-    steps(objective, range(1, 30))
-    leaves = inputs(50, 0.1)
-    predicted = objective.log_normalizers(*leaves)
-    truth = CLIP(eps=1e-6).log_normalizers(*leaves)
-    objective(*leaves)
-    want = sum(torch.exp(t - p).mean() for t, p in zip(truth, predicted, strict=True)) / 2
-    assert objective.metrics["calibration"] == pytest.approx(want.item(), rel=1e-9)
-    used = CLIP(eps=1e-3 / (B - 1)).log_normalizers(*leaves)
-    for side, values in zip(("image", "text"), used, strict=True):
-        assert objective.metrics[f"mean_log_normalizer_{side}"] == pytest.approx(values.mean().item(), rel=1e-9)
-
-
-def test_masked_duplicates_vanish_and_the_rest_stands_for_all():
-    image, text, scale = leaves = inputs(0, 0.1)
-    captions = torch.tensor([0, 1, 2, 2, 4, 5, 6, 7])
-    got = AmorLIP(D, mask_duplicates=True, rho=(0.0,))(*leaves, caption_ids=captions)
-    same = captions[:, None] == captions
-    weight = torch.where(same, 0.0, (B - 1) / (~same).sum(1, keepdim=True).double()).fill_diagonal_(1e-3)
-    pair, j = torch.exp(scale * image @ text.T), -2 * scale * (image * text).sum(1).mean()
-    for side in (weight * pair, weight * pair.T):
-        j = j + (side / side.sum(1, keepdim=True).detach()).sum(1).mean()
-    assert same_gradients(got, j / scale.detach(), leaves, 1e-12)
+        assert close(got, want, 1e-9) and (others > 0).any() == (shift == 0)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip import CLIP, NeuCLIP, SigLIP
+from neuclip import CLIP, SigLIP
 from neuclip.models import open_clip_module
 from tests.objectives.features import B, D, close, number, same_gradients, unit
 from tests.references import contrastive
@@ -57,12 +57,6 @@ def test_the_mini_batch_form_is_two_tau_clip_at_eps_one_over_the_others(seed):
     assert close(sum(side.mean() for side in estimates) / 2 + math.log(B - 1), CLIP()(*leaves), 1e-12)
 
 
-def test_the_mini_batch_form_is_what_neuclip_minimises_where_its_prediction_is_the_batch():
-    leaves = inputs(4, tau=0.07)
-    want = NeuCLIP(D, rho=3.0).eval()(*leaves)  # without prototypes it takes the batch's own normalizers
-    assert_equal(CLIP(form="minibatch", rho=3.0)(*leaves), want, leaves[:2])
-
-
 @pytest.mark.parametrize("form", ["openclip", "minibatch"])
 def test_samples_drawn_twice_and_masked_captions_are_no_wrong_answers(form):
     leaves, ids, captions = inputs(size=4), torch.tensor([5, 6, 7, 5]), torch.tensor([1, 2, 2, 3])
@@ -80,36 +74,11 @@ def test_samples_drawn_twice_and_masked_captions_are_no_wrong_answers(form):
     assert objective.metrics["accuracy"] == 0.5
 
 
-@pytest.mark.parametrize(("seed", "tau"), CASES)
 @pytest.mark.parametrize("bias", [-10.0, 0.3])
-def test_siglip_equals_open_clips_loss_in_value_and_every_gradient(seed, tau, bias):
-    leaves = inputs(seed, tau=tau, bias=bias)
+@pytest.mark.parametrize(("size", "tau"), [(1, 0.1), (2, 0.01), (B, 0.07), (B, 0.5)])
+def test_siglip_in_strips_of_any_height_is_open_clips_loss_in_value_and_every_gradient(size, tau, bias, strips):
+    leaves = inputs(size=size, tau=tau, bias=bias)
     assert_equal(SigLIP()(*leaves), open_clip_module().loss.SigLipLoss()(*leaves), leaves)
-
-
-@pytest.mark.parametrize("size", [1, 2, B])
-def test_siglip_in_strips_of_any_height_is_open_clips_loss(size, strips):
-    leaves = inputs(size=size, bias=-3.0)
-    assert_equal(SigLIP()(*leaves), open_clip_module().loss.SigLipLoss()(*leaves), leaves)
-
-
-@pytest.mark.parametrize(("seed", "tau"), CASES)
-def test_siglip_equals_the_double_loop_and_its_closed_form(seed, tau):
-    leaves = inputs(seed, tau=tau, bias=-10.0)
-    image, text, scale, bias = (x.detach() for x in leaves)
-    s = (image @ text.T).tolist()
-    value, slope = 0.0, torch.zeros(B, B, dtype=torch.float64)
-    for i in range(B):
-        for j in range(B):
-            z = 1 if i == j else -1
-            wrong = -z * (s[i][j] / tau + bias.item())
-            value += (max(wrong, 0) + math.log1p(math.exp(-abs(wrong)))) / B
-            slope[i, j] = -z / (1 + math.exp(-wrong)) / B
-    by_scale = (slope * torch.tensor(s, dtype=torch.float64)).sum()
-    want = [scale * slope @ text, scale * slope.T @ image, by_scale, slope.sum()]
-    got = SigLIP()(*leaves)
-    assert got.item() == pytest.approx(value, rel=1e-12)
-    assert all(close(a, b, 1e-12) for a, b in zip(torch.autograd.grad(got, leaves), want, strict=True))
 
 
 def test_for_siglip_equal_samples_and_masked_captions_are_no_negatives():
@@ -138,6 +107,7 @@ def test_metrics_are_the_means_they_are_named_after():
     right = (logits.argmax(dim=1) == torch.arange(B)).double().mean().item()
     siglip, clip = SigLIP(), CLIP()
     siglip(*leaves), clip(*leaves[:3])
+    bias.data.fill_(3.0)  # as an optimizer does: what is recorded is the step's
     assert 0 < right < 1 and clip.metrics["accuracy"] == pytest.approx(right) == siglip.metrics["accuracy"]
     assert clip.metrics["calibration"] is None and siglip.metrics["calibration"] is None
     negatives = logits[~torch.eye(B, dtype=torch.bool)]
@@ -146,10 +116,9 @@ def test_metrics_are_the_means_they_are_named_after():
     assert siglip.metrics["negative_loss"] == pytest.approx(F.softplus(negatives).sum().item() / B)
 
 
-def test_the_recorded_bias_is_that_of_the_step_whatever_an_optimizer_does_to_it_later():
-    rows, bias = torch.eye(4), torch.nn.Parameter(torch.tensor(-10.0))
-    objective = SigLIP()
-    objective(rows, rows, torch.tensor(10.0), bias)
-    with torch.no_grad():
-        bias.fill_(3.0)
-    assert objective.metrics["bias"] == -10.0
+@pytest.mark.parametrize("build", [CLIP, SigLIP])
+def test_a_partner_as_near_as_the_nearest_other_is_found(build):
+    """Pairs 0 and 1 are equal: each partner ties with another's."""
+    rows, objective = torch.eye(3)[[0, 0, 1, 2]], build()
+    objective(rows, rows[[0, 1, 3, 2]], torch.tensor(10.0), torch.tensor(-10.0))
+    assert objective.metrics["accuracy"] == 0.5

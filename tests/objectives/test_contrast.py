@@ -95,9 +95,12 @@ def test_an_anchor_without_negatives_has_no_normalizer_and_no_gradient(case):
     image, text, tau = unit(size, D, seed=0).requires_grad_(), unit(size, D, seed=1).requires_grad_(), number(0.1)
     log_g = contrast(gather_pairs(image, text, dtype=torch.float64, valid=torch.tensor(True), **keys), tau).log_g
     assert (log_g == -math.inf).all()
-    for objective in (CLIP(form="minibatch", rho=0.0, mask_duplicates=True), CLIP(mask_duplicates=True)):
+    floor, masked = 2 * 0.1 * math.log(1e-6), {"mask_duplicates": True}
+    wanted = {CLIP(**masked): 0.0, CLIP(form="minibatch", rho=0.0, **masked): floor}
+    for objective, want in (wanted | {NeuCLIP(D, num_prototypes=size, rho=0.0, **masked): floor}).items():
         loss = objective(image, text, 1 / tau, **keys)
-        assert loss.item() == pytest.approx(2 * 0.1 * math.log(1e-6) if objective.form == "minibatch" else 0.0)
+        assert loss.item() == pytest.approx(want, rel=1e-5)
+        assert objective.metrics["masked_duplicates"] == size * (size - 1)
         assert all((slope == 0).all() for slope in torch.autograd.grad(loss, [image, text]))
 
 
@@ -147,6 +150,15 @@ def test_the_meter_sees_what_is_alive_at_a_time_and_a_whole_matrix_where_there_i
         for _ in range(3):
             torch.ones(1000).add(1)
     assert live.peak == 2 * 4000 and live.now == 0
+
+
+def test_similarities_of_both_sides_are_kept_up_to_so_many_numbers_and_computed_again_beyond(monkeypatch):
+    both = 2 * 128 * 128
+    monkeypatch.setattr(strips_of_pairs, "STRIP", {"cpu": 4 * 2 * 128})
+    monkeypatch.setattr(strips_of_pairs, "KEPT", both)
+    assert peak_of(CLIP(), 128) > 4 * both
+    monkeypatch.setattr(strips_of_pairs, "KEPT", both - 1)
+    assert peak_of(CLIP(), 128) < 4 * both / 2
 
 
 @pytest.mark.parametrize(

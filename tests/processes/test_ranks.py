@@ -93,7 +93,7 @@ def run(objective: Objective, steps: range, *, bad: int | None = None, rows: int
             results[f"{name} of step {step}"] = sum_over_ranks(value) / world_size()
         results[f"left out in step {step}"] = objective.metrics["left_out"]
     results["state"] = {key: x.clone() if isinstance(x, Tensor) else x for key, x in objective.state_dict().items()}
-    return results | {"estimates": estimates(objective, weights, scale), "held": objective.held_samples()}
+    return results | {"estimates": estimates(objective, weights, scale)}
 
 
 def estimates(objective: Objective, weights: list[Tensor], scale: Tensor) -> Tensor | None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from neuclip.records import RunFolder, read_lines, write_json
 from neuclip.tasks import tasks
 
 BATCH, STEPS, LOG_EVERY = 128, 4000, 10
-SHAPES, COLOURS = ("circle", "square", "triangle"), ("red", "orange", "green", "blue", "purple", "black")
+COLOURS = ("red", "orange", "green", "blue", "purple", "black")
 SMALL_BATCH, FEW_SAMPLES, SET = 100, 1000, "icons/new"  # of small runs
 HELD_OUT = ("icons-30k/new-drawings", "icons-30k/new-concepts")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -83,43 +83,26 @@ def evaluation_figures(done: float) -> dict[str, float]:
 FIGURES_AT_END = evaluation_figures(1.0)
 
 
-def thumbnail(shape: str, colour: str, turn: int) -> str:
-    image = Image.new("RGB", (64, 64), "white")
-    pen, edge = ImageDraw.Draw(image), 10 + turn % 7
-    box = (edge, edge, 63 - edge, 63 - edge)
-    if shape == "circle":
-        pen.ellipse(box, fill=colour, outline="black")
-    elif shape == "square":
-        pen.rectangle(box, fill=colour, outline="black")
-    else:
-        pen.polygon([(32, edge), (63 - edge, 63 - edge), (edge, 63 - edge)], fill=colour, outline="black")
+def thumbnail(colour: str) -> str:
     stored = io.BytesIO()
-    image.save(stored, "PNG")
+    Image.new("RGB", (64, 64), colour).save(stored, "PNG")
     return "data:image/png;base64," + base64.b64encode(stored.getvalue()).decode()
 
 
 def gallery(queries: int = 12) -> dict[str, Any]:
-    draw = random.Random(7)
-    kinds = [(shape, colour) for shape in SHAPES for colour in COLOURS]
-    image_to_text, text_to_image = [], []
-    for index in range(queries):
-        chosen = draw.sample(kinds, 5)
-        rank = draw.choice([1, 1, 1, 2, 4, 17])
-        shape, colour = chosen[rank - 1] if rank <= 5 else ("triangle", "pink")
-        captions = [f"{colour} {shape}, a flat icon with a thin outline" for shape, colour in chosen]
-        scores = sorted((draw.uniform(0.2, 0.6) for _ in chosen), reverse=True)
-        rights = [place + 1 == rank for place in range(5)]
+    """In both directions, the right answer at rank 1, 2, ... 6, of which five are shown, and again."""
+    found: dict[str, Any] = {"dataset": HELD_OUT[0], "image_to_text": [], "text_to_image": []}
+    for place in range(queries):
+        rank = place % 6 + 1
         matches = [
-            {"caption": caption, "score": score, "right": right}
-            for caption, score, right in zip(captions, scores, rights, strict=True)
+            {"caption": f"a flat {colour} icon", "score": 0.6 - shown / 10, "right": shown + 1 == rank}
+            for shown, colour in enumerate(COLOURS[:5])
         ]
-        caption = f"{colour} {shape}, a flat icon with a thin outline"
-        own = {"image": thumbnail(shape, colour, index), "caption": caption, "rank": rank}
-        image_to_text.append(own | {"matches": matches})
-        images = [thumbnail(*kind, index + place) for place, kind in enumerate(chosen)]
-        with_images = [match | {"image": image} for match, image in zip(matches, images, strict=True)]
-        text_to_image.append({"caption": caption, "rank": rank, "matches": with_images})
-    return {"dataset": HELD_OUT[0], "image_to_text": image_to_text, "text_to_image": text_to_image}
+        query = {"caption": f"a flat {COLOURS[rank - 1]} icon", "rank": rank}
+        found["image_to_text"].append(query | {"image": thumbnail(COLOURS[rank - 1]), "matches": matches})
+        images = [match | {"image": thumbnail(colour)} for match, colour in zip(matches, COLOURS, strict=False)]
+        found["text_to_image"].append(query | {"matches": images})
+    return found
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:

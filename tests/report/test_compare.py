@@ -303,13 +303,13 @@ def test_a_run_with_task_results_shows_both_with_chance_where_it_was_computed(pa
     assert (SET, "image to text recall@1") in shown
 
 
-def test_tasks_measured_with_other_switches_or_data_are_told_and_not_compared(paths: list[Path]) -> None:
+def test_tasks_measured_on_other_data_are_told_and_not_compared(paths: list[Path]) -> None:
     for place, path in enumerate(paths):
-        write_results(path / "tasks.jsonl", add=0.001 * place, meta={"switches": {}, "data": "a"})
+        write_results(path / "tasks.jsonl", add=0.001 * place, meta={"data": "a"})
     assert list(compare(paths).notices()) == []
     assert compare(paths).difference(compare(paths).groups[1], measure_of(compare(paths), "acc1", "CIFAR-10"))
     for path in paths[3:]:
-        write_results(path / "tasks.jsonl", add=0.1, meta={"switches": {"other": "drop"}, "data": "b"})
+        write_results(path / "tasks.jsonl", add=0.1, meta={"data": "b"})
     comparison = compare(paths)
     assert list(comparison.notices()) == [
         "Caltech-101, CIFAR-10, CIFAR-100, CLEVR Counts and 34 more are not the same in all runs "
@@ -341,7 +341,7 @@ def test_a_line_cut_off_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
     path = write_results(tmp_path / "cut.jsonl")
     whole = path.read_text().splitlines()
     path.write_text("\n".join(whole[:5]) + "\n" + whole[5][:20])
-    assert len(compare([path]).members[0].tasks) == 5
+    assert len(compare([path]).groups[0].members[0].tasks) == 5
 
 
 # Page, files and the command

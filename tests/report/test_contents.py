@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from neuclip.errors import UserError
-from neuclip.records import RunFolder, read_lines
+from neuclip.records import RunFolder
 from neuclip.report.contents import finite, flatten, late_median, read_contents
-from tests.report.sample_runs import BATCH, FIGURES_AT_END, STEPS, change_json, write_lines
+from tests.report.sample_runs import BATCH, STEPS, change_json, write_lines
 
 FILES = ["settings", "records", "evaluation", "summary", "environment", "gallery", "merges"]
 
@@ -33,18 +33,6 @@ def test_what_gives_access_to_data_is_in_no_value() -> None:
     secret = {"train": "s3://me:pass@host/a.tar?key=hidden", "list": ["https://host/b.tar?key=hidden", 3], "empty": {}}
     flat = flatten({"data": secret})
     assert flat == {"data.train": "s3://***@host/a.tar", "data.list": ["https://host/b.tar", 3], "data.empty": {}}
-
-
-def test_the_evaluation_of_the_summary_is_the_last_with_its_normalizer_errors_and_not_listed_twice(
-    run: RunFolder,
-) -> None:
-    evaluations = read_contents(run).evaluations
-    assert len(evaluations) == len(read_lines(run.evaluation)) == 8
-    assert evaluations[-1]["samples"] == STEPS * BATCH
-    assert evaluations[-1]["normalizer_error.method"] == 0.12 and evaluations[-2]["normalizer_error.minibatch"] == 1.9
-    assert FIGURES_AT_END.items() <= evaluations[-1].items()
-    change_json(run.summary, samples_seen=STEPS * BATCH + 1)
-    assert len(read_contents(run).evaluations) == 9
 
 
 def test_a_run_has_finished_when_it_saw_all_whole_batches(run: RunFolder) -> None:

@@ -131,6 +131,7 @@ def test_a_hostile_text_is_shown_and_not_run_wherever_it_comes_from(run: RunFold
         f"run {HOSTILE} NeuCLIP · {HOSTILE} · {HOSTILE}",
         f"From {HOSTILE}.",
         f"on {HOSTILE}",
+        f"{HOSTILE} image to text",
     ):
         assert place in text
     assert f"held-out {HOSTILE} skipped: {HOSTILE}." in text and f"{HOSTILE} was not measured: {HOSTILE}." in text

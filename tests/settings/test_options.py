@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import MISSING, fields
 
 import numpy as np
@@ -112,6 +113,33 @@ def test_a_wrong_type_or_value_is_refused_in_python_with_the_remedy(build, messa
     with pytest.raises(ValueError) as refusal:
         build()
     assert str(refusal.value).startswith(message)
+
+
+OUTSIDE = {
+    CLIP: {"eps": -1e-9, "rho": -math.inf, "form": "mini-batch"},
+    FastCLIP: {
+        **{"dataset_size": 0, "epoch_samples": -1, "total_samples": -1, "gamma_decay_samples": -1, "gamma": 0.0},
+        **{"temperature_initial": 2.0, "temperature_lr": 0.0, "temperature": "globl", "gamma_schedule": "cosin"},
+    },
+    AmorLIP: {
+        **{"embed_dim": -3, "dataset_size": 0, "network_steps": 0, "blend_maximum": 1.0, "network_lr": 0.0},
+        **{"positive_coefficient": 0.0, "rho": (1.0, math.inf), "epoch_samples": -1, "blend_samples": -1},
+    },
+    NeuCLIP: {
+        **{"embed_dim": 0, "restart_every": -1, "inner_steps": -1, "update": "alternate", "network": "mpl"},
+        **{"restart": "period", "alpha_gradient": "detach", "temperature_gradient": "papers"},
+    },
+}
+NEEDED = {FastCLIP: {"dataset_size": 9}, AmorLIP: {"embed_dim": 8}, NeuCLIP: {"embed_dim": 8}}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, values in OUTSIDE.items() for name in values])
+def test_each_option_has_its_limit_and_a_misspelt_choice_its_nearest(kind, name):
+    value = OUTSIDE[kind][name]
+    with pytest.raises(ValueError, match=f"^{name} is .*; .*{'did you mean' if isinstance(value, str) else 'give'}"):
+        kind(**NEEDED.get(kind, {}) | {name: value})
+    with pytest.raises(TypeError, match=f"{name}_"):  # a misspelt name is no argument
+        kind(**NEEDED.get(kind, {}) | {f"{name}_": value})
 
 
 def test_whole_numbers_and_those_of_numpy_are_numbers():

@@ -55,45 +55,29 @@ def test_every_run_has_the_numbers_of_tables_1_and_3(setting, objective):
 
 
 @pytest.mark.parametrize("setting", TABLES)
-def test_each_method_has_its_authors_temperature(setting):
-    def initial_and_schedule(objective):
-        temperature = read_paper(setting, objective).temperature
-        return temperature.initial, temperature.schedule
-
-    assert initial_and_schedule("clip") == (0.07, "cosine")
-    assert initial_and_schedule("siglip") == (0.1, "cosine")
-    assert initial_and_schedule("fastclip") == initial_and_schedule("amorlip") == (0.07, "step_threshold")
-    assert initial_and_schedule("neuclip") == (0.07, "constant")
-
-
-@pytest.mark.parametrize("setting", TABLES)
-def test_neuclip_has_the_numbers_of_table_4(setting):
-    objective = read_paper(setting, "neuclip").objective
-    assert (objective.network, objective.fit, objective.update) == ("prototypes", "unified", "alternating")
-    assert (objective.network_lr, objective.restart) == (1.0, "periodic")  # of AdaGrad
-    assert (objective.num_prototypes, objective.restart_every, objective.inner_steps) == (4096, 500, 10)
+def test_each_method_has_the_numbers_of_its_authors(setting):
+    runs = {name: read_paper(setting, name) for name in OBJECTIVES}
+    temperatures = {name: (run.temperature.initial, run.temperature.schedule) for name, run in runs.items()}
+    thresholds = dict.fromkeys(("fastclip", "amorlip"), (0.07, "step_threshold"))
+    others = {"clip": (0.07, "cosine"), "siglip": (0.1, "cosine"), "neuclip": (0.07, "constant")}
+    assert temperatures == thresholds | others
+    neuclip, fastclip = runs["neuclip"].objective, runs["fastclip"].objective
+    assert (neuclip.network, neuclip.fit, neuclip.update) == ("prototypes", "unified", "alternating")
+    assert (neuclip.network_lr, neuclip.restart) == (1.0, "periodic")  # of AdaGrad; Table 4
+    assert (neuclip.num_prototypes, neuclip.restart_every, neuclip.inner_steps) == (4096, 500, 10)
+    assert (fastclip.gamma_schedule, fastclip.temperature) == ("cosine", "global")  # FastCLIP-v3, as its code computes
+    assert fastclip.temperature_gradient == "fastclip"
+    assert (fastclip.eps, fastclip.gamma) == ((1e-14, 0.2) if setting.startswith("cc") else (1e-6, 0.8))
+    assert runs["amorlip"].optimizer.clip_gradient_norm == 1.0
 
 
 @pytest.mark.parametrize("setting", TABLES)
-def test_fastclip_is_what_its_code_computes_with_the_eps_and_gamma_of_its_scripts(setting):
-    objective = read_paper(setting, "fastclip").objective
-    assert (objective.gamma_schedule, objective.temperature) == ("cosine", "global")  # FastCLIP-v3
-    assert objective.temperature_gradient == "fastclip"
-    assert (objective.eps, objective.gamma) == ((1e-14, 0.2) if setting.startswith("cc") else (1e-6, 0.8))
-
-
-@pytest.mark.parametrize("setting", TABLES)
-def test_clip_and_siglip_say_why_their_temperature_does_not_have_the_rate_of_table_3(setting):
+def test_where_a_run_is_not_the_papers_its_origin_says_why(setting):
     for objective in ("clip", "siglip"):
         value, origin = paper_lines(setting, objective)["temperature.learning_rate"]
         assert float(value) == TABLES[setting][3]
         rate = float(re.search(r"open_clip has one rate for all; Table 3 has (\S+) for tau", origin)[1])
         assert rate == TABLES[setting][4]
-
-
-@pytest.mark.parametrize("setting", TABLES)
-def test_amorlip_clips_its_gradient_and_is_called_extrapolated_where_its_authors_gave_nothing(setting):
-    assert read_paper(setting, "amorlip").optimizer.clip_gradient_norm == 1.0
     lines = paper_lines(setting, "amorlip")
     origins = [origin for key, (_, origin) in lines.items() if key.startswith(("objective.", "optimizer."))]
     assert any("extrapolated" in origin for origin in origins) == (setting != "cc12m")

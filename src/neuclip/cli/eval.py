@@ -12,10 +12,8 @@ from neuclip.cli.command import Count, check_target, find_run, is_main_rank, pri
 from neuclip.errors import UserError
 from neuclip.formatting import UNKNOWN, format_count, format_number, percent, plural
 from neuclip.report.findings import judge_error
-from neuclip.report.measures import evaluation_tables
 from neuclip.report.page import Table, text_table
-from neuclip.runs.summary import held_out_skipped
-from neuclip.settings.writing import WIDTH
+from neuclip.report.terminal import WIDTH, figures_lines, held_out_skipped
 from neuclip.tasks import Average, default_root
 
 if TYPE_CHECKING:
@@ -107,7 +105,8 @@ def as_json_object(measured: Evaluation | None, results: TaskResults | None) -> 
 
 def print_figures(measured: Evaluation | None, results: TaskResults | None) -> None:
     if measured:
-        print(figures_text(measured.figures), end="")
+        for line in figures_lines(measured.figures):
+            print(line)
         for name, text in held_out_skipped(measured.figures, measured.skipped).items():
             print(f"{name}: {text}")
     if results:
@@ -118,12 +117,6 @@ def print_figures(measured: Evaluation | None, results: TaskResults | None) -> N
             names = ", ".join(task.key.rpartition("/")[2] for task in results.missing)
             print(textwrap.fill(f"Not there (neuclip data get NAME): {names}", WIDTH, subsequent_indent="  "))
         print(f"Results: {results.file}")
-
-
-def figures_text(figures: Mapping[str, Any]) -> str:
-    """The tables of an evaluation, with what to judge it by below them."""
-    parts = [[table.caption, text_table(table).rstrip(), *table.notes] for table in evaluation_tables(figures)]
-    return "\n".join("".join(f"{line}\n" for line in part if line) for part in parts)
 
 
 def tasks_table(lines: Sequence[Mapping[str, Any]]) -> str:

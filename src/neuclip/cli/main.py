@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from neuclip import __version__
-from neuclip.errors import RunFailed, RunInterrupted, UserError, proposal
+from neuclip.errors import RunFailed, RunInterrupted, UserError, extras_for, proposal
 from neuclip.secrets import without_secrets
 
 COMMANDS = {  # name: module.function of this package, what it does
@@ -33,6 +33,7 @@ GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 HELP = ("--help", "-h")
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
+REFUSED = ("EROFS", "EACCES", "EPERM", "EEXIST", "ENOTDIR", "EISDIR", "ELOOP")  # what the system says of a place
 THREADS_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of them is the user's own choice
 
 
@@ -75,7 +76,8 @@ def dispatch(arguments: list[str]) -> int:
     module = import_module(f"neuclip.cli.{module_name}")
     command, rest = getattr(module, function), arguments[len(name.split()) :]
     if not set(HELP) & set(rest):
-        return call(command, rest)
+        with extras_for(name):
+            return call(command, rest)
     own_help = getattr(module, f"{function}_help", None)
     print(own_help(rest) if own_help else help_page(command), end="")
     return DONE
@@ -116,7 +118,7 @@ def version_line() -> str:
 
 
 def installed(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version  # takes longer to import than all of the help
+    from importlib.metadata import PackageNotFoundError, version  # as in errors.install_command: imported late
 
     try:
         return version(package).partition("+")[0]
@@ -159,15 +161,7 @@ def system_error(error: OSError) -> str:
         return f"a path is too long for this system; give a shorter one than {error.filename2 or error.filename}"
     if "No usable temporary directory" in str(error):  # of tempfile, which has tried TMPDIR and /tmp
         return "no folder for temporary files can be written; free some space, or set TMPDIR to another folder"
-    refused = error.errno in (
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EEXIST,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ELOOP,
-    )
+    refused = errno.errorcode.get(error.errno or 0) in REFUSED
     if error.filename and (refused or str(error.filename).startswith(("/proc/", "/sys/"))):  # they hold no files
         return (
             f"{error.filename}: {error.strerror}; check the permissions of the folder, or give another "

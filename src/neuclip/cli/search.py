@@ -46,7 +46,10 @@ def search(
     targets = [target, *([with_] if with_ else [])]
     for one in targets:
         check_target(one)
-    check_query(query)
+    if query is not None and not query.strip():
+        raise UserError("the query is empty; give some words, or the path of an image")
+    if query and query.lower().endswith(IMAGE_SUFFIXES) and not Path(query).is_file():
+        raise UserError(f"{query} is not there; give the path of an image file, or words")
     if page and (query or json):
         raise UserError("--page has its own search box; leave out the query and --json")
     if not Path(folder).is_dir():
@@ -63,15 +66,6 @@ def search(
         print(f"{count} embedded; now search: neuclip search {target} {folder} 'QUERY'")
     print_matches(searchers, found)
     return 0
-
-
-def check_query(query: str | None) -> None:
-    if query is None:
-        return
-    if not query.strip():
-        raise UserError("the query is empty; give some words, or the path of an image")
-    if query.lower().endswith(IMAGE_SUFFIXES) and not Path(query).is_file():
-        raise UserError(f"{query} is not there; give the path of an image file, or words")
 
 
 def open_searchers(targets: list[str], path: Path) -> list[Searcher]:

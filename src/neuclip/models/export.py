@@ -4,7 +4,6 @@ the library that it is for, and compared."""
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import warnings
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import RunFailed, require
 from neuclip.files import UNFINISHED, new_file, write_json
 from neuclip.models import open_clip_module
 from neuclip.models.build import BuiltModel, image_shape, quiet_open_clip
@@ -104,8 +103,7 @@ def write_format(name: str, built: BuiltModel, folder: Path, images: Sequence[Im
     Raises RunFailed where the two differ: a folder that gives other features is of no use to anybody.
     """
     form = FORMATS[name]
-    if missing := [package for package in form.needs if importlib.util.find_spec(package) is None]:
-        raise UserError(f"--to {name} needs {', '.join(missing)}; pip install 'neuclip[export]'")
+    require(f"--to {name}", *form.needs, extra="export")
     built.towers.eval().cpu()
     form.write(built, folder)
     pixels = torch.stack([built.float_transform(image) for image in images])

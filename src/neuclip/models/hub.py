@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import RunFailed, UserError, extras_for
 
 HUB = "hf-hub:"
 VARIABLE = "HF_HUB_OFFLINE"  # 0 in the environment: download what is missing
@@ -78,12 +78,10 @@ def offline(config: dict[str, Any], *, download: bool = False) -> Iterator[None]
     if not named:  # everything comes with open_clip, or is a file
         yield
         return
-    try:
+    with extras_for(" and ".join(named)):
         from huggingface_hub import constants
         from transformers import dynamic_module_utils
         from transformers.utils import logging as transformers_logging
-    except ImportError as error:
-        raise UserError(f"transformers is needed for {' and '.join(named)}; pip install transformers") from error
     transformers_logging.disable_progress_bar()  # of weights that are on this machine: it takes less than a second
     before = constants.HF_HUB_OFFLINE, dynamic_module_utils.TIME_OUT_REMOTE_CODE
     constants.HF_HUB_OFFLINE = before[0] if download or VARIABLE in os.environ else True

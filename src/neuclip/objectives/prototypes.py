@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neuclip.distributed.collectives import gather_shares, gather_values, scatter_sum, sum_over_ranks, world_size
+from neuclip.distributed.collectives import gather_values, scatter_sum, sum_over_ranks, world_size
 from neuclip.objectives.formulas import gradient_only
 from neuclip.objectives.pairs import LOWEST, NOBODY, Pairs, gather_sides, strip_height
 from neuclip.objectives.state import ShardedRows, adagrad_step, adam_step
@@ -39,8 +39,8 @@ class Prototypes(ShardedRows):
 
     rows: Tensor  # (2, share of m, d)
     owners: Tensor  # (share of m, 2) the sample and the caption that a slot was written from
-    ring: Tensor  # (4,) the next slot to write; steps since the restart began; steps since slots were written; and
-    # `active`, how many were ever written: they fill from the front
+    ring: Tensor  # (3,) the next slot to write; steps since the restart began; and `active`, how many were ever
+    # written: they fill from the front
 
     def __init__(
         self,
@@ -62,17 +62,12 @@ class Prototypes(ShardedRows):
         self.add_rows("owners", (-1, 2), fill=NOBODY)
         for name in self.optimizer_state:
             self.add_rows(name, (2, -1, 1 if name == "steps" else embed_dim))
-        self.register_buffer("ring", torch.zeros(4, dtype=torch.int64))
+        self.register_buffer("ring", torch.zeros(3, dtype=torch.int64))
         self.most = 0  # as many slots as can have been written: what the host knows of `active` without asking
 
     @property
     def ready(self) -> bool:
         return self.most > 0
-
-    @property
-    def idle(self) -> int:
-        """Steps since slots were last written. Waits for the device."""
-        return int(self.ring[2])
 
     @torch.no_grad()
     def restart(self, pairs: Pairs) -> None:
@@ -85,7 +80,7 @@ class Prototypes(ShardedRows):
         A batch without any sound pair moves nothing. Only the device knows of it, so the ring is there.
         """
         moves = pairs.sound.any()
-        written, age, idle, active = self.ring
+        written, age, active = self.ring
         if not self.rolling:
             due = moves & (written == self.size) & (age >= (self.restart_every or math.inf))
             written, age = written.masked_fill(due, 0), age.masked_fill(due, 0)
@@ -93,8 +88,7 @@ class Prototypes(ShardedRows):
         count = torch.where(moves, room, 0).clamp(max=pairs.batch)
         self._write(written, count, pairs)
         end = written + count
-        idle = (idle + moves).masked_fill(count > 0, 0)
-        ring = [end % self.size if self.rolling else end, age + moves, idle, (active + count).clamp(max=self.size)]
+        ring = [end % self.size if self.rolling else end, age + moves, (active + count).clamp(max=self.size)]
         self.ring = torch.stack(ring)  # not in place: a state that was saved keeps its own
         self.most = min(self.most + pairs.batch, self.size)
 
@@ -177,7 +171,7 @@ class Prototypes(ShardedRows):
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Some anchors of each side at a time: their place, weight (2, c, slots) and scale (2, c), which multiplied are
         q over this rank's slots, and log_g (2, c) over those of all ranks."""
-        offset, active = pairs.all_positive / tau, self.ring[3]
+        offset, active = pairs.all_positive / tau, self.ring[2]
         log_count = active.clamp(min=1).to(unit.dtype).log()
         slots = torch.arange(self._active, device=unit.device) + self.share.start
         unwritten = unit.new_zeros(self._active).masked_fill_(slots >= active, LOWEST)
@@ -200,10 +194,6 @@ class Prototypes(ShardedRows):
         for key, owner, mask in zip(keys, self.owners[: self._active].T, self.masks, strict=False):
             masked = masked | (key[:, None] == owner) if mask else masked
         return masked
-
-    def all_owners(self) -> Tensor:  # (m,)
-        """Collective. The sample in each slot; negative where it has no number."""
-        return gather_shares(self.owners[:, 0].contiguous(), self.size)
 
     def get_extra_state(self) -> dict[str, int]:
         return {"most": self.most}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from neuclip.formatting import format_number, percent
 from neuclip.report.contents import Figures
@@ -35,7 +35,7 @@ class Chart:
 
     title: str
     unit: str  # of the values
-    lines: Sequence[Line]
+    lines: Sequence[Line] = ()
     note: str = ""
     across: str = "samples seen"
     percent: bool = False
@@ -57,74 +57,63 @@ class Chart:
         return asdict(self) | {"lines": lines}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A column of the records that is drawn."""
+class Curve(NamedTuple):
+    """A column of the records that is drawn, and the chart that it becomes."""
 
     key: str
-    title: str
-    unit: str
-    note: str = ""
+    look: Chart  # without lines
     noisy: bool = True  # smoothed
     main: bool = True  # the others are folded away
-    percent: bool = False
-    log: bool = False
-    reference: float | None = None
 
     def chart(self, groups: Mapping[str, Sequence[Sequence[Figures]]]) -> Chart:
         """`groups[name]` are the records of each of its runs."""
         curves = {name: [column(records, self.key) for records in runs] for name, runs in groups.items()}
-        return Chart(
-            title=self.title,
-            unit=self.unit,
-            lines=group_lines(curves, noisy=self.noisy, log=self.log),
-            note=self.note,
-            percent=self.percent,
-            log=self.log,
-            reference=self.reference,
-        )
+        return replace(self.look, lines=group_lines(curves, noisy=self.noisy, log=self.look.log))
+
+
+CALIBRATION = Chart(
+    title="Calibration",
+    unit="true / predicted",
+    note="Batch mean of true over predicted normalizer: 1 when the prediction is right.",
+    log=True,
+    reference=1.0,
+)
+ACCURACY = Chart(
+    title="In-batch accuracy",
+    unit="accuracy",
+    note="Share of the batch whose own pair scores highest.",
+    percent=True,
+)
+AT_EPS = Chart(
+    title="Normalizers at eps",
+    unit="share of the anchors",
+    note="Anchors whose normalizer in the batch is within a factor e of eps: there eps decides, not the data.",
+    percent=True,
+)
+CAPPED = Chart(
+    title="Capped exponents",
+    unit="anchors of a batch",
+    note="Anchors whose exponent was cut to what the number format holds.",
+)
+
+
+def share_of_step(title: str) -> Chart:
+    return Chart(title=title, unit="share of a step", percent=True)
 
 
 CURVES = (
-    Curve(key="loss", title="Loss", unit="loss of the batch"),
-    Curve(key="temperature", title="Temperature", unit="temperature τ", noisy=False),
-    Curve(
-        key="calibration",
-        title="Calibration",
-        unit="true / predicted",
-        note="Batch mean of true over predicted normalizer: 1 when the prediction is right.",
-        log=True,
-        reference=1.0,
-    ),
-    Curve(
-        key="accuracy",
-        title="In-batch accuracy",
-        unit="accuracy",
-        note="Share of the batch whose own pair scores highest.",
-        percent=True,
-    ),
-    Curve(key="gradient_norm", title="Gradient norm", unit="norm of the gradient", log=True, main=False),
-    Curve(key="learning_rate", title="Learning rate", unit="rate of the encoders", noisy=False, main=False),
-    Curve(key="samples_per_second", title="Speed", unit="samples per second", main=False),
-    Curve(key="towers_share", title="Time of the encoders", unit="share of a step", percent=True, main=False),
-    Curve(key="normalizer_share", title="Time of the normalizer", unit="share of a step", percent=True, main=False),
-    Curve(key="data_share", title="Waiting for data", unit="share of a step", percent=True, main=False),
-    Curve(
-        key="share_at_eps",
-        title="Normalizers at eps",
-        unit="share of the anchors",
-        note="Anchors whose normalizer in the batch is within a factor e of eps: there eps decides, not the data.",
-        percent=True,
-        main=False,
-    ),
-    Curve(
-        key="capped",
-        title="Capped exponents",
-        unit="anchors of a batch",
-        note="Anchors whose exponent was cut to what the number format holds.",
-        noisy=False,
-        main=False,
-    ),
+    Curve("loss", Chart(title="Loss", unit="loss of the batch")),
+    Curve("temperature", Chart(title="Temperature", unit="temperature τ"), noisy=False),
+    Curve("calibration", CALIBRATION),
+    Curve("accuracy", ACCURACY),
+    Curve("gradient_norm", Chart(title="Gradient norm", unit="norm of the gradient", log=True), main=False),
+    Curve("learning_rate", Chart(title="Learning rate", unit="rate of the encoders"), noisy=False, main=False),
+    Curve("samples_per_second", Chart(title="Speed", unit="samples per second"), main=False),
+    Curve("towers_share", share_of_step("Time of the encoders"), main=False),
+    Curve("normalizer_share", share_of_step("Time of the normalizer"), main=False),
+    Curve("data_share", share_of_step("Waiting for data"), main=False),
+    Curve("share_at_eps", AT_EPS, main=False),
+    Curve("capped", CAPPED, noisy=False, main=False),
 )
 
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from neuclip import files
 from neuclip.errors import UserError
 from neuclip.records import RunFolder
-from neuclip.report.contents import RunContents, as_mapping, finite, flatten, read_contents
+from neuclip.report.contents import RunContents, as_mapping, finite, read_contents
 from neuclip.report.measures import CALIBRATION, NORMALIZER_ERROR, SPEED, Measure, chance, datasets, measured, size
-from neuclip.tasks import GROUPS, Task, tasks
+from neuclip.tasks import GROUPS, Average, averages, tasks
 
 OF_ONE_RUN = ("run.seed", "run.name", "run.folder")  # runs that differ in nothing else are one group
 SAYS_NOTHING = ("tasks", "results", "eval_results")  # names of files: then the folder's name is better
@@ -26,7 +26,7 @@ SEED_AT_END = re.compile(r"([-_. ]+(seed|s))?[-_. ]*\d*$")
 AVERAGES = ("datacomp", "imagenet", "retrieval")  # those of the paper
 CONFIDENCE = 0.95
 MOST_NAMES = 4  # in one sentence
-DIFFERENT_DATA = "The runs were trained on different data, which may explain every difference below"
+TRAINING_DATA = NORMALIZER_ERROR.dataset
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Member:
     name: str
     path: Path
     run: RunContents | None = None
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by key, flat: "metrics.main_metric"
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by key, as `averages` takes them
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -55,30 +55,52 @@ class Member:
     @cached_property
     def figures(self) -> dict[Measure, float]:
         """Everything that was measured at the end."""
+        of_tasks = {measure: value for measure, (value, _) in self.task_figures.items()}
         if self.run is None:
-            return task_figures(self.tasks)
+            return of_tasks
         rest = {CALIBRATION: self.run.calibration, SPEED: self.run.number("samples_per_second")}
         known = {measure: value for measure, value in rest.items() if value is not None}
-        return measured(self.run.final) | known | task_figures(self.tasks)
+        return measured(self.run.final) | known | of_tasks
+
+    @cached_property
+    def averages(self) -> list[Average]:
+        return [average for average in averages(self.tasks.values()) if average.group in AVERAGES]
+
+    @cached_property
+    def task_figures(self) -> dict[Measure, tuple[float, float | None]]:
+        """With what guessing gives: the averages that are complete, then the tasks."""
+        of_groups = {
+            Measure(one.name, "average", f"mean of {one.members} tasks"): (one.value, one.chance)
+            for one in self.averages
+            if one.value is not None
+        }
+        return of_groups | {
+            task_measure(key): (line["metrics"]["main_metric"], line["meta"].get("chance"))
+            for key, line in self.tasks.items()
+        }
 
     def chance(self, measure: Measure) -> float | None:
-        """What guessing gives; of an average where it is known of all its tasks."""
-        ours = [task for task in tasks() if measure.dataset in (task.name, *map(GROUPS.get, task.groups))]
-        chances = [finite(self.tasks.get(task.key, {})).get("meta.chance") for task in ours]
-        known = [one for one in chances if one is not None]
-        if known and len(known) == len(ours):
-            return mean(known)
+        """What guessing gives."""
+        if measure in self.task_figures:
+            return self.task_figures[measure][1]
         return chance(measure, self.run.final) if self.run else None
 
     @property
     def conditions(self) -> dict[str, str]:
         """How each thing was measured, by its name: where members disagree, its figures are not compared."""
-        facts = {task_name(key): task_conditions(result) for key, result in self.tasks.items()}
+        facts = {
+            task_measure(key).dataset: f"data {line['meta']['data'][:8]}"
+            for key, line in self.tasks.items()
+            if "data" in line["meta"]
+        }
         if self.run:
-            final = self.run.final
+            final, setting = self.run.final, self.run.settings.get
             facts |= {name: size(name, final) for name in datasets(final, ".*_recall_at_1|top1")}
+            # The same data may lie in two places; of what is held out by its seed, each run has other data.
+            sha256 = "" if setting("data.hold_out") else self.run.environment.get("data.sha256")
+            facts[TRAINING_DATA] = f"fingerprint {str(sha256)[:8]}" if sha256 else str(setting("data.train", ""))
             if (eps := self.run.number("normalizer_error.eps")) is not None:
-                facts["normalizer error"] = f"eps {eps:g}"
+                facts[NORMALIZER_ERROR.words] = f"eps {eps:g}"
         return {name: fact for name, fact in facts.items() if fact}
 
 
@@ -150,10 +172,6 @@ class Comparison:
     def title(self) -> str:
         return some_names([group.name for group in self.groups])
 
-    @property
-    def members(self) -> list[Member]:
-        return [member for group in self.groups for member in group.members]
-
     @cached_property
     def measures(self) -> list[Measure]:
         """Held-out sets and tasks first, then the normalizer error, then what is no score."""
@@ -164,31 +182,15 @@ class Comparison:
     def different(self) -> dict[str, dict[str, list[str]]]:
         """What was not measured in the same way everywhere: which value, and the members that have it."""
         found: dict[str, dict[str, list[str]]] = {}
-        for member in self.members:
+        for member in (member for group in self.groups for member in group.members):
             for what, value in member.conditions.items():
                 found.setdefault(what, {}).setdefault(value, []).append(member.name)
         return {what: by_value for what, by_value in found.items() if len(by_value) > 1}
 
-    @cached_property
-    def training_data(self) -> dict[str, list[str]]:
-        """The data of the runs and who has it: by fingerprint where all have one that does not depend on the seed, as
-        the same data may lie in two places; otherwise by address."""
-        runs = [(member.name, member.run) for member in self.members if member.run]
-        prints = [str(run.environment.get("data.sha256") or "") for _, run in runs]
-        chosen_by_seed = any(run.settings.get("data.hold_out") for _, run in runs)
-        found: dict[str, list[str]] = {}
-        for (name, run), sha256 in zip(runs, prints, strict=True):
-            address = str(run.settings.get("data.train", "unknown"))
-            by_print = all(prints) and not chosen_by_seed
-            found.setdefault(f"fingerprint {sha256[:8]}" if by_print else address, []).append(name)
-        return found
-
     def is_comparable(self, measure: Measure) -> bool:
-        """Whether all members measured it in the same way."""
-        if measure == NORMALIZER_ERROR:
-            return "normalizer error" not in self.different and len(self.training_data) < 2
+        """Whether all members measured it in the same way, and all the tasks of an average."""
         members = [task.name for task in tasks() if measure.dataset in map(GROUPS.get, task.groups)]
-        return not any(name in self.different for name in (measure.dataset, *members))
+        return not any(name in self.different for name in (measure.dataset, measure.words, *members))
 
     def difference(self, group: Group, measure: Measure) -> Difference | None:
         """To the baseline, over the seeds that both have; None where there are fewer than two, or nothing to compare.
@@ -206,13 +208,17 @@ class Comparison:
 
     def notices(self) -> Iterator[str]:
         """What a reader must know before comparing, the most important first."""
-        if len(self.training_data) > 1:
-            yield f"{DIFFERENT_DATA} ({who_has_what(self.training_data)})."
+        different = dict(self.different)
+        if data := different.pop(TRAINING_DATA, None):
+            yield (
+                "The runs were trained on different data, which may explain every difference below "
+                f"({who_has_what(data)})."
+            )
         alike: dict[str, list[str]] = {}  # by who differs: many tasks may differ between the same runs
-        for what, by_value in self.different.items():
+        for what, by_value in different.items():
             alike.setdefault(" / ".join(map(some_names, by_value.values())), []).append(what)
         for who, names in alike.items():
-            verb, who = ("is", who_has_what(self.different[names[0]])) if len(names) == 1 else ("are", who)
+            verb, who = ("is", who_has_what(different[names[0]])) if len(names) == 1 else ("are", who)
             yield f"{some_names(names)} {verb} not the same in all runs ({who}): these figures cannot be compared."
         for group in self.groups:
             yield from group_notices(group)
@@ -233,11 +239,10 @@ def group_notices(group: Group) -> Iterator[str]:
             left_out = ", and it is left out of means and curves" if member not in group.counted else ""
             seen, planned = member.run.samples_seen, member.run.samples_planned
             yield f"{member.name} has not finished: {seen:,.0f} of {planned:,.0f} samples seen{left_out}."
-        for name in AVERAGES:
-            ours = [task for task in tasks() if name in task.groups]
-            count = sum(is_whole(task, member.tasks) for task in ours)
-            if 0 < count < len(ours):
-                yield f"{GROUPS[name]} needs all {len(ours)} tasks in full: {member.name} has {count}."
+        for average in member.averages:
+            if average.lacking:
+                whole = average.members - len(average.lacking)
+                yield f"{average.name} needs all {average.members} tasks in full: {member.name} has {whole}."
     seeds = [member.seed for member in group.members if member.run]
     if repeated := sorted({str(seed) for seed in seeds if seeds.count(seed) > 1}):
         yield f"{group.name} has seed {', '.join(repeated)} more than once: its spread is not that of seeds."
@@ -292,8 +297,8 @@ def read_member(path: Path) -> Member:
 
 
 def read_tasks(path: Path) -> dict[str, dict[str, Any]]:
-    """By the key of the task; of a task that is there twice, the later one. DataComp's own files, whose fairness tasks
-    have no main metric, are read as well."""
+    """By the key of the task, in DataComp's order; of a task that is there twice, the later one. DataComp's own files,
+    whose fairness tasks have no main metric, are read as well."""
     remedy = "give the folder of a run, or a file that `neuclip eval --tasks` wrote"
     with files.reading(path, remedy):
         lines = files.read_regular(path).decode().splitlines()
@@ -302,18 +307,31 @@ def read_tasks(path: Path) -> dict[str, dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            result = as_mapping(json.loads(line))
-            key, metric = str(result["key"]), as_mapping(result["metrics"])["main_metric"]
+            result = task_result(json.loads(line))
         except (ValueError, RecursionError, KeyError):
             if place == len(lines) and results:
                 continue  # cut off by a kill
             shape = '{"key": ..., "metrics": {"main_metric": ...}}'
             raise UserError(f"{path} line {place} is not a task result ({shape}); {remedy}") from None
-        if finite({key: metric}):  # not null
-            results[key] = flatten(result)
+        if result["metrics"]:
+            results[result["key"]] = result
     if not results:
         raise UserError(f"{path} holds no task result; {remedy}")
-    return results
+    order = [task.key for task in tasks()]
+    return dict(sorted(results.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+
+
+def task_result(line: Any) -> dict[str, Any]:
+    """What a comparison needs of a line; `metrics` is empty where the main one is null. Raises ValueError, KeyError."""
+    main, meta = as_mapping(as_mapping(line)["metrics"])["main_metric"], as_mapping(line.get("meta", {}))
+    texts = {name: str(meta[name]) for name in ("data", "templates") if name in meta}
+    return {"key": str(line["key"]), "metrics": finite({"main_metric": main}), "meta": finite(meta) | texts}
+
+
+def task_measure(key: str) -> Measure:
+    """By the names that DataComp gives; a task that it does not have is called by its key."""
+    name, metric = next(((one.name, one.metric) for one in tasks() if one.key == key), (key, "main_metric"))
+    return Measure(name, metric, metric.replace("_", " "))
 
 
 def group_members(members: Sequence[Member]) -> list[Group]:
@@ -341,35 +359,3 @@ def group_name(members: Sequence[Member]) -> str:
     columns = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     shared = SEED_AT_END.sub("", "".join(letters[0] for letters in columns))
     return shared or f"{members[0].name} and {len(members) - 1} more"
-
-
-def task_figures(results: Mapping[str, Mapping[str, Any]]) -> dict[Measure, float]:
-    """The averages that are complete, then the tasks in DataComp's order, then tasks that it does not have."""
-    values = {key: finite(result)["metrics.main_metric"] for key, result in results.items()}
-    figures: dict[Measure, float] = {}
-    for group in AVERAGES:
-        ours = [task for task in tasks() if group in task.groups]
-        if all(is_whole(task, results) for task in ours):
-            average = Measure(GROUPS[group], "average", f"mean of {len(ours)} tasks")
-            figures[average] = mean(values[task.key] for task in ours)
-    known = {task.key: task for task in tasks()}
-    for key in sorted(values, key=lambda key: [*known].index(key) if key in known else len(known)):
-        metric = known[key].metric if key in known else "main_metric"
-        figures[Measure(task_name(key), metric, metric.replace("_", " "))] = values[key]
-    return figures
-
-
-def task_name(key: str) -> str:
-    return next((task.name for task in tasks() if task.key == key), key)
-
-
-def is_whole(task: Task, results: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the task was measured, and on all of its images as far as the result says."""
-    return task.key in results and task.is_whole(finite(results[task.key]).get("meta.items", task.size))
-
-
-def task_conditions(result: Mapping[str, Any]) -> str:
-    """The data and switches of a task; DataComp's own files say nothing about them."""
-    known = {key.removeprefix("meta."): value for key, value in result.items()}
-    switches = [f"{key.removeprefix('switches.')} {x}" for key, x in known.items() if key.startswith("switches.")]
-    return ", ".join([*switches, *([f"data {str(known['data'])[:8]}"] if "data" in known else [])])

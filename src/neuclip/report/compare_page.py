@@ -71,18 +71,17 @@ def comparison_page(comparison: Comparison) -> Page:
 
 def verdicts(comparison: Comparison) -> Iterator[str]:
     """What the differences in the chosen measure say, group by group; nothing without one."""
-    for measure in comparison.measures:
-        if not comparison.measure or not comparison.gets_verdict(measure):
-            continue
+    for measure in (one for one in comparison.measures if one.key == comparison.measure):
         for group in comparison.groups:
             if (gap := comparison.difference(group, measure)) is None:
                 continue
             better = measure.better * gap.mean > 0
-            word = ("better" if better else "worse") if gap.is_shown else "not shown to differ"
-            than = f"{'than' if gap.is_shown else 'from'} {comparison.baseline.name}"
+            word = ("better than" if better else "worse than") if gap.is_shown else "not shown to differ from"
             shown = difference_text(gap, measure, decimals(group.values(measure), measure))
-            what = f"{measure.words} on {measure.dataset}"
-            yield f"{what}: {group.name} is {word} {than}, {shown} over {gap.seeds} seeds."
+            yield (
+                f"{measure.words} on {measure.dataset}: {group.name} is {word} {comparison.baseline.name}, {shown} "
+                f"over {gap.seeds} seeds."
+            )
 
 
 def groups_table(groups: Sequence[Group]) -> Table:

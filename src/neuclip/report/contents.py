@@ -97,7 +97,8 @@ class RunContents:
 
     def under(self, prefix: str) -> dict[str, Any]:
         """The part of the summary below `prefix`: `run.under("skipped")` is {"image does not decode": 3}."""
-        return below(prefix, self.summary)
+        start = f"{prefix}."
+        return {key.removeprefix(start): value for key, value in self.summary.items() if key.startswith(start)}
 
 
 def read_contents(folder: RunFolder) -> RunContents:
@@ -109,31 +110,16 @@ def read_contents(folder: RunFolder) -> RunContents:
             f"{folder.path} is not a run: it has no settings.yaml, records.jsonl or summary.json; "
             "give the folder that `neuclip train` made"
         )
-    summary = flatten(read_json(folder.summary))
-    lines = [finite(line) for line in read_json_lines(folder.evaluation)]
     return RunContents(
         folder,
         settings=read_settings(folder.settings),
         environment=flatten(read_json(folder.environment)),
-        summary=summary,
-        records=[finite(line) for line in read_json_lines(folder.records)],
-        evaluations=with_final([line for line in lines if "samples" in line], summary),
-        merges=[line for line in map(finite, read_json_lines(folder.merges)) if "weight" in line],
+        summary=flatten(read_json(folder.summary)),
+        records=read_figures(folder.records, "samples"),
+        evaluations=read_figures(folder.evaluation, "samples"),
+        merges=read_figures(folder.merges, "weight"),
         gallery=read_json(folder.gallery),
     )
-
-
-def with_final(evaluations: list[Figures], summary: Mapping[str, Any]) -> list[Figures]:
-    """The evaluations on the way, and last that of the summary with its normalizer errors; none is listed twice."""
-    estimators = finite(below("normalizer_error.estimators", summary))
-    errors = {
-        f"normalizer_error.{key.removesuffix('.mean')}": x for key, x in estimators.items() if key.endswith(".mean")
-    }
-    final = finite(below("evaluation", summary)) | errors
-    seen = finite(summary).get("samples_seen", evaluations[-1]["samples"] if evaluations else 0.0)
-    if not final:
-        return evaluations
-    return [*(line for line in evaluations if line["samples"] < seen), {"samples": seen} | final]
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -146,15 +132,13 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     with files.reading(path, REMEDY):
-        return as_mapping(json.loads(files.read_regular(path)))
+        return as_mapping(json.loads(files.read_regular(path))) if path.is_file() else {}
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    with files.reading(path, REMEDY):
-        return [as_mapping(line) for line in read_lines(path)]
+def read_figures(path: Path, place: str) -> list[Figures]:
+    """The lines that have a `place`, which a chart draws them at."""
+    return [line for line in map(finite, read_lines(path)) if place in line]
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
@@ -182,12 +166,6 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_secrets(one) for one in value]
     return without_queries(value) if isinstance(value, str) else value
-
-
-def below(prefix: str, flat: Mapping[str, Any]) -> dict[str, Any]:
-    """What flat values hold below `prefix`, by the rest of their names."""
-    start = f"{prefix}."
-    return {key.removeprefix(start): value for key, value in flat.items() if key.startswith(start)}
 
 
 def finite(values: Mapping[str, Any]) -> Figures:

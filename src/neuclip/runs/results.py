@@ -27,9 +27,9 @@ from neuclip.progress import say
 from neuclip.records import append_line, keep_up_to, read_lines, write_json
 from neuclip.report.contents import late_median
 from neuclip.report.run_report import write_report
+from neuclip.report.terminal import headline_text, summary_text
 from neuclip.runs.advice import run_advice
 from neuclip.runs.error import error_figures, measure_error
-from neuclip.runs.summary import headline_text, summary_text
 from neuclip.settings.sections import Settings
 from neuclip.training.run import Run
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,29 +52,8 @@ class Match(NamedTuple):
     score: float
 
 
-@dataclass
-class Index:
-    """What one model makes of images: features (d,) of length 1, or why an image cannot be used."""
-
-    features: dict[ImageFile, np.ndarray]
-    faults: dict[ImageFile, str]
-
-    def __len__(self) -> int:
-        return len(self.features) + len(self.faults)
-
-    def __contains__(self, file: ImageFile) -> bool:
-        return file in self.features or file in self.faults
-
-    def add(self, other: Index) -> None:
-        self.features |= other.features
-        self.faults |= other.faults
-
-    def only(self, files: Iterable[ImageFile]) -> Index:
-        kept = set(files)
-        return Index(
-            {file: row for file, row in self.features.items() if file in kept},
-            {file: reason for file, reason in self.faults.items() if file in kept},
-        )
+# What one model makes of each image: features (d,) of length 1, or why it cannot be used.
+Index = dict[ImageFile, np.ndarray | str]
 
 
 @dataclass(frozen=True)
@@ -131,11 +110,11 @@ class Searcher:
         """Embeds what is new or changed in the folder, and shows progress as `name`."""
         built.towers.eval()
         index = update_index(built, folder, f"embedding {folder.path} with {name}")
-        ids = [id for id, file in enumerate(folder.files) if file in index.features]
-        features = stack([index.features[folder.files[id]] for id in ids], built.embed_dim)
-        faults = dict.fromkeys(folder.not_decoded, NOT_DECODED_REASON)
-        faults |= {file.path: reason for file, reason in index.faults.items()}
-        return cls(name, built, folder, np.array(ids, np.int64), features, faults)
+        rows, faults = rows_of(index), {file.path: reason for file, reason in index.items() if isinstance(reason, str)}
+        ids = [id for id, file in enumerate(folder.files) if file in rows]
+        features = stack([rows[folder.files[id]] for id in ids], built.embed_dim)
+        not_decoded = dict.fromkeys(folder.not_decoded, NOT_DECODED_REASON)
+        return cls(name, built, folder, np.array(ids, np.int64), features, not_decoded | faults)
 
     @torch.no_grad()
     def by_text(self, text: str, top: int) -> list[Match]:
@@ -162,12 +141,12 @@ def update_index(built: BuiltModel, folder: Folder, what: str) -> Index:
     """Of exactly the folder's files: what is stored, and what had to be embedded, which is stored now."""
     place = cache_folder() / "search" / f"{index_key(built, folder.path)}.npz"
     stored = load(place, built.embed_dim)
-    index = stored.only(folder.files)
+    index = {file: stored[file] for file in folder.files if file in stored}
     missing = [id for id, file in enumerate(folder.files) if file not in index]
     saved = time.monotonic()
     try:
         for batch in embed(built, folder, missing, what):
-            index.add(batch)
+            index |= batch
             if time.monotonic() - saved > SAVE_SECONDS:
                 save(place, index, built.embed_dim)
                 saved = time.monotonic()
@@ -192,19 +171,24 @@ def load(place: Path, width: int) -> Index:
             features, (files, faults) = stored["features"], json.loads(stored["files"].tobytes())
         lengths = np.sqrt(np.einsum("nd,nd->n", features, features))
         if features.shape[1] == width and (abs(lengths - 1) < LENGTH_TOLERANCE).all():
-            rows = {ImageFile(*file): row for file, row in zip(files, features, strict=True)}
-            return Index(rows, {ImageFile(*file): reason for file, reason in faults})
+            pairs = [*zip(files, features, strict=True), *((file, str(reason)) for file, reason in faults)]
+            return {ImageFile(*file): row for file, row in pairs}
     except Exception:  # readers of broken bytes raise nearly every type
         pass
-    return Index({}, {})
+    return {}
 
 
 def save(place: Path, index: Index, width: int) -> None:
     """`files` is JSON, which keeps names that are no UTF-8: those of the rows of `features`, and those with faults."""
-    files = json.dumps([list(index.features), list(index.faults.items())]).encode()
+    rows = rows_of(index)
+    files = json.dumps([list(rows), [pair for pair in index.items() if isinstance(pair[1], str)]]).encode()
     with new_file(place) as file:
-        np.savez(file, features=stack([*index.features.values()], width), files=np.frombuffer(files, np.uint8))
+        np.savez(file, features=stack([*rows.values()], width), files=np.frombuffer(files, np.uint8))
     remove_unused(place.parent.glob(f".*{UNFINISHED}"))  # left by kills
+
+
+def rows_of(index: Index) -> dict[ImageFile, np.ndarray]:
+    return {file: row for file, row in index.items() if not isinstance(row, str)}
 
 
 def stack(rows: list[np.ndarray], width: int) -> np.ndarray:  # n x (d,) -> (n, d), also where n is 0
@@ -242,7 +226,7 @@ def embed(built: BuiltModel, folder: Folder, ids: list[int], what: str) -> Itera
             images = {file: pixels for file, pixels in prepared.items() if not isinstance(pixels, str)}
             rows = encode(built, [*images.values()], what)
             faults = {file: reason for file, reason in prepared.items() if isinstance(reason, str)}
-            yield Index(dict(zip(images, rows, strict=True)), faults)
+            yield {**dict(zip(images, rows, strict=True)), **faults}
     finally:
         pool.shutdown(cancel_futures=True)
 

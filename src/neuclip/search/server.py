@@ -104,15 +104,9 @@ class Page(ThreadingTCPServer):
                 one.by_text(query, self.top) if isinstance(query, str) else one.by_image(query, self.top)
                 for one in self.searchers
             ]
-        return {
-            "models": [
-                {
-                    "name": as_utf8(one.name),
-                    "matches": [match._asdict() | {"path": as_utf8(match.path)} for match in best],
-                }
-                for one, best in zip(self.searchers, found, strict=True)
-            ]
-        }
+        matches = [[match._asdict() | {"path": as_utf8(match.path)} for match in best] for best in found]
+        models = [as_utf8(one.name) for one in self.searchers]
+        return {"models": [{"name": name, "matches": best} for name, best in zip(models, matches, strict=True)]}
 
     def parse_query(self, body: bytes) -> Any:
         """A text, or an image."""
@@ -173,6 +167,8 @@ class Handler(BaseHTTPRequestHandler):
             status, kind, content = refused.status, TEXT, str(refused).encode()
         except (UserError, RunFailed) as error:
             status, kind, content = 400, TEXT, str(error).encode(errors="replace")
+        except BadSample as bad:
+            status, kind, content = 400, TEXT, f"{bad.reason}; give a JPEG, PNG, WebP or similar file".encode()
         except ConnectionError:  # the browser has gone
             raise
         except Exception:
@@ -213,11 +209,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.unread > LARGEST_UPLOAD:
             raise Refused(413, f"the file is larger than {LARGEST_UPLOAD >> 20} MB; give a smaller image")
         body, self.unread = self.rfile.read(self.unread), 0
-        try:
-            found = self.server.search(self.headers.get("content-type", ""), body)
-        except BadSample as bad:
-            raise Refused(400, f"{bad.reason}; give a JPEG, PNG, WebP or similar file") from bad
-        return "application/json", json.dumps(found).encode()
+        return "application/json", json.dumps(self.server.search(self.headers.get("content-type", ""), body)).encode()
 
     def send(self, status: int, kind: str, content: bytes) -> None:
         # Who is still sending would not see the answer: a connection that is closed before all was read is cut off.

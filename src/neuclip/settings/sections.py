@@ -108,7 +108,7 @@ class ModelSettings(Section):
 
     name: str = option(
         "ViT-B-32",
-        "tiny, small, lite0-minilm (pretrained towers; needs neuclip[pretrained]), any open_clip model, "
+        "tiny, small, lite0-minilm (pretrained towers; needs the extra pretrained), any open_clip model, "
         "local-dir:FOLDER, hf-hub:NAME, or the path of a model config (.json); empty: that of the run or folder in "
         "model.pretrained",
     )
@@ -277,8 +277,8 @@ class LogSettings(Section):
     may_change = True
 
     every: int = option(50, "steps between lines in records.jsonl", at_least=1)
-    tensorboard: bool = option(False, "also write TensorBoard events (needs neuclip[tensorboard])")
-    wandb: bool = option(False, "also write Weights & Biases files, offline (needs neuclip[wandb])")
+    tensorboard: bool = option(False, "also write TensorBoard events (needs the extra tensorboard)")
+    wandb: bool = option(False, "also write Weights & Biases files, offline (needs the extra wandb)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,10 @@
-"""The end of a run in a few lines."""
+"""The figures of an evaluation, and the end of a run, in a few lines."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from neuclip.report.measures import DEFINITION, DIFFERENT_DEFINITION
-from neuclip.runs.summary import headline_text, summary_text
+from neuclip.report.terminal import headline_text, summary_text
 
 FIGURES = {
     "icons.images": 1144,
@@ -58,7 +57,8 @@ def test_a_summary_has_cost_recall_against_chance_normalizer_and_skipped_samples
         "  icons         text to image                             190x    19.0 %         –          –        1,024",
         "  icons         image to text, different captions         240x    24.0 %         –          –            7",
         "  icons         text to image, different captions            –    21.0 %         –          –            –",
-        f"  ({DEFINITION}; {DIFFERENT_DEFINITION}.)",
+        "  (Recall@k: an image is right if any of its captions is among the first k of all, a caption if its image is;",
+        "  over different captions, equal ones count once and every image that has the text is right.)",
         "  (icons: 1,144 images, 1,150 captions, 1.01 per image)",
         "Zero-shot classification:",
         "  task     top-1  over chance  top-5  mean per class  chance  largest class  classes  images",

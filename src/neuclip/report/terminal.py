@@ -1,7 +1,8 @@
-"""The end of a run in a few lines for the terminal. Reads summary.json; imports no torch."""
+"""Figures for the terminal: those of an evaluation, and the end of a run in a few lines. Imports no torch."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from neuclip.report.contents import finite
 from neuclip.report.findings import MANY_TRUNCATED, judge_calibration, judge_error
 from neuclip.report.measures import evaluation_tables, measured
 from neuclip.report.page import text_table
+
+WIDTH = 110
 
 
 def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: str = "") -> str:
@@ -22,7 +25,7 @@ def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: st
         f"peak memory {byte_size(summary['peak_memory_bytes'])}).",
         *([f"Read stored {' and '.join(stored)} features."] if (stored := summary.get("stored_features")) else []),
         *_rows("Before training:", {"at 0 samples": before} if before else {}),
-        *_tables(summary["evaluation"]),
+        *figures_lines(summary["evaluation"]),
         *_rows("Not measured:", summary["not_measured"]),
         *_rows("Normalizer:", _normalizer(summary, batch_size)),
         *_rows("Skipped samples, those of training in skipped.jsonl:", _skipped(summary)),
@@ -44,6 +47,16 @@ def headline_text(figures: dict[str, float], not_measured: Mapping[str, str]) ->
     return "; ".join(parts + [f"{name} not measured: {reason}" for name, reason in not_measured.items()])
 
 
+def figures_lines(figures: Mapping[str, Any]) -> list[str]:
+    """The tables of an evaluation, every figure beside what to judge it by."""
+    lines = []
+    for table in evaluation_tables(figures):
+        notes = [textwrap.fill(f"({note})", WIDTH) for note in table.notes if note]
+        below = "\n".join([text_table(table).rstrip("\n"), *notes])
+        lines += [f"{table.caption}:", *textwrap.indent(below, "  ").splitlines()]
+    return lines
+
+
 def held_out_skipped(figures: Mapping[str, float], skipped: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     """By set: "16 of 721 samples could not be used: 9 x image does not decode, 7 x caption is empty"."""
     return {
@@ -56,15 +69,6 @@ def held_out_skipped(figures: Mapping[str, float], skipped: Mapping[str, Mapping
 def _rows(heading: str, rows: Mapping[str, str]) -> list[str]:
     width = max(map(len, rows), default=0)
     return [heading, *(f"  {name:<{width}}  {text}" for name, text in rows.items())] if rows else []
-
-
-def _tables(figures: Mapping[str, Any]) -> list[str]:
-    """Every figure beside what to judge it by."""
-    lines = []
-    for table in evaluation_tables(figures):
-        below = [*text_table(table).splitlines(), *(f"({note})" for note in table.notes if note)]
-        lines += [f"{table.caption}:", *(f"  {line}" for line in below)]
-    return lines
 
 
 def _normalizer(summary: dict[str, Any], batch_size: int) -> dict[str, str]:
