@@ -164,11 +164,15 @@ def test_auto_starts_a_run_continues_it_and_leaves_a_finished_one_as_it_is(finis
 def test_asked_to_stop_it_saves_and_can_go_on(finished, small_settings, tmp_path, monkeypatch, number):
     settings = small_settings(tmp_path, "--run.name", "stopped", "--evaluation.every", str(4 * BATCH))
     monkeypatch.setattr(results, "evaluate_on_the_way", lambda run, sets: signal.raise_signal(number))
-    handler = signal.signal(number, signal.default_int_handler)  # below nohup SIGHUP is ignored, and would stay so
+
+    def before(*_: object) -> None:
+        """A handler that somebody else set."""
+
+    handler = signal.signal(number, before)  # below nohup SIGHUP is ignored, and would stay so
     with pytest.raises(RunInterrupted, match=r"stopped and saved at 32 of 96 .*--resume") as stopped:
         api.train(settings)
     monkeypatch.undo()
-    assert stopped.value.exit_code == 128 + number and signal.signal(number, handler) == signal.default_int_handler
+    assert stopped.value.exit_code == 128 + number and signal.signal(number, handler) == before
     folder = tmp_path / "stopped"
     # Asked during the evaluation after step 4, and no step more.
     assert load_checkpoint(checkpoints_in(RunFolder(folder))[-1])["step"] == 4

@@ -15,6 +15,7 @@ from neuclip.training.optimizer import (
     NotFinite,
     TowerOptimizer,
     parameter_groups,
+    temperature_rate,
     warmup_then_cosine,
 )
 
@@ -145,3 +146,4 @@ def rates_of_temperature(schedule: str, taus: list[float]) -> list[float]:
 )
 def test_only_the_cosine_temperature_follows_the_towers_and_only_the_threshold_looks_at_tau(schedule, taus, used):
     assert rates_of_temperature(schedule, taus) == pytest.approx(used)
+    assert temperature_rate("step_threshold", rate=6.0, towers_share=0.25, tau=0.03) == 2.0  # the border is slow
