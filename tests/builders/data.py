@@ -492,7 +492,7 @@ def batches(
     workers: int = 0,
     **options: Any,
 ) -> Iterator[Batch]:
-    """Those of training from sample `first` on; `options` are rank and ranks."""
+    """Those of training from sample `first` on; `options` are rank, ranks and start_method."""
     return _batches(source, seed, batch_size, order, transform, tokens, workers, options).steps(first, steps)
 
 

@@ -134,8 +134,17 @@ def test_a_data_set_without_a_readable_sample_fails_with_the_reason(tmp_path):
 def test_the_command_converts_and_says_what_it_did(tmp_path, capsys):
     table = write_csv(tmp_path / "table", 5)
     (table.parent / "000002.png").unlink()
-    choices = ["--shard-size", "2", "--data.caption_column", "title"]
-    assert main(["data", "convert", str(table), str(tmp_path / "out"), *choices]) == 0
+    arguments = [
+        "data",
+        "convert",
+        str(table),
+        str(tmp_path / "out"),
+        "--shard-size",
+        "2",
+        "--data.caption_column",
+        "title",
+    ]
+    assert main(arguments) == 0
     output = capsys.readouterr()
     assert output.out == f"{tmp_path / 'out'}\n"
     assert "4 samples in 3 shards; left out 1" in output.err and "image file cannot be read (1)" in output.err

@@ -258,7 +258,7 @@ def test_a_puzzle_of_a_hundred_thousand_candidates_is_one_line(tmp_path, no_hang
     write_puzzle_images(tmp_path / "images")
     row = {"cue": "cold", "associations": ["snow"], "candidates": ["snow"] * 100_000}
     (tmp_path / "puzzles.jsonl").write_text(json.dumps(row))
-    with pytest.raises(UserError, match=r"puzzles\.jsonl row 1: has 100,000 candidates"):
+    with pytest.raises(UserError, match=r"puzzles\.jsonl line 1: has 100,000 candidates"):
         puzzles(tmp_path)
 
 

@@ -135,6 +135,15 @@ def test_every_cut_of_an_image_is_a_bad_sample_or_an_image(extension):
             assert cut > len(whole) // 2  # only a missing end mark may pass
 
 
+def test_reasons_are_the_same_phrase_for_the_same_fault():
+    found = {}
+    for content in (b"", b"GIF is not this", image_bytes(0, "jpg", (64, 64))[:-200]):
+        with pytest.raises(BadSample) as caught:
+            decode(content, "here")
+        found[caught.value.reason] = caught.value.where
+    assert found == {"image is empty": "here", "image does not decode": "here", "image is cut off": "here"}
+
+
 @pytest.mark.parametrize("side", [9_460, 30_000])  # Pillow warns of the first and refuses the second
 def test_a_decompression_bomb_is_a_bad_sample_and_no_warning(side):
     bomb = png(side, side, 1, 0, bytes(1000))

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from neuclip.cli.main import main
+from neuclip.data import evaluation_sets
 from neuclip.data.evaluation_sets import get_sets
 from neuclip.data.task_sets import ZeroShotTask
 from neuclip.errors import RunFailed, UserError
@@ -113,6 +114,14 @@ def test_nothing_is_downloaded_unasked(hub, tmp_path, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "Describable Textures: 10.3 kB" in err and "needs a yes, and this is no terminal; give --yes" in err
     assert hub.sent == [] and not (tmp_path / "sets").exists()
+
+
+def test_a_copy_that_does_not_fit_on_the_disk_is_refused_before(hub, tmp_path, monkeypatch):
+    write_task(hub.root / "djghosh" / TEXTURES, sizes=[2])
+    monkeypatch.setattr(evaluation_sets.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 9000}))
+    with pytest.raises(UserError, match=r"10\.3 kB are needed and 9 kB are free"):
+        get("dtd", tmp_path / "sets")
+    assert hub.sent == []
 
 
 @pytest.mark.slow

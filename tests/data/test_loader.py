@@ -55,10 +55,9 @@ def test_batches_are_equal_to_the_bit_for_any_number_of_workers(source):
 
 
 @pytest.mark.slow
-def test_a_spawned_worker_gives_the_same_batches(source, monkeypatch):
+def test_a_spawned_worker_gives_the_same_batches(source):
     expected = list(batches(source, transform=noisy, steps=3))
-    monkeypatch.setattr("neuclip.data.loader._start_method_for", lambda windows: "spawn")
-    assert same(expected, batches(source, transform=spawned, workers=1, steps=3))
+    assert same(expected, batches(source, transform=spawned, workers=1, start_method="spawn", steps=3))
 
 
 def test_the_rows_of_all_ranks_are_the_global_batch(source):

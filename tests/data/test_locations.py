@@ -119,7 +119,7 @@ def test_ids_follow_sorted_shard_paths_one_level_deep():
     ("names", "held_out", "proposal"),
     [
         (["train/00000.tar", "test/00000.tar"], "test", "spl/train"),
-        (["train-0.tar", "train-1.tar", "val-0.tar"], "val", "'spl/train*'"),
+        (["train-0.tar", "train-1.tar", "val-0.tar"], "val", "spl/train*.tar"),
         (["cc3m-train-0000.tar", "cc3m-validation-0000.tar"], "validation", "spl/cc3m-train"),
         (["00000.tar", "test/00000.tar"], "test", ""),
         (["train.parquet", "test.parquet"], "test", "spl/train"),
@@ -127,7 +127,6 @@ def test_ids_follow_sorted_shard_paths_one_level_deep():
         (["a-00000-of-00002.parquet", "b-00000-of-00001.parquet"], "b", "spl/"),
         (["train.csv", "dev.csv"], "dev", "spl/train"),
         (["train2017/a.jpg", "val2017/b.jpg"], "val2017", "spl/train2017"),
-        (["train/0.tar", "new-drawings/0.tar"], "new-drawings", "spl/train"),
         (["a.jpg", "test/b.jpg"], "test", ""),
         (["bus/a.jpg", "validation/b.jpg"], "validation", ""),
     ],
@@ -157,6 +156,20 @@ def test_parts_that_are_all_training_or_not_called_so_are_one_set():
     assert len(open_source("d")) == 2
 
 
+def test_the_held_out_parts_of_a_drawn_set_are_not_read_as_training_data():
+    for name in ("train", "new-drawings"):
+        write_shards(Path("icons") / name, [2])
+    assert "holds the parts new-drawings, train; give one of them, such as icons/train" in refusal("icons")
+
+
+def test_a_remote_folder_of_training_and_test_is_never_read_as_one():
+    memory = fsspec.filesystem("memory")
+    for name in ("train/0.tar", "test/0.tar"):
+        memory.pipe_file(f"/parts/{name}", b"x")
+    assert "holds the parts test, train; give one of them, such as memory://parts/train" in refusal("memory://parts/")
+    memory.rm("/parts", recursive=True)
+
+
 @pytest.mark.parametrize("address", ["sh", "sh/*", "sh/*.tar", "sh/1.tar", "sh/{0,1}.tar", "sh/1.tar,sh"])
 def test_a_link_to_a_shard_that_is_gone_is_an_error_and_no_smaller_set(address):
     shards("sh/0.tar")
@@ -164,6 +177,12 @@ def test_a_link_to_a_shard_that_is_gone_is_an_error_and_no_smaller_set(address):
     assert "sh/1.tar" in refusal(address)
     for whole in ("sh", "sh/*"):
         assert refusal(whole).startswith("sh/1.tar: is a link to /nowhere/1.tar, which is gone; bring that back")
+
+
+def test_what_is_gone_is_not_proposed():
+    shards("sh/00000.tar")
+    Path("sh/00021.tar").symlink_to("/nowhere/1.tar")
+    assert "did you mean sh/00000.tar" in refusal("sh/00022.tar")
 
 
 @pytest.mark.parametrize(
@@ -205,17 +224,19 @@ def test_a_pattern_of_folders_is_refused_and_the_folders_proposed():
 
 
 def test_a_list_of_shards_is_one_source_in_its_order():
-    shards("data/0.tar", "data/1.tar", "data/2.tar", "else/0.tar")
-    Path("data/shards.txt").write_bytes(b"\xef\xbb\xbf# mine\r\n\r\n2.tar\r\n{0..1}.tar\r\n")
-    assert captions("data/shards.txt") == captions("data/*.txt") == [2, 0, 1]
+    shards("data/0.tar", "data/1.tar", "data/2.tar", "data/more/3.tar", "else/0.tar")
+    Path("data/shards.txt").write_bytes(b"\xef\xbb\xbf# mine\r\n\r\n2.tar\r\n{0..1}.tar\r\nmore\r\n")
+    assert captions("data/shards.txt") == captions("data/*.txt") == [2, 0, 1, 3]
     source = open_source("data/shards.txt:2,else/0.tar")
-    assert [len(part) for part in parts(source)] == [3, 1] and source.name == "shards+0"
+    assert [len(part) for part in parts(source)] == [4, 1] and source.name == "shards+0"
 
 
 def test_a_list_of_remote_shards_is_one_source_in_its_order(server):
     write_shards(server.folder, [1, 1, 1])
     Path("shards.txt").write_text(f"{server.url}/00002.tar\n{server.url}/{{00000..00001}}.tar\n")
     assert captions("shards.txt") == [2, 0, 1]
+    Path("shards.txt").write_text(f"{server.url}/00002.tar?key=1\n" * 2)
+    assert f"lists {server.url}/00002.tar 2 times" in refusal("shards.txt")
 
 
 @pytest.mark.parametrize(
@@ -223,8 +244,8 @@ def test_a_list_of_remote_shards_is_one_source_in_its_order(server):
     [
         ("0.tar\n7.tar\n", "7.tar: no such file"),
         ("0.tar\n\nnotes.md\n", "notes.md"),
-        ("*.tar\n0.tar\n", "a shard is listed twice"),
-        ("0.tar\ns3://bucket/0.tar\n", "s3://bucket/0.tar: no such file"),
+        ("*.tar\n0.tar\n", "0.tar"),
+        ("0.tar\ns3://bucket/0.tar\n", "lists local and remote shards; make two lists"),
         ("0.tar\nicons-30k\n", "icons-30k"),
         ("# nothing\n", "shards.txt: lists no shards; give one address per line"),
         ("\udcff", "UTF-8"),
@@ -241,14 +262,17 @@ def test_a_wrong_list_of_shards_is_refused_with_what_is_wrong_in_it(text, messag
     [
         ("a.tar::b.tar", "give a.tar,b.tar"),
         ("s3://x/a.tar::s3://x/b.tar", "give s3://x/a.tar,s3://x/b.tar"),
-        ("pipe:aws s3 cp s3://x/0.tar -", "no such file"),
-        ("x.tar.bz2", "unknown kind of data; unpack or convert it: known are .tar"),
+        ("pipe:aws s3 cp s3://x/{0..9}.tar -", "commands are not run; give the address itself"),
+        ("x.tar.bz2", "unpack it, or make a .tar or .tar.gz"),
+        ("x.tar.xz", "unpack it, or make a .tar or .tar.gz"),
+        ("x.zip", "unpack it, or make a .tar or .tar.gz"),
         ("http://127.0.0.1:9/pairs.csv", "only tar shards can be remote; fetch it and give the local file"),
         ("s3://x/{0..3}.parquet", "only tar shards can be remote; fetch it and give the local file"),
+        ("sh/{a,b", "sh/{a,b: no such file or folder; a pattern has closed braces"),
     ],
 )
 def test_forms_of_webdataset_are_refused_with_what_to_write_instead(address, message):
-    shards("sh/0.tar", "x.tar.bz2")
+    shards("sh/0.tar", "x.tar.bz2", "x.tar.xz", "x.zip")
     assert message in refusal(address)
 
 

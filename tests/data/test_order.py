@@ -74,8 +74,26 @@ def test_the_order_of_a_seed_never_changes():
     """Runs that were begun with an earlier version continue in it."""
     assert Order(10, seed=0).ids(0, 20).tolist() == [4, 5, 8, 0, 6, 1, 2, 7, 3, 9, 8, 4, 7, 5, 3, 2, 1, 6, 9, 0]
     assert Order(10**12, seed=2**63).ids(5 * 10**12, 3).tolist() == [419768991567, 813977303008, 413359593542]
-    order = ShardOrder([3, 5, 9], seed=0, together=2)
-    assert " ".join(map(str, order.ids(0, 18))) == "0 1 2 3 5 6 4 7 8 0 2 1 7 4 5 8 3 6"
+    assert ShardOrder([3, 5, 9], seed=0, together=2).ids(0, 18).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        5,
+        6,
+        4,
+        7,
+        8,
+        0,
+        2,
+        1,
+        7,
+        4,
+        5,
+        8,
+        3,
+        6,
+    ]
     assert augmentation_seeds(3, np.array([0, 1]), np.array([5, 5])).tolist() == [
         4300454767375677452,
         14012198960796351686,

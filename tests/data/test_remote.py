@@ -75,9 +75,10 @@ def test_local_file_memory_and_http_shards_give_the_same_pairs(tmp_path, server,
         assert shard_ends(source) == [4, 4, 7, 8]
 
 
-def test_a_folder_is_listed_one_level_deep_without_hidden_files(memory):
-    for number, name in enumerate(("b.tar", "a/0.tar", "a/b/deep.tar", ".c.tar")):
-        memory.pipe_file(f"/listed/{name}", tar_bytes(pair(number)))
+def test_a_folder_is_listed_one_level_deep_without_hidden_files_and_packed_twins(memory):
+    for number, name in enumerate(("b.tar", "a/0.tar", "b.tar.gz", "b.tgz", "a/b/deep.tar", ".c.tar")):
+        data = tar_bytes(pair(number))
+        memory.pipe_file(f"/listed/{name}", gzip.compress(data) if name.endswith("gz") else data)
     memory.pipe_file("/listed/notes.txt", b"x")
     assert captions(open_source("memory://listed/")) == [("image 1",), ("image 0",)]
 
@@ -102,6 +103,14 @@ def test_an_index_beside_the_shards_spares_fetching_them(server):
     source = open_source(f"{server.url}/{{00000..00001}}.tar")
     assert len(source) == 5 and fingerprint(source) == fingerprint(open_source(server.folder)) and not fetched(server)
     assert source[3].captions == ("image 3",) and fetched(server) == {"00001.tar": 1}
+
+
+def test_an_index_beside_that_is_of_another_shard_is_not_believed(server):
+    open_source(write_shards(server.folder, [2]))
+    index = (server.folder / "00000.tar.index.npz").read_bytes()
+    write_shards(server.folder, [15])
+    (server.folder / "00000.tar.index.npz").write_bytes(index)
+    assert len(content(open_source(f"{server.url}/00000.tar"))) == 15
 
 
 def test_an_index_beside_whose_shard_has_other_members_of_the_same_size_gives_no_wrong_caption(server):
@@ -313,10 +322,18 @@ def test_a_web_server_is_not_listed_and_a_pattern_is_asked_for(server, address):
     assert "web servers are not listed; give a pattern such as" in message and not server.got
 
 
+def test_a_server_that_is_not_there_ends_in_one_line(server):
+    server.shutdown()
+    server.server_close()
+    message = failure(lambda: open_source(f"{server.url}/00000.tar", tries=2))
+    assert "00000.tar: could not be fetched in 2 tries" in message and "Connect" in message
+
+
 def test_bad_addresses_are_refused_in_one_line(server):
     for address, words in (
         ("nowhere://bucket/0.tar", "nowhere"),
         ("memory://empty", "no tar shards"),
+        (f"{server.url}/", "give a pattern"),
         (f"{server.url}/{{0..2}}.tar", "there is no such file"),
     ):
         assert words in refusal(address) and "--resume" not in refusal(address)  # no run has begun
@@ -341,6 +358,10 @@ def test_no_address_and_no_line_of_a_list_reaches_file_systems_that_are_not_mean
     (tmp_path / "shards.txt").write_text(f"{address}\n")
     message = refusal(tmp_path / "shards.txt")
     assert "not opened" in message or "no such file" in message or "not exist" in message or "between commas" in message
+
+
+def test_a_host_with_colons_is_no_chain():
+    assert "http://[::1]:9/0.tar: could not be fetched" in failure(lambda: open_source("http://[::1]:9/0.tar", tries=1))
 
 
 class Refusing(fsspec.AbstractFileSystem):

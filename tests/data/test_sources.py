@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
@@ -40,6 +41,7 @@ from tests.builders.data import (
 )
 from tests.builders.images import photo
 
+MARK = b"\xef\xbb\xbf"
 # Of each sample; what is blank is no caption, and a sample may have none.
 CAPTIONS = [
     ["one", "eins", "un"],
@@ -136,6 +138,28 @@ def test_a_caption_has_no_blanks_zeros_or_marks_around_it_in_any_kind(tmp_path, 
     found = [outcomes(open_source(tmp_path / name))[0] for name in ("x.jsonl", "0.tar")]
     cleaned = text.strip(" \0\t\n\u3000\x1f\x85\ufeff") or found[0]
     assert found == [cleaned] * 2 and (cleaned == cleaned.strip() or cleaned.startswith("caption is"))
+
+
+def test_a_mark_in_front_of_utf_8_is_no_part_of_a_caption_in_any_kind_of_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    rows = [[f"folder/{number}.png", f"\ufeffcap {number}"] for number in range(2)]
+    texts = []
+    for number in range(2):
+        text = MARK + f"cap {number}\r\n".encode()
+        texts += [(f"{number}.png", image_bytes(number)), (f"{number}.txt", text)]
+    for name, content_ in texts:
+        (tmp_path / "folder" / name).write_bytes(content_)
+    with (tmp_path / "pairs.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([["image", "caption"], *rows])
+    lines = (json.dumps({"image": image, "caption": text}) for image, text in rows)
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines), "utf-8-sig")
+    write_tar(tmp_path / "txt.tar", texts)
+    objects = [(f"{n}.json", MARK + json.dumps({"caption": f"\ufeffcap {n}"}).encode()) for n in range(2)]
+    write_tar(tmp_path / "json.tar", [*texts[::2], *objects])
+    addresses = ("folder", "pairs.csv", "pairs.jsonl", "txt.tar", "json.tar")
+    sources = [open_source(tmp_path / name) for name in addresses]
+    assert [captions(source) for source in sources] == [[("cap 0",), ("cap 1",)]] * 5
+    assert len({fingerprint(source) for source in sources}) == 1
 
 
 def test_numbers_are_the_same_captions_in_every_kind_of_file(tmp_path):
@@ -239,7 +263,7 @@ def test_messages_of_tables_say_what_to_do(tmp_path):
     assert "one object per line" in refusal(tmp_path / "a.jsonl")
     assert "url, words" in refusal(tmp_path / "b.jsonl")
     assert "empty.jsonl" in refusal(tmp_path / "empty.jsonl")
-    assert "is not one source with" in refusal(tmp_path / "{a.jsonl,a.parquet}")
+    assert "another kind" in refusal(tmp_path / "{a.jsonl,a.parquet}")
     assert "between commas" in refusal(tmp_path / "*.jsonl")
 
 
@@ -258,12 +282,14 @@ def test_messages_of_folders_say_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet of paths"])
-def test_a_table_that_leads_to_no_image_is_refused_with_the_place_of_the_first(tmp_path, kind):
+def test_a_table_that_leads_to_no_image_is_refused_with_the_folders_that_were_tried(tmp_path, monkeypatch, kind):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
     address = Path(write(kind, tmp_path / "data", samples(30)))
     for one in samples(30):
         (tmp_path / "data" / one.name).unlink()
     message = refusal(lambda: training_data("--data.train", str(address)))
-    assert f"such as {tmp_path}/data/a/000.jpg, nor in the working folder" in message and "correct the paths" in message
+    assert "a/000.jpg" in message and f"neither in {tmp_path / 'data'} nor in {tmp_path / 'work'}" in message
 
 
 def test_one_image_that_is_there_is_enough_to_open_a_table(tmp_path):

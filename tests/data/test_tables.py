@@ -78,9 +78,10 @@ def test_bad_rows_of_a_csv_are_bad_alone(tmp_path):
     [
         ("pairs.csv", b"", ""),
         ("pairs.csv", "image,caption\na.jpg,one\n".encode("utf-16"), "UTF-8"),
-        ("pairs.csv", "image,caption\na.jpg,one\n".encode("utf-16-le"), "UTF-8"),
-        ("pairs.csv", b"\x00\x01,\x02\n\xff", "UTF-8"),
+        ("pairs.csv", "image,caption\na.jpg,one\n".encode("utf-16-le"), "NUL bytes"),
+        ("pairs.csv", b"\x00\x01,\x02\n\xff", "NUL bytes"),
         ("pairs.csv", b" , ,\na.jpg,one,\n", ""),
+        ("pairs.csv", b"sep=;\nimage;caption\n0.png;red\n", "sep="),
         ("pairs.csv", b"image,caption\n" + b"a.jpg,gr\xfcn\nb.jpg,rot\n" * 15, "is not UTF-8"),
         ("pairs.csv", b"a.jpg,one\nb.jpg,two\n", "looks like data"),
         ("pairs.csv", b"a.jpg,one\nb.jpg,two\n", "image,caption"),
@@ -358,8 +359,7 @@ def test_messages_of_coco_files_say_what_to_do(tmp_path):
     whole = path.read_text()
     assert f"did you mean {path}" in refusal(path.parent)
     (tmp_path / "train2017").rename(tmp_path / "elsewhere")
-    message = refusal(lambda: training_data("--data.train", str(path)))
-    assert f"such as {tmp_path}/train2017/2.jpg" in message and "put the images there" in message
+    assert f"put the images into {tmp_path / 'train2017'}" in refusal(path)
     path.write_text(whole.replace('"caption"', '"bbox"'))
     assert "no captions in its annotations" in refusal(path)
     for text in ('[{"image": "a.jpg", "caption": "x"}]', "{}", '{"images": 1, "annotations": []}'):
@@ -400,10 +400,11 @@ def test_retrieval_reads_the_test_split_of_karpathy_and_training_the_others(tmp_
     assert "17 captions; of its splits only train (2), restval (1) for training" in printed
 
 
-def test_images_of_coco_lie_in_the_folders_that_karpathys_file_names(tmp_path):
+@pytest.mark.parametrize("as_named", [True, False])
+def test_images_of_coco_lie_in_the_folders_that_karpathys_file_names_or_all_in_one(tmp_path, as_named):
     place = {"train": "train2014"}
     for one, split in zip(SPLIT_PAIRS, SPLITS, strict=True):
-        write_images(tmp_path / "images" / place.get(split, "val2014"), [one])
+        write_images(tmp_path / "images" / (place.get(split, "val2014") if as_named else ""), [one])
     listed = [entry | {"filepath": place.get(entry["split"], "val2014")} for entry in entries(SPLIT_PAIRS, SPLITS)]
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": listed}))
     source = open_source(tmp_path / "dataset_coco.json")
@@ -412,9 +413,10 @@ def test_images_of_coco_lie_in_the_folders_that_karpathys_file_names(tmp_path):
 
 def test_split_files_of_no_use_are_refused_in_one_line(tmp_path):
     path = write_split(tmp_path / "x.csv")
-    assert f"x.csv: none of its first images exists (2 looked for), such as {tmp_path}/000.png" in refusal(
-        lambda: retrieval(path)
-    )
+    message = refusal(lambda: retrieval(path))
+    assert "x.csv: its first image '000.png' is neither beside it nor in a folder there; put them there" in message
+    (tmp_path / "a.zip").write_bytes(b"")
+    assert "a.zip there" in refusal(lambda: retrieval(path))
     write_images(tmp_path, SPLIT_PAIRS)
     assert len(retrieval(path)) == 2
     path.write_text(path.read_text().replace("test", "nil"))

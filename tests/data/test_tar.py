@@ -212,6 +212,31 @@ def damaged(path: Path, data: bytes) -> object:
     return open_source(path)
 
 
+def test_a_cut_off_shard_keeps_its_whole_samples_wherever_the_cut_is(tmp_path):
+    data = tar_bytes([m for number in range(4) for m in pair(number)])
+    ends = [header_of(data, number) + 512 + len(f"image {number // 2}") for number in (1, 3, 5, 7)]
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        spans = [(member.offset, member.offset_data + member.size) for member in tar]
+    for cut in [*range(ends[0], ends[-1], 997), *ends[:-1], *(end - 1 for end in ends[1:])]:
+        source = damaged(tmp_path / "0.tar", data[:cut])
+        whole = [text for text in outcomes(source) if text.startswith("image")]
+        assert whole[: len(ends)] == [f"image {k}" for k, end in enumerate(ends) if end <= cut], cut
+        if any(start < cut < stop for start, stop in spans):  # not in the zeros between two members
+            assert len(source) < 4 and fault_counts(source)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff", b"\0"])
+def test_a_damaged_header_pairs_nothing_wrongly_and_its_place_is_told(tmp_path, garbage):
+    data = bytearray(tar_bytes([m for number in range(4) for m in pair(number)]))
+    place = header_of(data, 2)
+    data[place : place + 512] = garbage * 512  # of image 1
+    source = damaged(tmp_path / "0.tar", data)
+    assert content(source)[0] == (pair(0)[0][1], ("image 0",))
+    assert set(content(source)) <= {(pair(k)[0][1], (f"image {k}",)) for k in (0, 2, 3)}
+    assert sum(fault_counts(source).values()) >= 4 - len(source)
+    assert any(f"{tmp_path / '0.tar'} at byte " in where for _, where, _ in faults(source))
+
+
 def test_a_negative_size_and_a_flipped_byte_are_not_believed(tmp_path):
     whole = tar_bytes(pair(0) + pair(1))
     for change in ("size", "name"):
@@ -434,6 +459,15 @@ def test_a_packed_shard_is_unpacked_once_whatever_the_case_of_its_suffix(tmp_pat
     assert texts(shard) == ["image 2"]
 
 
+def test_a_copy_that_is_gone_in_mid_run_ends_the_run_and_changes_no_image(tmp_path, cache):
+    (tmp_path / "0.tar.gz").write_bytes(gzip.compress(tar_bytes(pair(0))))
+    source = open_source(tmp_path / "0.tar.gz")
+    for path in cache.rglob("*.tar"):
+        path.unlink()
+    message = failure(lambda: source[0])
+    assert "0.tar" in message and "--resume" in message
+
+
 @pytest.mark.parametrize("damage", ["cut", "checksum", "flipped"])
 def test_a_damaged_packed_shard_is_refused_and_to_be_fetched_again(tmp_path, damage, cache):
     packed = bytearray(gzip.compress(tar_bytes([m for number in range(9) for m in pair(number)])))
@@ -446,3 +480,9 @@ def test_a_damaged_packed_shard_is_refused_and_to_be_fetched_again(tmp_path, dam
         message = refusal(tmp_path / "0.tar.gz")
         assert message.startswith(f"{tmp_path / '0.tar.gz'}: is damaged") and "fetch it again" in message
     assert not list(cache.rglob("*.tar"))
+
+
+@pytest.mark.parametrize("data", [b"<html>" * 100, bytes(5000), b"\x1f\x8b\x08"])
+def test_what_is_no_gzip_file_is_refused_with_its_name(tmp_path, data):
+    (tmp_path / "0.tar.gz").write_bytes(data)
+    assert "0.tar.gz: " in refusal(tmp_path / "0.tar.gz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
 from pathlib import Path
@@ -81,6 +82,18 @@ def test_metadata_that_do_not_fit_are_refused_with_their_member(tmp_path, data, 
     assert expected in refusal(lambda: zero_shot_task(tmp_path))
 
 
+def test_metadata_may_be_stored_as_different_kinds_of_whole_numbers(tmp_path):
+    write_task(tmp_path, sizes=[3])
+    members = []
+    for number, kind in enumerate(["int64", ">i4", "uint8"]):
+        stream = io.BytesIO()
+        np.save(stream, np.array([number, 200], dtype=kind))
+        members += [*sample(number), (f"s{number:07d}.npy", stream.getvalue())]
+    write_tar(tmp_path / "test" / "0.tar", members)
+    found = zero_shot_task(tmp_path).metadata
+    assert found.dtype == np.int64 and found.tolist() == [[0, 200], [1, 200], [2, 200]]
+
+
 def test_train_beside_test_is_not_read_and_shards_are_read_in_the_order_of_their_numbers(tmp_path):
     write_task(tmp_path, sizes=[1] * 11)
     write_tar(tmp_path / "train" / "0.tar", sample(1))
@@ -117,7 +130,7 @@ def spoil(folder: Path, how: str) -> None:
 INCOMPLETE = [
     ("cut off", "test/1.tar at byte"),
     (f"{COUNT} = 3", "test/2.tar: missing"),
-    (f"{COUNT} = 1", "test/1.tar: one too many, though"),
+    (f"{COUNT} = 1", "test/1.tar: is not among the 1 shards"),
     (f"{COUNT} = two", "nshards.txt: 'two' is not a number"),
     (f"no {COUNT}", "nshards.txt: no such file"),
     (f"no {SHARD}", "test/1.tar: missing"),
@@ -131,7 +144,7 @@ INCOMPLETE = [
         ("no classnames.txt", "classnames.txt: no such file; write one class name per line"),
         ("classnames.txt = \n", "classnames.txt: the file is empty"),
         ("classnames.txt = cat\ndog\n", "classnames.txt has 2 lines"),
-        ("dataset_type.txt = retrieval\n", "a retrieval set as retrieval data"),
+        ("dataset_type.txt = retrieval\n", "give it as retrieval data"),
     ],
 )
 def test_an_incomplete_webdataset_is_one_line_with_its_file(tmp_path, how, expected):
@@ -140,8 +153,10 @@ def test_an_incomplete_webdataset_is_one_line_with_its_file(tmp_path, how, expec
 
 
 def test_other_folders_are_answered_with_the_right_one(tmp_path):
-    folder = write_task(tmp_path / "wds_vtab-dtd_test", sizes=[1])
-    assert f"did you mean {folder}?" in refusal(lambda: zero_shot_task(tmp_path / "wds_vtab-dtd-test"))
+    write_task(tmp_path / "wds_vtab-dtd_test", sizes=[1])
+    inside = tmp_path / "wds_vtab-dtd_test" / "test"
+    assert f"did you mean {inside.parent}?" in refusal(lambda: zero_shot_task(inside))
+    assert f"did you mean {inside.parent}?" in refusal(lambda: zero_shot_task(tmp_path / "wds_vtab-dtd-test"))
 
 
 # Zero-shot classification: class folders
@@ -323,6 +338,14 @@ def test_packed_shards_other_names_and_folders_of_images_are_read_by_lines_where
     assert captions(retrieval(tmp_path / "photos")) == [("one\r\ntwo",)]
     source = retrieval(mark(tmp_path / "photos"))
     assert captions(source) == [("one", "two")] and faults(source) == []
+
+
+def test_marked_and_other_shards_are_not_one_source(tmp_path):
+    folder = write_set(tmp_path / "set")
+    other = write_tar(tmp_path / "other" / "0.tar", [("0.png", image_bytes(0)), ("0.txt", b"a\nb")])
+    (tmp_path / "list.txt").write_text(f"{folder}/test\n{other}\n")
+    assert "between commas" in refusal(lambda: retrieval(tmp_path / "list.txt"))
+    assert [len(retrieval(f"{folder}/test,{other}")[id].captions) for id in (0, 7)] == [4, 1]
 
 
 @pytest.mark.parametrize(("how", "expected"), INCOMPLETE)

@@ -19,12 +19,14 @@ from neuclip.data.source import fingerprint
 from neuclip.data.task_sets import CLASSNAMES, TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.errors import RunFailed, UserError
 from neuclip.files import write_json
+from neuclip.formatting import byte_size
 from neuclip.progress import track
 from neuclip.tasks import Task
 
 # The files of the layout and no others: of some copies the training part is larger than the test part.
 WANTED = (CLASSNAMES, TEMPLATES, DATASET_TYPE, "test/*.tar", f"test/{SHARD_COUNT}")
 PROVENANCE = "SOURCE.json"
+SPARE = 1.02  # of the bytes that are written: indexes lie beside shards
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]],
         except NotOnTheHub as nowhere:
             got[task.key] = Got(task, None, str(nowhere), {})
     if copies:
+        refuse_no_room(root, sum(copy.bytes for copy in copies))
         agree(copies)
     for copy in copies:
         got[copy.task.key] = download(copy, root)
@@ -150,6 +153,16 @@ def by_hand(task: Task, root: Path) -> str:
     """What to do without a network, or without a copy on the hub."""
     where = f"{task.copies[0]} (a data set of the Hugging Face hub)" if task.copies else "it"
     return f"fetch {where} elsewhere and put it, or a link to it, at {root / task.folder}"
+
+
+def refuse_no_room(root: Path, size: int) -> None:
+    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if size * SPARE > free:
+        raise UserError(
+            f"{root}: {byte_size(size)} are needed and {byte_size(free)} are free; make room, or give --to a folder on "
+            "another disk"
+        )
 
 
 def check_set(task: Task, folder: Path, status: str) -> Got:

@@ -59,7 +59,8 @@ class Batches:
 
     `transform` and `tokenize` must be picklable: no lambdas, no local functions. Batches are consecutive windows of the
     endless order: the last one of an epoch is filled up from the next epoch, never short and never dropped.
-    `decode` gives what `transform` takes.
+    `start_method` is how workers start ("fork", "spawn", "forkserver"; None: Python's default on this system, and
+    never a fork of this process for data that are downloaded). `decode` gives what `transform` takes.
 
     >>> batches = Batches(source, Order(len(source), seed=0), batch_size=1024, transform=transform, tokenize=tokenize,
     ...                   seed=0, workers=4)                                                        # doctest: +SKIP
@@ -78,6 +79,7 @@ class Batches:
         workers: int,
         rank: int = 0,
         ranks: int = 1,
+        start_method: str | None = None,
         decode: Decode = decode,
     ):
         if batch_size % ranks:
@@ -86,14 +88,14 @@ class Batches:
             raise UserError(
                 f"train.batch_size {batch_size} does not divide over {ranks} ranks; give --train.batch_size {choices}"
             )
-        self.batch_size, self.rank, self.workers = batch_size, rank, workers
+        self.batch_size, self.rank, self.workers, self.start_method = batch_size, rank, workers, start_method
         self.windows = TrainingWindows(source, order, batch_size // ranks, decode, transform, tokenize, seed)
 
     def steps(self, first_sample: int, count: int) -> Iterator[Batch]:
         """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
         first = first_sample + self.rank * self.windows.size
         starts = range(first, first + count * self.batch_size, self.batch_size)
-        return load(self.windows, starts, self.workers)
+        return load(self.windows, starts, self.workers, self.start_method)
 
     def read_stored(self, stored: Mapping[str, StoredSide]) -> None:
         """Take features of the towers "image" or "text" from where they are stored."""
@@ -244,22 +246,25 @@ def read_images(
     workers: int,
     ids: range | None = None,
     starts: Sequence[int] | None = None,
+    start_method: str | None = None,
 ) -> Iterator[ImageBatch]:
     """Every id once, in order, with all its captions; `ids`: only these consecutive ones; `starts`: only the batches
     that begin there. The last batch is what is left."""
     ids = range(len(source)) if ids is None else ids
     starts = range(ids.start, ids.stop, batch_size) if starts is None else starts
-    return load(ImageWindows(source, batch_size, transform, ids.stop), starts, workers)
+    return load(ImageWindows(source, batch_size, transform, ids.stop), starts, workers, start_method)
 
 
-def load(windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int) -> Iterator[Any]:
+def load(
+    windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int, start_method: str | None = None
+) -> Iterator[Any]:
     """The batch of each start, in order. A worker that was killed is one line, one that hangs no wait."""
     workers = min(workers, len(starts))
     others, finished = multiprocessing.active_children(), False
     try:
         # No name for the iterator: a failure's traceback would hold it, and workers that the garbage collector ends
         # take ten seconds.
-        for batch in _start(windows, starts, workers):
+        for batch in _start(windows, starts, workers, start_method):
             if isinstance(batch, RunFailed):
                 raise batch
             yield batch
@@ -286,7 +291,9 @@ def _is_lost_worker(error: Exception) -> bool:
     return not isinstance(error, RuntimeError) or "DataLoader worker" in str(error)
 
 
-def _start(windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int) -> Iterator[Any]:
+def _start(
+    windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int, start_method: str | None
+) -> Iterator[Any]:
     """torch's iterator, with its workers started."""
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGCHLD) if main else None
@@ -303,7 +310,7 @@ def _start(windows: TrainingWindows | ImageWindows, starts: Sequence[int], worke
                 generator=torch.Generator(),  # else the loader draws from the main process's generator
                 prefetch_factor=PREFETCH if workers else None,
                 worker_init_fn=_start_worker,
-                multiprocessing_context=_start_method_for(windows) if workers else None,
+                multiprocessing_context=(start_method or _start_method_for(windows)) if workers else None,
             )
             return iter(loader)
     finally:

@@ -24,7 +24,7 @@ from neuclip.data import by_name
 from neuclip.data.source import shorten
 from neuclip.errors import UserError, nearest
 from neuclip.files import read_regular, reading
-from neuclip.secrets import between_commas, without_queries, without_query, without_secrets
+from neuclip.secrets import between_commas, without_queries, without_query
 
 COMPARED = 10_000  # file names per folder at most in the search for a similar one
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -79,6 +79,10 @@ def _name_and_weight(part: str) -> tuple[str, int]:
             f"{public}:{weight}: a weight is a whole number above 0, how often per epoch each sample appears; give "
             f"{public}:2, or in place of a fraction give the other data more weight"
         )
+    if name.startswith("pipe:") and not is_there(Path(name)):
+        words = [word.strip("'\"") for word in name.removeprefix("pipe:").split()]
+        meant = next((word for word in words if is_remote(word) or word.lower().endswith(SHARD_SUFFIXES)), "x.tar")
+        raise UserError(f"{public}: commands are not run; give the address itself: {without_query(meant)}")
     if "::" in IPV6_HOST.sub(r"\1]", name) and not is_there(Path(name)):
         meant = ",".join(map(without_query, name.split("::")))
         raise UserError(f"{public}: several sources stand between commas; give {meant}, or {meant}:2 with a weight")
@@ -122,8 +126,8 @@ def files_of(address: str) -> list[Path]:
         what = "patterns match no file" if STARS.search(address) else "files do not exist"
         first = f"{len(missing)} of {len(names)} {what}, first of all {missing[0]}" if names[1:] else "no file matches"
         raise UserError(
-            f"{shorten(without_secrets(address), 500)}: {shorten(without_secrets(first), 500)}; check the folder and "
-            "the numbers, and that the pattern is in quotes"
+            f"{shorten(address, 500)}: {shorten(first, 500)}; check the folder and the numbers, and "
+            "that the pattern is in quotes"
         )
     files = data_files(path for matches in found.values() for path in matches)
     if folders := [str(path) for path in files if path.is_dir()]:
@@ -202,12 +206,12 @@ def refuse_several_parts(folder: str, files: Iterable[str]) -> None:
     if not held_out or len(parts) == 1:
         return
     chosen = next((part for part in named if part not in held_out), held_out[0])
-    before, _, after = parts[chosen].partition(chosen)
-    example = f"{folder.rstrip('/')}/{before}{chosen}"
-    others = " beside other data" if "" in parts else ""
+    example = _address_of_part(folder.rstrip("/"), parts[chosen], chosen)
+    if len(named) > 1:
+        raise UserError(f"{folder}: holds the parts {', '.join(named)}; give one of them, such as {example}")
     raise UserError(
-        f"{folder}: holds the parts {', '.join(named)}{others}; give one of them, such as "
-        f"{example if after.startswith('/') else repr(f'{example}*')}"
+        f"{folder}: holds the part {named[0]} beside other data; move {named[0]} elsewhere to use the rest, or give "
+        f"{example} to use it alone"
     )
 
 
@@ -221,6 +225,14 @@ def _part(file: PurePosixPath) -> str:
         return file.parts[0]
     match = PART_FILE.search(file.name)
     return match[0] if match else ""
+
+
+def _address_of_part(folder: str, file: str, part: str) -> str:
+    if file.startswith(f"{part}/"):
+        return f"{folder}/{part}"
+    path = PurePosixPath(file)
+    ending = path.name[path.name.index(part) + len(part) :].partition(".")[2]
+    return f"'{folder}/{path.with_name(f'{path.name[: path.name.index(part) + len(part)]}*.{ending}')}'"
 
 
 def is_retrieval_set(folder: Path) -> bool:
@@ -254,21 +266,26 @@ def numbered_shards(folder: Path) -> list[Path]:
     if not text.isdecimal() or not 0 < int(text[:9]) == int(text[:20]):
         raise UserError(f"{stated}: {text[:40]!r} is not a number of shards; write how many tar files there are")
     names = [f"{number}.tar" for number in range(min(int(text), len(there) + 1))]
-    if wrong := sorted({*names} ^ there.keys()):
-        what = "one too many" if wrong[0] in there else "missing"
+    if missing := next((name for name in names if name not in there), None):
+        raise UserError(f"{folder / missing}: missing, though {stated} says {text} shards; copy it again")
+    if further := sorted(there.keys() - {*names}):
         raise UserError(
-            f"{folder / wrong[0]}: {what}, though {stated} says {text} shards; copy the set again, or correct the "
-            "number"
+            f"{folder / further[0]}: is not among the {text} shards that {stated} counts; correct the number, or "
+            "remove the file"
         )
     return [folder / name for name in names]
 
 
 def _nothing_there(address: str) -> str:
-    address = shorten(without_secrets(address), 500)
+    path, address = Path(address), shorten(address, 500)
+    if os.path.islink(path):  # noqa: PTH114 (Path's own raises for names that are too long)
+        return f"{path}: is a link to {path.readlink()}, which is gone; bring that back, or remove the link"
+    if "{" in address:
+        return f"{address}: no such file or folder; a pattern has closed braces, such as {{a,b}}.tar or {{00..19}}.tar"
     name, slash, part = address.partition("/")
     near = nearest(name, by_name.PARTS)
     proposals = [f"{near}{slash}{part}"] if near else []
-    proposals += [str(path)] if (path := nearest_path(Path(address))) else []
+    proposals += [str(path)] if (path := nearest_path(Path(address))) else []  # type: ignore[assignment]
     if best := nearest(address, proposals):
         return f"{address}: no such file, folder or data set by name; did you mean {best}?"
     names = ", ".join(by_name.PARTS)

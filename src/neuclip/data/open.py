@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -34,7 +35,7 @@ from neuclip.data.locations import (
 )
 from neuclip.data.mixture import Mixture, split
 from neuclip.data.source import Source, shorten
-from neuclip.data.tables.arrow import is_saved_dataset, open_parquet, open_saved_dataset
+from neuclip.data.tables.arrow import holds_images, is_saved_dataset, open_parquet, open_saved_dataset
 from neuclip.data.tables.coco import is_karpathy_csv, open_json, open_karpathy_csv
 from neuclip.data.tables.folder import coco_captions, open_folder
 from neuclip.data.tables.listed import ColumnChoice, ListedPairs
@@ -48,6 +49,7 @@ from neuclip.files import read_regular, reading
 from neuclip.secrets import without_query
 from neuclip.settings.sections import DataSettings, Settings
 
+PACKED_SUFFIXES = (".zip", ".7z", ".bz2", ".xz", ".zst", ".rar")
 CONVERSION = "convert.json"  # what a folder of shards is converted from, written before the first shard
 OFFLINE = "HF_HUB_OFFLINE"  # 0 in the environment: what is missing is downloaded
 EXAMPLES = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of images"
@@ -91,10 +93,19 @@ class Kind(NamedTuple):
 
 def _open_shards(name: str, files: list[Path], options: OpenOptions) -> Source:
     """The texts of a retrieval set are read as its mark says, whatever caption key the other data of a run have."""
-    marked = all(is_retrieval_set(folder) for folder in {file.parent for file in files})
+    marked = {folder for folder in {file.parent for file in files} if is_retrieval_set(folder)}
+    outside = [file for file in files if file.parent not in marked]
+    if marked and outside:
+        raise UserError(
+            f"{outside[0]}: is not of a retrieval set, and {min(marked)} is ({DATASET_TYPE}); their texts are read "
+            "differently: give them between commas"
+        )
     source = TarSource(name, files, EVERY_LINE if marked else options.caption_key)
-    if marked and options.retrieval:
-        source.refuse_damage()
+    damage = [fault for fault in source.faults if fault.reason.startswith("shard ")]
+    if marked and options.retrieval and damage:
+        raise UserError(
+            f"{damage[0].where}: {damage[0].reason}; figures on a part of a set cannot be compared: copy it again"
+        )
     return source
 
 
@@ -110,20 +121,39 @@ def _open_text(name: str, files: list[Path], options: OpenOptions) -> Source:
     if has_header(path, options.columns):
         return ListedPairs(name, path, read_csv(path, options.columns))
     lines = read_list(path)
-    if all(map(is_remote, lines)):
-        return _open_remote(name, lines, options)
-    try:
-        shards = [shard for line in lines for shard in files_of(line)]
-        if other := [shard for shard in shards if not shard.name.lower().endswith(SHARD_SUFFIXES)]:
-            raise UserError(f"{other[0]}: is not a tar shard; known are {', '.join(SHARD_SUFFIXES)}")
-        if len({*shards}) < len(shards):
-            raise UserError(f"a shard is listed twice; list each once, or give a weight, such as {path}:2")
-    except UserError as error:
-        raise UserError(
-            f"{path} (a list of shards; a table of captions begins with a header such as image,caption): "
-            f"{shorten(str(error), 600)}"
-        ) from error
+    if urls := [line for line in lines if is_remote(line)]:
+        if len(urls) < len(lines):
+            raise UserError(f"{path}: lists local and remote shards; make two lists and give them between commas")
+        _refuse_repeated(path, [url for line in urls for url in expand_braces(line)])
+        return _open_remote(name, urls, options)
+    shards = [shard for line in lines for shard in _shards_of(path, line)]
+    _refuse_repeated(path, list(map(str, shards)))
     return _open_shards(name, shards, options)
+
+
+def _shards_of(path: Path, line: str) -> list[Path]:
+    """The tar shards that a line of a list means."""
+    try:
+        is_folder = is_there(Path(line)) and Path(line).is_dir()
+        files = files_in(Path(line), SHARD_SUFFIXES) if is_folder else files_of(line)
+        if other := [file for file in files if not file.name.lower().endswith(SHARD_SUFFIXES)]:
+            raise UserError(f"{other[0]}: is not a tar shard; known are {', '.join(SHARD_SUFFIXES)}")
+        if not files:
+            raise UserError(f"{line}: no tar shards in this folder or one below; expected files such as 00000.tar")
+        return files
+    except UserError as error:
+        table = "; a table of captions begins with a header such as image,caption" if re.search(r"[,\t]", line) else ""
+        raise UserError(
+            f"{path} (a list of shards, one address per line): {shorten(str(error), 600)}{table}"
+        ) from error
+
+
+def _refuse_repeated(path: Path, shards: list[str]) -> None:
+    shard, times = Counter(shards).most_common(1)[0]
+    if times > 1:
+        raise UserError(
+            f"{path}: lists {without_query(shard)} {times} times; list it once, or give a weight, such as {path}:2"
+        )
 
 
 KINDS: list[Kind] = [
@@ -233,7 +263,7 @@ def _open_remote(name: str, addresses: list[str], options: OpenOptions) -> Sourc
         if reason := _not_fetched.get():
             raise UserError(f"{public}: is not fetched, because {reason}")
         kind = kind_of(public)
-        if kind and not kind.remote:
+        if (kind and not kind.remote) or public.lower().endswith(PACKED_SUFFIXES):
             raise UserError(
                 f"{public}: only tar shards can be remote; fetch it and give the local file, or make "
                 "shards of that with neuclip data convert and upload them"
@@ -245,15 +275,23 @@ def _open_files(name: str, files: list[Path], options: OpenOptions) -> Source:
     first = files[0]
     kind = kind_of(first.name)
     if kind is None:
+        if first.name.lower().endswith(PACKED_SUFFIXES):
+            raise UserError(f"{first}: is packed in a way that is not read; unpack it, or make a .tar or .tar.gz")
         known = ", ".join(suffix for kind in KINDS for suffix in kind.suffixes)
-        raise UserError(f"{first}: unknown kind of data; unpack or convert it: known are {known}, and folders")
-    if others := [file for file in files[1:] if not kind.several_files or kind_of(file.name) is not kind]:
-        raise UserError(f"{first}: is not one source with {others[0]}; give them between commas: {first},{others[0]}")
+        raise UserError(f"{first}: unknown kind of data; known are {known}, and folders")
+    if other := [file for file in files if not file.name.lower().endswith(kind.suffixes)]:
+        ending = next(suffix for suffix in kind.suffixes if first.name.lower().endswith(suffix))
+        raise UserError(
+            f"{other[0]}: is of another kind than {first}; give one kind ('{first.with_name(f'*{ending}')}'), or "
+            "several between commas"
+        )
+    if len(files) > 1 and not kind.several_files:
+        raise UserError(f"{first}: is one of {len(files)} files; give them between commas: {first},{files[1]}")
     return kind.open(name, files, options)
 
 
 def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
-    """By what lies in it: shards, else a saved data set, else images, else Parquet files."""
+    """By what lies in it: shards, else a saved data set, else Parquet files with images, else images."""
     if options.retrieval and is_retrieval_set(folder):
         marked = dataset_type(folder) != ""
         folder = folder / "test" if marked and (folder / "test").is_dir() else folder
@@ -265,6 +303,9 @@ def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
         return _open_shards(name, shards, options)
     if is_saved_dataset(folder):
         return open_saved_dataset(name, folder, options.columns)
+    tables = files_in(folder, (".parquet",))
+    if tables and holds_images(tables[0], options.columns):
+        return open_parquet(name, tables, options.columns)
     if annotations := coco_captions(folder):
         raise UserError(
             f"{folder}: its captions are in {annotations[-1].parent}; give one of the files there, such as "
@@ -273,9 +314,9 @@ def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
     _refuse_several_folders(folder)
     if images := open_folder(name, folder, options.columns, lines=is_retrieval_set(folder)):
         return images
-    if tables := files_in(folder, (".parquet",)):
-        return open_parquet(name, tables, options.columns)
-    near = files_in(folder, (".csv", ".tsv")) or sorted(folder.glob("captions_*.json"))
+    if tables:
+        return open_parquet(name, tables, options.columns)  # raises: its images are elsewhere
+    near = files_in(folder, (".csv", ".tsv", *PACKED_SUFFIXES)) or sorted(folder.glob("captions_*.json"))
     hint = f"; did you mean {near[0]}?" if near else "; expected files such as 00000.tar, or a.jpg and a.txt"
     raise UserError(f"{folder}: no tar shards, no Parquet files and no images in this folder{hint}")
 

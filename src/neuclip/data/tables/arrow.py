@@ -27,12 +27,14 @@ from neuclip.data.source import (
     usable_captions,
 )
 from neuclip.data.tables.listed import (
+    IMAGE_COLUMNS,
     ColumnChoice,
     Columns,
     ListedPairs,
     Row,
     Rows,
     choose_columns,
+    is_url,
     read_listed_image,
 )
 from neuclip.errors import RunFailed, UserError, require
@@ -181,6 +183,16 @@ def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ArrowPai
             f"shuffled training is faster from shards: neuclip data convert SOURCE FOLDER"
         )
     return ArrowPairs(name, "parquet", files, blocks, columns)
+
+
+def holds_images(table: Path, choice: ColumnChoice) -> bool:
+    """Whether a Parquet file can be trained on: bytes or paths of images in a column that is chosen or has a usual
+    name. False for the list of addresses that img2dataset leaves beside what it fetched."""
+    file = _parquet_file(table)
+    names = file.schema_arrow.names
+    column = choice.image or next((name for name in names if name.lower() in IMAGE_COLUMNS), "")
+    values = _first_values(file, column) if column in names else [""]
+    return not values or not all(isinstance(value, str) and (not value or is_url(value)) for value in values)
 
 
 def _first_values(file: Any, column: str) -> list[Any]:

@@ -9,11 +9,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from neuclip.data.faults import list_faults
 from neuclip.data.source import print_once, shorten, texts_in
-from neuclip.data.tables.listed import ColumnChoice, ListedPairs, Row, Rows, is_missing
+from neuclip.data.tables.listed import ColumnChoice, ListedPairs, Row, Rows, find_image_folder, image_path, is_missing
 from neuclip.data.tables.text import first_line, list_in, read_small_table
 from neuclip.errors import UserError
 from neuclip.files import read_regular, reading
@@ -22,8 +22,6 @@ from neuclip.formatting import plural
 REMEDY = "fetch it again"
 TRAINING, TEST = ("train", "restval"), ("test",)  # restval: the rest of COCO's val2014, which everybody trains on
 CSV_COLUMNS = {"raw", "filename"}
-
-Entry = tuple[str, Row]  # of one image of Karpathy's file: its split, "" where the file has none
 
 
 def open_json(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
@@ -77,9 +75,26 @@ def _coco_folder(path: Path, first: list[str]) -> Path:
     """Where one of the first images is: beside the file or one above, or there in a folder of the file's part."""
     part = path.stem.rpartition("_")[2]  # captions_train2017 -> train2017
     near = [path.parent, path.absolute().parent.parent]
-    folders = [*near, *(place / sub for place in near for sub in (part, f"images/{part}", "images"))]
-    found = (folder for folder in folders if any(name and not is_missing(folder / name) for name in first))
-    return next(found, near[-1] / part)
+    folders = [*near, *(place / sub for place in near for sub in (part, f"images/{part}", "images")), Path()]
+    for folder in folders:
+        if any(name and not is_missing(folder / name) for name in first):
+            return folder
+    raise UserError(
+        f"{path}: its first image {shorten(first[0])!r} is neither beside it nor in a folder {part} beside it or "
+        f"one above; put the images into {near[-1] / part}"
+    )
+
+
+class Entry(NamedTuple):
+    """One image of Karpathy's file."""
+
+    filename: str
+    folder: str  # COCO's `filepath`: val2014; "" where there is none
+    split: str  # "" where the file has no splits
+    captions: tuple[str, ...]
+
+    def image(self, with_folder: bool) -> str:
+        return f"{self.folder}/{self.filename}" if with_folder and self.folder and self.filename else self.filename
 
 
 def is_karpathy_csv(path: Path, choice: ColumnChoice) -> bool:
@@ -96,22 +111,24 @@ def open_karpathy_csv(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
 def _open_karpathy(name: str, path: Path, entries: Iterable[Entry], *, retrieval: bool) -> ListedPairs:
     """For retrieval the test split, else the splits that everybody trains on. Ids follow the file's order."""
     listed = list(entries)
-    splits = Counter(split for split, _ in listed)
+    splits = Counter(entry.split for entry in listed)
     wanted = TEST if retrieval else TRAINING
-    rows = [row for split, row in listed if split in wanted or set(splits) == {""}]
-    if not rows:
+    if set(splits) != {""}:
+        listed = [entry for entry in listed if entry.split in wanted]
+    if not listed:
         there = ", ".join(f"{split or 'none'} ({count:,})" for split, count in splits.items()) or "none"
         raise UserError(
             f"{path}: has no image of the split {' or '.join(wanted)}; its splits are {there}; give a file that has it"
         )
-    source = ListedPairs(name, path, Rows.listed(rows), by_image=True)
+    folder, with_folder = _find_images(path, listed)
+    rows = Rows.listed(Row(entry.image(with_folder), entry.captions) for entry in listed)
     chosen = ", ".join(f"{split} ({splits[split]:,})" for split in wanted if split in splits)
-    captions = sum(len(row.captions) for row in rows)
+    captions = sum(len(entry.captions) for entry in listed)
     print_once(
-        f"{path}: {plural(len(rows), 'image')} from {source.base}, {plural(captions, 'caption')}"
+        f"{path}: {plural(len(listed), 'image')} from {folder}, {plural(captions, 'caption')}"
         + (f"; of its splits only {chosen} for {'retrieval' if retrieval else 'training'}" if chosen else "")
     )
-    return source
+    return ListedPairs(name, path, rows, folder=folder, by_image=True)
 
 
 def _json_entries(images: list[Any]) -> Iterator[Entry]:
@@ -119,7 +136,7 @@ def _json_entries(images: list[Any]) -> Iterator[Entry]:
         if isinstance(image, dict):
             sentences = image.get("sentences")
             raw = [one.get("raw") for one in sentences if isinstance(one, dict)] if isinstance(sentences, list) else []
-            yield _entry(image, raw)
+            yield Entry(_text(image, "filename"), _text(image, "filepath"), _text(image, "split"), texts_in(raw))
 
 
 def _csv_entries(path: Path) -> Iterator[Entry]:
@@ -127,10 +144,18 @@ def _csv_entries(path: Path) -> Iterator[Entry]:
         captions = list_in(row.get("raw", ""))
         if captions is None:
             raise UserError(f"{where}: raw is no list of captions ({shorten(row.get('raw', ''), 60)!r}); {REMEDY}")
-        yield _entry(row, captions)
+        yield Entry(_text(row, "filename"), _text(row, "filepath"), _text(row, "split"), texts_in(captions))
 
 
-def _entry(values: Mapping[str, Any], captions: list[Any]) -> Entry:
-    """Images of COCO lie in folders of their own (`filepath`): val2014."""
-    folder, name = _text(values, "filepath"), _text(values, "filename")
-    return _text(values, "split"), Row(f"{folder}/{name}" if folder and name else name, texts_in(captions))
+def _find_images(path: Path, entries: list[Entry]) -> tuple[Path, bool]:
+    """The folder that the first images are in, beside the file or in a folder there; and whether in folders of their
+    own below it, as COCO's train2014 and val2014."""
+    for with_folder in (True, False):
+        first = [name for name in (entry.image(with_folder) for entry in entries[:20]) if name]
+        folder = find_image_folder(path, first)
+        if any(not is_missing(image_path(folder, name)) for name in first):
+            return folder, with_folder
+    packed = sorted(path.parent.glob("*.zip"))
+    remedy = f"unzip {packed[0]} there" if packed else "put them there"
+    first_image = shorten(entries[0].image(True))
+    raise UserError(f"{path}: its first image {first_image!r} is neither beside it nor in a folder there; {remedy}")

@@ -46,7 +46,7 @@ def open_folder(name: str, folder: Path, choice: ColumnChoice, *, lines: bool) -
 
 
 def _no_captions(folder: Path, images: list[str]) -> str:
-    near = coco_captions(folder.absolute().parent) or sorted([*folder.glob("*.[ct]sv"), *folder.glob("*.parquet")])
+    near = coco_captions(folder.absolute().parent) or sorted(folder.glob("*.[ct]sv"))
     remedy = f"did you mean {near[0]}?" if near else (
         f"put {Path(images[0]).stem}.txt beside {images[0]} and so on, or one captions.csv with the columns image and "
         "caption into the folder"
@@ -169,21 +169,34 @@ def list_images(folder: Path) -> tuple[list[str], dict[str, str], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """All files below, as paths from the folder with forward slashes; hidden ones are left out. Links to folders are
-    followed, but no folder is read twice: links in a circle end, and no image becomes two samples."""
+    """All files below, as paths from the folder with forward slashes; hidden ones are left out.
+
+    Links to folders are followed, but no folder is read twice: under its own path if that lies below, else under the
+    first link's. So links in a circle end, and no image becomes two samples.
+    """
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be listed ({error.strerror}); check its permissions") from error
 
     seen: set[tuple[int, int]] = set()
-    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
-        status = Path(place).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        inside = Path(place).relative_to(folder).as_posix()
-        for name in files:
-            if not name.startswith("."):
-                yield name if inside == "." else f"{inside}/{name}"
+    starts = [folder]
+    while starts:
+        links: list[Path] = []
+        for place, folders, files in (entry for start in starts for entry in os.walk(start, onerror=refuse)):
+            folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+            status = Path(place).stat()
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            links += [link for link in (Path(place, name) for name in folders) if link.is_symlink()]
+            inside = Path(place).relative_to(folder).as_posix()
+            for name in files:
+                if not name.startswith("."):
+                    yield name if inside == "." else f"{inside}/{name}"
+        starts = sorted(link for link in links if not _leads_up(link))
+
+
+def _leads_up(link: Path) -> bool:
+    """To a folder that the link lies in, even above the folder that was given: nobody means all that is there."""
+    return link.parent.resolve().is_relative_to(link.resolve())

@@ -190,10 +190,13 @@ class ListedPairs(Source):
             )
         if not all(is_missing(image_path(self.base, name)) for name in first):
             return
-        image = shorten(str(image_path(self.base, first[0])))
+        name = shorten(first[0])
+        beside, working = self.path.absolute().parent, Path.cwd()
+        places = f"not in {beside}" if beside == working else f"neither in {beside} nor in {working}"
+        tried = "" if Path(name).is_absolute() or name.startswith("~/") else f", {places}"
         raise UserError(
-            f"{self.path}: none of its first images exists ({len(first)} looked for), such as {image}, nor in the "
-            "working folder or a folder beside the table; correct the paths, or put the images there"
+            f"{self.path}: none of its first images exists ({len(first)} looked for), the first is {name}{tried}; "
+            "correct the paths, or put the images there"
         )
 
 

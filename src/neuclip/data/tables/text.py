@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from neuclip.data.tables.listed import (
     Row,
     Rows,
     choose_columns,
+    images_are_urls,
+    is_url,
 )
 from neuclip.errors import UserError
 from neuclip.files import open_regular, read_regular, reading
@@ -108,8 +110,12 @@ def read_csv(path: Path, choice: ColumnChoice) -> Rows:
 
 def _header(path: Path, first: bytes) -> str:
     """The first line as it is; refuses files without one."""
+    if not first:
+        raise UserError(f"{path}: is empty; write a header such as image,caption and one row per pair")
     refuse_no_text(path, first)
     header = re.split(r"\r\n|\r|\n", first.decode(errors="surrogateescape"), maxsplit=1)[0]
+    if re.fullmatch("sep=.", header, re.IGNORECASE):
+        raise UserError(f"{path}: begins with the line {header!r}, for spreadsheets alone; delete it")
     if not header.strip(" \"'" + "".join(SEPARATORS)):
         raise UserError(f"{path}: its first line names no column; begin with a header such as image,caption")
     return header
@@ -117,8 +123,10 @@ def _header(path: Path, first: bytes) -> str:
 
 def refuse_no_text(path: Path, content: bytes) -> None:
     """Only the first line is looked at: a NUL byte further down spoils its own row and no other."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content.partition(b"\n")[0]:
-        raise UserError(f"{path}: is not text in UTF-8 (UTF-16, or no text at all); {REMEDY}")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{path}: is UTF-16; save it as UTF-8")
+    if b"\0" in content.partition(b"\n")[0]:
+        raise UserError(f"{path}: its first line holds NUL bytes, which no table has; {REMEDY}")
 
 
 def _refuse_other_encoding(path: Path, content: bytes) -> None:
@@ -136,6 +144,8 @@ def _columns(path: Path, names: list[str], choice: ColumnChoice, separator: str)
     try:
         return choose_columns(path, names, choice, f"split at {SEPARATORS[separator]}, ")
     except UserError:
+        if any(map(is_url, names)):
+            raise UserError(images_are_urls(path)) from None
         if data := next((name for name in names if any(ending in name.lower() for ending in IMAGE_SUFFIXES)), ""):
             header = separator.join(("image", "caption")).replace("\t", "<tab>")
             raise UserError(
@@ -194,19 +204,25 @@ def first_line(path: Path) -> bytes:
         return file.readline(FIRST_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
 
 
-def read_small_table(path: Path, remedy: str) -> list[tuple[str, dict[str, Any]]]:
+def read_small_table(path: Path, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place of each row, and its fields by the names in the header, in lower case: CSV, TSV or JSON lines."""
-    rows: Iterable[dict[str, Any]]
     with reading(path, remedy):
         text = read_regular(path).decode("utf-8-sig")
-        if path.suffix.lower() == ".jsonl":
-            rows = [json_object(line.encode()) or {} for line in text.split("\n") if line.strip()]
-        else:
-            csv.field_size_limit(LARGEST_FIELD)
-            separator = "\t" if path.suffix.lower() == ".tsv" else ","
-            rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval=""))
-    named = ({(name or "").strip().lower(): value for name, value in row.items()} for row in rows)
-    return [(f"{path} row {number}", row) for number, row in enumerate(named, 1)]
+    if path.suffix.lower() == ".jsonl":
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield f"{path} line {number}", json_object(line.encode()) or {}
+        return
+    csv.field_size_limit(LARGEST_FIELD)
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        names = [name.strip().lower() for name in next(reader, [])]
+        for number, fields in enumerate(reader, 1):
+            if fields:
+                yield f"{path} row {number}", dict(zip(names, fields, strict=False))
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num} cannot be read ({error}); {remedy}") from error
 
 
 def list_in(text: str) -> list[Any] | None:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from neuclip.data.decoding import DECODED
+from neuclip.data.decoding import DECODED, NOT_DECODED, NOT_DECODED_REASON
 from neuclip.data.faults import list_faults
 from neuclip.data.source import DEFAULT_KEY, caption_facts, captions_from_json
 from neuclip.data.tar.walk import BLOCK, Damage, walk
@@ -44,6 +44,7 @@ ROW = np.dtype(
     ]
 )
 IMAGES = frozenset(ending.encode() for ending in DECODED)
+OTHER_IMAGES = frozenset(ending.encode() for ending in NOT_DECODED)
 
 Note = tuple[str, str, int]  # reason, place (to be set behind the name of the shard), how many
 
@@ -63,6 +64,7 @@ class _Sample:
     caption: tuple[int, int] = (0, 0)
     kind: int = NO_CAPTION
     label: int = NO_LABEL
+    unread: bool = False  # it has an image of a kind that is not decoded
 
 
 def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
@@ -103,6 +105,8 @@ def _group(data: mmap.mmap, caption_key: str) -> ShardIndex:
             sample.caption, sample.kind = (offset, size), JSON_CAPTION
         elif ending == b"cls":
             sample.label = _label(data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
+        elif ending in OTHER_IMAGES:
+            sample.unread = True
     if damage:
         notes.append(_note_damage(damage, samples))
     rows, checksums = _rows(data, samples, caption_key, notes)
@@ -132,7 +136,7 @@ def _rows(
                 continue
             (offset, size), (at, length) = sample.image, sample.caption
             if not offset or size >= 1 << 32 or length >= 1 << 32:
-                notes.append(("no image", f": {_shown(key)}", 1))
+                notes.append((NOT_DECODED_REASON if sample.unread else "no image", f": {_shown(key)}", 1))
                 continue
             if first != key and sample.kind == NO_CAPTION and sample.label == NO_LABEL:
                 notes.append(("caption is missing", f": {_shown(key)}", 1))

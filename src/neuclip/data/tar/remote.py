@@ -109,7 +109,10 @@ def with_retries(url: str, question: Callable[[Any, str], T], limits: Limits) ->
             if status in (401, 403) or isinstance(cause, PermissionError) or "Credentials" in type(cause).__name__:
                 raise RemoteNotFound(f"{shown}: access is denied; check your credentials for it; {CONTINUE}") from error
             if isinstance(error, OSError) and error.errno in NO_ROOM:
-                raise  # asking again would not help; who writes says where
+                raise RunFailed(
+                    f"{shown}: no room for it in {cache_folder()} ({error.strerror}); make room, lower "
+                    "--data.cache_size, or point NEUCLIP_CACHE to another disk; then continue with --resume"
+                ) from error
             failure = without_query(" ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(": "))
     raise RunFailed(
         f"{shown}: could not be fetched in {limits.attempts} tries ({failure}); check the connection and the server, "
@@ -146,6 +149,7 @@ def _shards_in(url: str, limits: Limits) -> list[RemoteShard]:
 
     found = with_retries(url, list_files, limits)
     shards = [name for name in sorted(found) if name.lower().endswith(SHARD_SUFFIXES) and "/." not in name]
+    shards = [name for name in shards if (plain := PACKED_TAR.sub(".tar", name)) == name or plain not in shards]
     if not shards:
         raise UserError(
             f"{without_query(url)}: no tar shards there, or it cannot be listed; give a pattern such as "
@@ -255,8 +259,8 @@ class ShardCache:
             self._evict(place)
         except OSError as error:  # which readers would take for a bad sample
             raise RunFailed(
-                f"{self.folder}: cannot be written ({error.strerror or error}); make room, lower --data.cache_size, or "
-                "point NEUCLIP_CACHE to another folder, then continue with --resume"
+                f"{self.folder}: cannot be written ({error.strerror or error}); point NEUCLIP_CACHE to a folder that "
+                "can, then continue with --resume"
             ) from error
 
     def _download(self, shard: RemoteShard, file: Path) -> None:

@@ -127,7 +127,7 @@ class RemoteTarSource(TarSource):
         except RemoteNotFound:
             self._indexes_beside = False
             return None
-        except (RunFailed, OSError) as error:
+        except RunFailed as error:
             print(f"{error}; the shard is fetched and indexed instead", file=sys.stderr)
             return None
         index = read_index(place, shard.size, None, most)  # uploading changed the time

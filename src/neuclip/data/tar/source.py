@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -30,6 +31,7 @@ from neuclip.data.tar.index import (
 )
 from neuclip.errors import RunFailed, UserError
 from neuclip.files import (
+    NO_ROOM,
     UNFINISHED,
     UNFINISHED_SECONDS,
     cache_folder,
@@ -173,11 +175,6 @@ class TarSource(Source):
         """Of the checksums of all images, wherever the shards lie."""
         return self.images
 
-    def refuse_damage(self) -> None:
-        """In training a cut-off shard loses some samples; in a test set it would change what is measured."""
-        if damage := next((fault for fault in self.faults if fault.reason.startswith("shard ")), None):
-            raise UserError(f"{damage.where}: {damage.reason}; a test set must be whole, copy the shard again")
-
     @property
     def labels(self) -> np.ndarray:  # (n,) int32
         """The class (`cls` member) of every id, NO_LABEL where there is none."""
@@ -195,8 +192,8 @@ class TarSource(Source):
             changed = len(content) != size or (bool(self.stamps) and _stamp(os.fstat(file)) != self.stamps[shard])
         except OSError as error:
             raise RunFailed(
-                f"{self.shards[shard]}: cannot be read ({error.strerror}); put it back, or mend its permissions, the "
-                "disk or the limit of open files (ulimit -n), then continue with --resume"
+                f"{self.shards[shard]}: cannot be read ({error.strerror}); {_remedy(error)}, then continue with "
+                "--resume"
             ) from None
         if changed:
             raise RunFailed(
@@ -216,6 +213,16 @@ class TarSource(Source):
 @lru_cache(maxsize=OPEN_FILES)  # of all sources of this process; what falls out is closed
 def _open(path: Path, stamp: Stamp) -> BinaryIO:
     return open_regular(path)
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "allow more open files (ulimit -n 4096) or use fewer --data.workers"
+    if error.errno == errno.ENOENT:
+        return "it has disappeared since the run began; put it back"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "check its permissions"
+    return "check the disk or the network it lies on, and the memory of this machine"
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -243,10 +250,10 @@ def plain_tar(shard: Path) -> Path:
                 unpack(packed, file, str(shard))
             write_json(written, stamp_of(copy))
         except OSError as error:
-            raise UserError(
-                f"{shard}: cannot be unpacked ({error.strerror or error}); check its permissions, point NEUCLIP_CACHE "
-                "to a folder with room, or unpack the shards yourself"
-            ) from error
+            remedy = "check its permissions and the disk"
+            if error.errno in (*NO_ROOM, errno.EROFS):
+                remedy = "point NEUCLIP_CACHE to a folder with room, or unpack the shards yourself"
+            raise UserError(f"{shard}: cannot be unpacked ({error.strerror or error}); {remedy}") from error
     mark_used(copy.parent)  # the time of the copy itself tells whether it has changed
     return copy
 
