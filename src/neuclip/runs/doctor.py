@@ -202,7 +202,7 @@ def show_pairs(found: Examination, run: Run, ids: list[int]) -> None:
     found.figures |= {"pairs.shorter_side": median(sides), "model.image_size": needed}
     fitting = -(-round(median(sides)) // GRID) * GRID
     if sum(side < needed for side in sides) > MANY_SMALL * len(sides) and fitting < needed:
-        what = f"most images are smaller than the model's {needed} pixels (half of them below {median(sides):g})"
+        what = f"most images are smaller than the model's {needed} pixels ({median(sides):g} in the median)"
         why, remedy = "they are upscaled, which costs time and adds no detail", f"give --model.image_size {fitting}"
         found.warnings.append((what, why, remedy))
 
