@@ -47,6 +47,9 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "neuclip, detached": lambda: NeuCLIP(
         D, num_prototypes=11, inner_steps=2, alpha_gradient="detached", restart_every=2, network_lr=0.1
     ),
+    "neuclip, pooled": lambda: NeuCLIP(
+        D, num_prototypes=11, inner_steps=2, restart_every=3, network_lr=0.1, pool_batch=True
+    ),
     "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=21, inner_steps=1, restart="rolling", network_lr=0.1),
     "neuclip, rolling and masked": lambda: NeuCLIP(
         D, num_prototypes=21, inner_steps=0, restart="rolling", mask_own_positive=True, mask_duplicates=True

@@ -99,6 +99,15 @@ def test_both_tables_name_the_same_objectives_in_the_same_order():
         (lambda: NeuCLIP(8, network_lr=0.0), "network_lr is 0.0; give a number above 0"),
         (lambda: NeuCLIP(8, fit="unify"), "fit is 'unify'; choose unified or separate (did you mean unified?)"),
         (lambda: NeuCLIP(8, mask_own_positive=1), "mask_own_positive is 1; give True or False (default False)"),
+        (
+            lambda: NeuCLIP(8, pool_batch=True, restart="rolling"),
+            "pool_batch counts the batch twice with restart rolling, which has stored it among the prototypes; "
+            "give restart periodic, or leave out pool_batch",
+        ),
+        (
+            lambda: NeuCLIP(8, pool_batch=True, network="mlp"),
+            "pool_batch counts prototypes, and network mlp has none; give network prototypes, or leave out pool_batch",
+        ),
         (lambda: CLIP(form=None), "form is None; choose openclip or minibatch"),
         (lambda: FastCLIP(9, gamma=1.5), "gamma is 1.5; give a number above 0 and at most 1 (default 0.2)"),
         (lambda: AmorLIP(8, average_decay=1), "average_decay is 1; give 0 or more and below 1 (default 0.92)"),

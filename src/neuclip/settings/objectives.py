@@ -189,6 +189,26 @@ class NeuCLIPSettings(ObjectiveSettings):
     )
     reset_optimizer_at_restart: bool = option(False, "clear AdaGrad's sums of the slots a restart overwrites")
     mask_own_positive: bool = option(False, "leave out an anchor's own partner where it is among the prototypes")
+    pool_batch: bool = option(
+        False, "the loss uses the mean over prototypes and batch together; only with prototypes and restart periodic"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.pool_batch:
+            return
+        if self.network == "mlp":
+            raise OptionError(
+                f"{self.prefix}pool_batch counts prototypes, and {self.prefix}network mlp has none; "
+                f"give {self.prefix}network prototypes, or leave out {self.prefix}pool_batch",
+                *("pool_batch", "network"),
+            )
+        if self.restart == "rolling":
+            raise OptionError(
+                f"{self.prefix}pool_batch counts the batch twice with {self.prefix}restart rolling, which has stored "
+                f"it among the prototypes; give {self.prefix}restart periodic, or leave out {self.prefix}pool_batch",
+                *("pool_batch", "restart"),
+            )
 
     def advice(self, run: PlannedRun) -> list[Advice]:
         found = rho_advice(self.rho, run.pairs, "the data")
