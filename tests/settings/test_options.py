@@ -15,6 +15,7 @@ from neuclip.objectives.amorlip import AmorLIP
 from neuclip.objectives.clip import CLIP
 from neuclip.objectives.fastclip import FastCLIP
 from neuclip.objectives.neuclip import NeuCLIP
+from neuclip.objectives.scent import SCENT
 from neuclip.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
 from neuclip.settings.options import LIMITS, check_value, types_of
 from neuclip.settings.reading import (
@@ -35,6 +36,7 @@ KNOWN_TO_A_RUN = {
     "fastclip": {"dataset_size", "epoch_samples", "total_samples"},
     "amorlip": {"embed_dim", "dataset_size", "total_samples"},
     "neuclip": {"embed_dim"},
+    "scent": {"dataset_size"},
 }
 
 
@@ -130,6 +132,7 @@ OUTSIDE = {
         **{"dataset_size": 0, "epoch_samples": -1, "total_samples": -1, "gamma_decay_samples": -1, "gamma": 0.0},
         **{"temperature_initial": 2.0, "temperature_lr": 0.0, "temperature": "globl", "gamma_schedule": "cosin"},
     },
+    SCENT: {"dataset_size": 0, "log_alpha": math.inf, "eps": -1e-9, "temperature_gradient": "papers"},
     AmorLIP: {
         **{"embed_dim": -3, "dataset_size": 0, "network_steps": 0, "blend_maximum": 1.0, "network_lr": 0.0},
         **{"positive_coefficient": 0.0, "rho": (1.0, math.inf), "epoch_samples": -1, "blend_samples": -1},
@@ -139,7 +142,12 @@ OUTSIDE = {
         **{"restart": "period", "alpha_gradient": "detach", "temperature_gradient": "papers"},
     },
 }
-NEEDED = {FastCLIP: {"dataset_size": 9}, AmorLIP: {"embed_dim": 8}, NeuCLIP: {"embed_dim": 8}}
+NEEDED = {
+    FastCLIP: {"dataset_size": 9},
+    SCENT: {"dataset_size": 9},
+    AmorLIP: {"embed_dim": 8},
+    NeuCLIP: {"embed_dim": 8},
+}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, values in OUTSIDE.items() for name in values])
