@@ -51,7 +51,8 @@ INSIDE = {
     ],
     "objectives": [
         {"__init__"},
-        {"clip", "siglip", "fastclip", "amorlip", "neuclip"},
+        {"clip", "siglip", "fastclip", "amorlip", "neuclip", "scent"},
+        {"table"},
         {"objective", "contrast", "mlp", "prototypes"},
         {"pairs", "state"},
         {"formulas"},

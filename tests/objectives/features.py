@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip import CLIP, AmorLIP, FastCLIP, NeuCLIP, SigLIP
+from neuclip import CLIP, SCENT, AmorLIP, FastCLIP, NeuCLIP, SigLIP
 from neuclip.objectives.objective import Objective
 
 CORNERS = ("random", "identical", "one-hot", "opposite")
@@ -22,6 +22,8 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "fastclip": lambda: FastCLIP(N, gamma_decay_samples=50),
     "fastclip, constant": lambda: FastCLIP(N, temperature="constant", gamma_schedule="constant", mask_duplicates=True),
     "fastclip, individual": lambda: FastCLIP(N, temperature="individual", total_samples=90),
+    "scent": lambda: SCENT(N, log_alpha=1.0),
+    "scent, masked": lambda: SCENT(N, temperature_gradient="fastclip", mask_duplicates=True),
     "amorlip": lambda: AmorLIP(D, dataset_size=3 * B, total_samples=9 * B),
     "neuclip": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, restart_every=3),
     "neuclip, filled over several steps": lambda: NeuCLIP(
@@ -31,6 +33,7 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "neuclip, rolling and masked": lambda: NeuCLIP(
         D, num_prototypes=10, restart="rolling", inner_steps=0, mask_own_positive=True, mask_duplicates=True
     ),
+    "neuclip, pooled": lambda: NeuCLIP(D, num_prototypes=12, inner_steps=2, restart_every=3, pool_batch=True),
     "neuclip, mlp": lambda: NeuCLIP(D, network="mlp", inner_steps=2),
     "neuclip, simultaneous": lambda: NeuCLIP(D, num_prototypes=4, update="simultaneous", alpha_gradient="detached"),
     "neuclip, separate": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, fit="separate"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neuclip import FastCLIP, NeuCLIP
+from neuclip import SCENT, FastCLIP, NeuCLIP
 from tests.objectives.features import METHODS, B, D, N, batch, every_method, run, same_state, unit
 
 BAD = 3  # the pair that is bad
@@ -75,11 +75,13 @@ def test_whatever_a_bad_pair_holds_the_state_learns_the_same_from_the_others(met
     assert all(same_state(state, states[0]) for state in states[1:])
 
 
-@pytest.mark.parametrize("temperature", ["global", "constant", "individual"])
-def test_fastclips_table_is_as_if_the_bad_pair_had_not_been_in_the_batch(temperature):
+@pytest.mark.parametrize("temperature", ["global", "constant", "individual", "SCENT's"])
+def test_a_table_is_as_if_the_bad_pair_had_not_been_in_the_batch(temperature):
     tables = []
     for bad in (True, False):
-        objective = FastCLIP(N, temperature=temperature, gamma_schedule="constant").double()
+        objective = SCENT(N, log_alpha=1.0).double()
+        if temperature != "SCENT's":
+            objective = FastCLIP(N, temperature=temperature, gamma_schedule="constant").double()
         run(objective, range(1), torch.float64)
         given = batch(1, torch.float64)
         if bad:

@@ -183,7 +183,7 @@ def test_metrics_are_finite_or_none_where_nothing_can_be_said(method):
     assert ("masked_duplicates" in metrics) is objective.mask_duplicates
 
 
-@pytest.mark.parametrize("method", ["fastclip", "amorlip", "neuclip"])
+@pytest.mark.parametrize("method", ["fastclip", "scent", "amorlip", "neuclip"])
 def test_calibration_compares_the_batch_with_what_was_predicted_before_the_method_saw_it(method):
     objective = METHODS[method]()
     run(objective, range(1), torch.float64)
@@ -202,7 +202,7 @@ def test_calibration_compares_the_batch_with_what_was_predicted_before_the_metho
     given = batch(2, torch.float64)
     nearest = (given["image_features"] @ given["text_features"].T).argmax(dim=1)
     want |= {"accuracy": (nearest == torch.arange(B)).double().mean().item(), "capped": 0, "share_at_eps": 0}
-    if method == "fastclip":
+    if method in ("fastclip", "scent"):
         want["unvisited"] = 2 / B  # samples 9 and 10
     assert {name: metrics[name] for name in want} == pytest.approx(want, abs=1e-12)
 
@@ -216,7 +216,7 @@ def test_its_own_eps_is_the_default_of_an_estimate_and_a_larger_one_a_higher_flo
     assert close(larger, torch.log(0.5 - objective.eps + plain.double().exp()), 1e-4)
 
 
-@pytest.mark.parametrize("method", [*NO_NORMALIZER, "fastclip", "amorlip", "neuclip"])
+@pytest.mark.parametrize("method", [*NO_NORMALIZER, "fastclip", "scent", "amorlip", "neuclip"])
 def test_a_method_without_an_estimate_says_so_and_why(method):
     objective = METHODS[method]()
     if method in NO_NORMALIZER:

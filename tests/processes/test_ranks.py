@@ -14,11 +14,12 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from neuclip import CLIP, AmorLIP, FastCLIP, LargeBatch, NeuCLIP, SigLIP
+from neuclip import CLIP, SCENT, AmorLIP, FastCLIP, LargeBatch, NeuCLIP, SigLIP
 from neuclip.distributed import collectives
 from neuclip.distributed.collectives import rank, sum_over_ranks, world_size
 from neuclip.objectives import pairs
 from neuclip.objectives.objective import NoEstimate, Objective
+from neuclip.objectives.table import TableObjective
 from tests.builders.processes import on_ranks, threads
 
 B, INPUT, D, N = 8, 5, 4, 19
@@ -39,6 +40,8 @@ METHODS: dict[str, Callable[[], Objective]] = {
     # with 3 samples some rank of four owns none, and ids repeat in each batch
     "fastclip, three samples": lambda: FastCLIP(3, **GAMMA),
     "fastclip, individual, three samples": lambda: FastCLIP(3, temperature="individual", **GAMMA),
+    "scent": lambda: SCENT(N, log_alpha=1.0),
+    "scent, three samples": lambda: SCENT(3, temperature_gradient="fastclip"),
     "amorlip": lambda: AmorLIP(D, **EPOCHS),
     "amorlip, masked": lambda: AmorLIP(D, mask_duplicates=True, reinitialise=False, **EPOCHS),
     # 11 slots for 8 rows: each restart is a fill over two steps; 11 divides over neither 2 nor 4 ranks
@@ -46,6 +49,9 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "neuclip, fewer prototypes than ranks": lambda: NeuCLIP(D, num_prototypes=3, inner_steps=2, network_lr=0.1),
     "neuclip, detached": lambda: NeuCLIP(
         D, num_prototypes=11, inner_steps=2, alpha_gradient="detached", restart_every=2, network_lr=0.1
+    ),
+    "neuclip, pooled": lambda: NeuCLIP(
+        D, num_prototypes=11, inner_steps=2, restart_every=3, network_lr=0.1, pool_batch=True
     ),
     "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=21, inner_steps=1, restart="rolling", network_lr=0.1),
     "neuclip, rolling and masked": lambda: NeuCLIP(
@@ -69,7 +75,12 @@ def batch(objective: Objective, step: int, weights: list[Tensor]) -> tuple[Tenso
         ids[-1] = ids[0]
     own = slice(rank() * B // world_size(), (rank() + 1) * B // world_size())
     image, text = (F.normalize(x[own] @ w, dim=1) for x, w in zip((images, texts), weights, strict=True))
-    return image, text, (ids % objective.dataset_size if isinstance(objective, FastCLIP) else ids)[own], (ids % 7)[own]
+    return (
+        image,
+        text,
+        (ids % objective.dataset_size if isinstance(objective, TableObjective) else ids)[own],
+        (ids % 7)[own],
+    )
 
 
 def encoder_weights() -> list[Tensor]:
