@@ -45,6 +45,7 @@ class Experiment:
     variants: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     paper: Sequence[Mapping[str, Any]] = ()  # its tables: caption, head, rows
     paper_scale: Mapping[str, Any] = field(default_factory=dict)  # settings (of Table 1), seeds, variants
+    across: str = ""  # a setting that a chart has on its axis
     notes: Sequence[str] = ()
 
 
@@ -115,9 +116,7 @@ def typed(value: Any) -> str:
 # --- From an experiment to its jobs -----------------------------------------------------------------------------------
 
 
-def plan(
-    experiment: Experiment, scale: str, seeds: int = 0, best: Mapping[Choice, Flat] | None = None
-) -> list[Job]:
+def plan(experiment: Experiment, scale: str, seeds: int = 0, best: Mapping[Choice, Flat] | None = None) -> list[Job]:
     """The runs that are reported. `best`: the chosen try of each case and variant; what has none yet is left out where
     the experiment is tuned. Seeds come first, so that a plan that is stopped early has all variants."""
     own = common()["scales"][scale]

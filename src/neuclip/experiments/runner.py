@@ -117,8 +117,9 @@ def run_job(
     job: Job, runs: Path, data: Mapping[str, str], children: list[subprocess.Popen[bytes]]
 ) -> tuple[str, float]:
     """Why it failed, empty if it did not, and its seconds. Its output is in a file beside its folder."""
-    with files.lock(RunFolder(runs / job.name).lock):
-        pass  # a process that outlived a killed runner still trains this run: it is waited for
+    if (lock := RunFolder(runs / job.name).lock).exists():
+        with files.lock(lock):  # a process that outlived a killed runner still trains this run: it is waited for
+            pass
     log, started = runs / f"{job.name}.log", time.monotonic()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
