@@ -19,11 +19,16 @@ from typing import Any, NamedTuple
 import yaml
 
 from neuclip.errors import UserError, proposal
+from neuclip.report.contents import flatten
+from neuclip.settings.paper import paper_yaml
+from neuclip.settings.reading import build_settings, find_recipe, parse_recipe, read_flags, read_recipe
+from neuclip.settings.writing import settings_as_dict
 
 FOLDER = Path(__file__).parent
 COMMON = "common"
 TUNING_SEED = 100  # of the runs that choose settings; no run that is reported has it
 TRAIN = "train"
+SETTING, OBJECTIVE = "paper.setting", "paper.objective"  # of a job at the paper's scale: a row of Table 1, a method
 Flat = dict[str, str]  # settings of a run as the command line takes them; also "recipe" and "data", a data set's name
 Choice = tuple[str, str]  # a case and a variant
 
@@ -168,3 +173,13 @@ def settings_of(experiment: Experiment, scale: str, case: str, variant: str, cho
     if factor is not None:
         settings["optimizer.learning_rate"] = f"{float(settings['optimizer.learning_rate']) * factor:g}"
     return settings
+
+
+def typed_settings(job: Job) -> dict[str, Any]:
+    """All settings of its run, flat and typed; without the addresses of the data, which differ between machines."""
+    own = dict(job.settings)
+    data, recipe = own.pop("data"), own.pop("recipe", "")
+    setting, objective = own.pop(SETTING, ""), own.pop(OBJECTIVE, "")
+    text = parse_recipe(paper_yaml(setting, objective), setting) if setting else read_recipe(find_recipe(Path(recipe)))
+    known = build_settings(text, read_flags([f"--{key}={value}" for key, value in own.items()]))
+    return flatten(settings_as_dict(known)) | {"data.train": data}

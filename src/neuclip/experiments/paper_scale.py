@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from neuclip.experiments.definition import TRAIN, Experiment, Job, flat
+from neuclip.experiments.definition import OBJECTIVE, SETTING, TRAIN, Experiment, Job, flat
 
 GPUS = 8  # the paper's: one machine with eight H100 (section 5)
-SETTING, OBJECTIVE = "paper.setting", "paper.objective"  # of a job: a row of Table 1, and the method
 SLURM = """#!/bin/bash
 # One run per array task, on one machine with {gpus} GPUs: sbatch --array=0-{last} {name}.slurm
 #SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks=1 --requeue

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from neuclip import __version__
-from neuclip.experiments.definition import TRAIN, Choice, Flat, Job
+from neuclip.experiments.definition import TRAIN, Choice, Flat, Job, typed_settings
 from neuclip.records import RunFolder, append_line, read_lines
 from neuclip.report.compare import Member, read_tasks
 from neuclip.report.contents import Figures, RunContents, late_median, read_contents
@@ -90,7 +90,7 @@ def member(job: Job, record: Mapping[str, Any]) -> Member:
     """As `compare` takes it."""
     run = RunContents(
         RunFolder(job.name),
-        settings={"run.name": f"{job.variant}, seed {job.seed}", **job.settings, "run.seed": job.seed},
+        settings=typed_settings(job) | {"run.name": f"{job.variant}, seed {job.seed}", "run.seed": job.seed},
         environment={"data.sha256": record.get("data", "")},
         summary=record.get("summary", {"seconds": 0.0}),
         evaluations=record["evaluations"],
