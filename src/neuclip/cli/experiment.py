@@ -50,7 +50,7 @@ def experiment(
     neuclip experiment comparison --data photos=PHOTOS/fashion --parallel 2
     """
     from neuclip.experiments import definition, paper_scale
-    from neuclip.experiments.perform import Plan, collect, perform, write_pages
+    from neuclip.experiments.perform import PAPER, Request, collect, perform, write_pages
     from neuclip.experiments.runner import known_data
 
     if list_ or not (name or pages_only):
@@ -58,14 +58,14 @@ def experiment(
             print(f"{one.name:<24}{one.question}")
         return 0
     chosen = [definition.read_experiment(one) for one in ([name] if name else definition.experiments())]
-    plan = Plan(scale, seeds, cases, Path(results))
+    request = Request(scale, seeds, cases, known_data(data), Path(results))
     for one in chosen if not pages_only else ():
-        if scale == "paper":
-            jobs = plan.jobs(one)
-            collect(one, plan, Path(runs))
+        if scale == PAPER:
+            jobs = request.jobs(one)
+            collect(one, request, Path(runs))
             print(*map(paper_scale.paper_command, jobs), sep="\n")
             print(write_page(Path(pages) / f"{one.name}.slurm", paper_scale.slurm_script(one, jobs)))
         else:
-            perform(one, plan, Path(runs), parallel=parallel, data=known_data(data), keep=keep)
-    print(*write_pages(chosen, plan, Path(pages)), sep="\n")
+            perform(one, request, Path(runs), parallel=parallel, keep=keep)
+    print(*write_pages(chosen, request, Path(pages)), sep="\n")
     return 0

@@ -121,13 +121,19 @@ def typed(value: Any) -> str:
 # --- From an experiment to its jobs -----------------------------------------------------------------------------------
 
 
-def plan(experiment: Experiment, scale: str, seeds: int = 0, best: Mapping[Choice, Flat] | None = None) -> list[Job]:
+def plan(
+    experiment: Experiment,
+    scale: str,
+    cases: Sequence[str],
+    seeds: int = 0,
+    best: Mapping[Choice, Flat] | None = None,
+) -> list[Job]:
     """The runs that are reported. `best`: the chosen try of each case and variant; what has none yet is left out where
     the experiment is tuned. Seeds come first, so that a plan that is stopped early has all variants."""
     own = common()["scales"][scale]
     count = seeds or min(experiment.seeds, own.get("most_seeds", experiment.seeds))
     jobs = []
-    for case in cases_of(experiment, scale):
+    for case in cases:
         tuned_as = own["cases"][case].get("tuned_as", case)
         for seed in range(count):
             for variant in experiment.variants:
@@ -138,15 +144,15 @@ def plan(experiment: Experiment, scale: str, seeds: int = 0, best: Mapping[Choic
     return jobs
 
 
-def tuning_plan(experiment: Experiment, scale: str) -> dict[Choice, list[tuple[Flat, Job]]]:
+def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dict[Choice, list[tuple[Flat, Job]]]:
     """The tries of each case and variant, as many for each: what is tried, and its run, which is trained without some
     of the training pairs and measured on those. A case that is `tuned_as` another has no tries of its own."""
     if not experiment.tuned:
         return {}
-    listed, cases = common()["tuning"], common()["scales"][scale]["cases"]
+    listed, known = common()["tuning"], common()["scales"][scale]["cases"]
     held_out = flat(listed["settings"], {"run.seed": TUNING_SEED}, common()["scales"][scale].get("always"))
     tried: dict[Choice, list[tuple[Flat, Job]]] = {}
-    for case in dict.fromkeys(cases[case].get("tuned_as", case) for case in cases_of(experiment, scale)):
+    for case in dict.fromkeys(known[case].get("tuned_as", case) for case in cases):
         for variant in experiment.variants:
             settings = settings_of(experiment, scale, case, variant, {})
             for one in listed["tries"].get(variant, listed["tries"]["all"]) if settings is not None else ():
@@ -155,9 +161,13 @@ def tuning_plan(experiment: Experiment, scale: str) -> dict[Choice, list[tuple[F
     return tried
 
 
-def cases_of(experiment: Experiment, scale: str) -> list[str]:
+def cases_of(experiment: Experiment, scale: str, *, own_data: bool = False, words: str = "") -> list[str]:
+    """The experiment's, or those on the user's own data; only those that contain `words`."""
     known = common()["scales"][scale]["cases"]
-    return [case for case in experiment.cases if case in known] or list(known)[:1]
+    chosen = [case for case in experiment.cases if case in known] or list(known)[:1]
+    if own_data:
+        chosen = [case for case, settings in known.items() if settings["data"] == "own"]
+    return [case for case in chosen if words in case]
 
 
 def settings_of(experiment: Experiment, scale: str, case: str, variant: str, chosen: Flat | None) -> Flat | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
@@ -13,24 +13,33 @@ from neuclip.formatting import UNKNOWN, format_duration, format_number, percent,
 from neuclip.report.charts import Chart, Line, column, group_lines
 from neuclip.report.compare import Comparison, Difference, Group
 from neuclip.report.compare_page import (
+    DEVIATION,
     decimals,
     difference_text,
     drawable,
     figure_cell,
     figures_csv,
-    final_notes,
     settings_table,
 )
 from neuclip.report.contents import Figures
-from neuclip.report.measures import ERROR_KEY, Measure, error_chart, evaluation_lines, measure_chart
+from neuclip.report.measures import (
+    DEFINITION,
+    DIFFERENT_DEFINITION,
+    ERROR_KEY,
+    Measure,
+    error_chart,
+    evaluation_lines,
+    measure_chart,
+)
 from neuclip.report.page import Cell, Charts, Notes, Page, Section, Table, latex_table, markdown_table
 
 OTHER_SCALE = "From the paper: other data, other models and a far larger scale; compare the order, not the values."
-SUMMARY = {  # of a run: how a column is headed, and its decimals
-    "calibration": ("calibration", 2),
-    "temperature": ("τ", 3),
-    "samples_per_second": ("samples/s", 0),
-    "normalizer_share": ("time of the normalizer", 2),
+SUMMARY = {  # of a run: how a column is headed, its decimals and unit
+    "calibration": ("calibration", 2, 1.0),
+    "temperature": ("τ", 3, 1.0),
+    "samples_per_second": ("samples per second", 0, 1.0),
+    "normalizer_share": ("time in the loss, %", 0, 100.0),
+    "peak_memory_bytes": ("peak memory, MB", 0, 1e-6),
 }
 
 
@@ -69,7 +78,8 @@ class Case:
 
     def answer(self) -> str:
         """Who is first, and by how much."""
-        ahead, level = [], []
+        ahead: list[str] = []
+        level: list[str] = []
         for name, gap in self.differences(self.first).items():
             (ahead if gap.is_shown else level).append(f"{name} ({self._points(gap)})")
         value = self.measure.text(fmean(self.first.values(self.measure)))
@@ -82,48 +92,57 @@ class Case:
         return difference_text(gap, self.measure, decimals(self.first.values(self.measure), self.measure))
 
     def table(self) -> Table:
-        """One row per variant: the measure that counts with its differences, then the other figures."""
-        others = [
-            one
-            for one in self.comparison.measures
-            if one != self.measure and (one.main or one.metric.endswith("_recall_at_10")) and one.better
-        ]
-        known = [
-            key for key in SUMMARY if any(run.number(key) is not None for group in self.groups for run in group.runs)
-        ]
-        head = [
-            "variant",
-            "seeds",
-            self.measure.words,
-            *(f"to {name}" for name in self.baselines),
-            *(one.words for one in others),
-            *(SUMMARY[key][0] for key in known),
-        ]
-        rows = [[group.name, str(len(group.counted)), *self._cells(group, others, known)] for group in self.groups]
-        return Table(self.name, head, rows, 1, list(self.notes()))
+        """One row per variant: the measure that counts, with its differences to the baselines."""
+        head = ["variant", "seeds", self.measure.words, *(f"to {name}" for name in self.baselines)]
+        rows: list[list[str | Cell]] = []
+        for group in self.groups:
+            gaps, places = self.differences(group), decimals(group.values(self.measure), self.measure)
+            cells = [
+                Cell(difference_text(gap, self.measure, places), strong=gap.is_shown) if gap else Cell(UNKNOWN)
+                for gap in map(gaps.get, self.baselines)
+            ]
+            rows.append([group.name, str(len(group.counted)), self._cell(group, self.measure), *cells])
+        return Table("", head, rows, 1, list(self.notes()))
 
-    def _cells(self, group: Group, others: Sequence[Measure], known: Sequence[str]) -> Iterator[Cell]:
-        yield figure_cell(self.comparison, group, self.measure)._replace(note="", strong=False)
-        gaps = self.differences(group)
-        for name in self.baselines:
-            gap = gaps.get(name)
-            text = (
-                difference_text(gap, self.measure, decimals(group.values(self.measure), self.measure))
-                if gap
-                else UNKNOWN
-            )
-            yield Cell("", text, strong=bool(gap and gap.is_shown))
-        for one in others:
-            yield figure_cell(self.comparison, group, one)._replace(note="", strong=False)
-        for key in known:
-            values = [value for run in group.runs if (value := run.number(key)) is not None]
-            yield Cell(f"{fmean(values):,.{SUMMARY[key][1]}f}" if values else UNKNOWN)
+    def more(self) -> Table:
+        """The other figures, without verdict."""
+        others = self._others()
+        runs = [run for group in self.groups for run in group.runs]
+        known = [key for key in SUMMARY if any(run.number(key) is not None for run in runs)]
+        words = [one.words.replace(", different captions", "") for one in others]
+        rows: list[list[str | Cell]] = []
+        for group in self.groups:
+            values = [[value for run in group.runs if (value := run.number(key)) is not None] for key in known]
+            summary = [
+                f"{SUMMARY[key][2] * fmean(found):,.{SUMMARY[key][1]}f}" if found else UNKNOWN
+                for key, found in zip(known, values, strict=True)
+            ]
+            rows.append([group.name, *(self._cell(group, one) for one in others), *summary])
+        return Table("Other figures", ["variant", *words, *(SUMMARY[key][0] for key in known)], rows)
+
+    def _cell(self, group: Group, measure: Measure) -> Cell:
+        return figure_cell(self.comparison, group, measure)._replace(note="", strong=False)
+
+    def _others(self) -> list[Measure]:
+        """Recall at 1 and 10, over different captions where there are any, accuracy and the normalizer error."""
+        shown = [one for one in self.comparison.measures if one.better and (one.main or one.metric.endswith("_at_10"))]
+        if any("different" in one.metric for one in shown):
+            shown = [one for one in shown if not one.of_retrieval]
+        return [one for one in shown if one != self.measure]
 
     def notes(self) -> Iterator[str]:
-        for comparison in list(self.baselines.values())[:1]:
-            yield from final_notes(comparison)
-        if len(self.baselines) > 1:
-            yield "Intervals of the other columns are made in the same way, each with its own baseline."
+        if any(len(group.counted) > 1 for group in self.groups):
+            yield DEVIATION
+        if any(self.differences(group) for group in self.groups):
+            corrected = (
+                f", corrected for {len(self.groups) - 1} comparisons (Bonferroni)" if len(self.groups) > 2 else ""
+            )
+            yield (
+                f"Differences are means over the seeds that both have, with 95 % intervals: Student's t, paired by seed"
+                f"{corrected}. Only {self.measure.words} was chosen beforehand; bold: the interval excludes zero."
+            )
+        if any("different" in one.metric for one in self.comparison.measures):
+            yield f"{DEFINITION}; {DIFFERENT_DEFINITION}."
 
     def charts(self, across: str = "") -> list[Chart]:
         evaluations = {group.name: [run.evaluations for run in group.runs] for group in self.groups}
@@ -178,16 +197,16 @@ def experiment_page(
 ) -> Page:
     facts = [f"{format_duration(seconds)} of one core"] if seconds else ["no run has finished yet"]
     sections = [
-        Section("Question", [Notes([experiment.question])]),
+        Section("Question", [Notes([experiment.question, *experiment.notes])]),
         *([Section("Answer", [Notes(answers(cases), as_list=True)])] if cases or not extra else []),
         *extra,
-        *(Section(case.name, [case.table(), Charts(case.charts(experiment.across))]) for case in cases),
+        *(Section(case.name, [case.table(), Charts(case.charts(experiment.across)), case.more()]) for case in cases),
         *([Section("In the paper", [*map(paper_table, experiment.paper)])] if experiment.paper else []),
         *(Section(f"Tuning: {name}", [table], folded=True) for name, table in tried.items()),
         *(Section(f"Settings: {case.name}", [settings_table(case.groups)], folded=True) for case in cases),
         Section("Commands", [Notes(commands)], folded=True),
     ]
-    return Page("experiment", experiment.title, facts, notices=list(experiment.notes), sections=sections)
+    return Page("experiment", experiment.title, facts, sections=sections)
 
 
 def answers(cases: Sequence[Case]) -> list[str]:
@@ -222,12 +241,14 @@ def figures_text(cases: Sequence[Case], end: str) -> str:
         head = [f"case,{line}" for _, line in lines[:1]]
         return "\n".join([*head, *(f'"{name}",{line}' for name, line in lines if line != lines[0][1])]) + "\n"
     write = markdown_table if end == ".md" else latex_table
-    return "\n".join(write(case.table()) for case in cases)
+    return "\n".join(
+        write(table) for case in cases for table in (replace(case.table(), caption=case.name), case.more())
+    )
 
 
 def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page:
     """All experiments: the question, the answer, the file of the page."""
-    cells = [
+    cells: list[list[str | Cell]] = [
         [
             Cell(f"{experiment.name}.html", link=f"{experiment.name}.html"),
             experiment.question,
