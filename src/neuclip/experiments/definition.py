@@ -149,15 +149,15 @@ def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dic
     of the training pairs and measured on those. A case that is `tuned_as` another has no tries of its own."""
     if not experiment.tuned:
         return {}
-    listed, known = common()["tuning"], common()["scales"][scale]["cases"]
-    held_out = flat(listed["settings"], {"run.seed": TUNING_SEED}, common()["scales"][scale].get("always"))
+    listed, own = common()["tuning"], common()["scales"][scale]
     tried: dict[Choice, list[tuple[Flat, Job]]] = {}
-    for case in dict.fromkeys(known[case].get("tuned_as", case) for case in cases):
+    for case in dict.fromkeys(own["cases"][case].get("tuned_as", case) for case in cases):
+        hold_out = {"data.hold_out": listed["hold_out"][own["cases"][case]["data"]], "run.seed": TUNING_SEED}
         for variant in experiment.variants:
             settings = settings_of(experiment, scale, case, variant, {})
             for one in listed["tries"].get(variant, listed["tries"]["all"]) if settings is not None else ():
-                job = Job(case, variant, TUNING_SEED, TRAIN, {**(settings or {}), **flat(one), **held_out})
-                tried.setdefault((case, variant), []).append((flat(one), job))
+                whole = flat(settings, one, listed["settings"], hold_out, own.get("always"))
+                tried.setdefault((case, variant), []).append((flat(one), Job(case, variant, TUNING_SEED, TRAIN, whole)))
     return tried
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
@@ -240,10 +240,11 @@ def figures_text(cases: Sequence[Case], end: str) -> str:
         lines = [(case.name, line) for case in cases for line in figures_csv(case.comparison).splitlines()]
         head = [f"case,{line}" for _, line in lines[:1]]
         return "\n".join([*head, *(f'"{name}",{line}' for name, line in lines if line != lines[0][1])]) + "\n"
-    write = markdown_table if end == ".md" else latex_table
-    return "\n".join(
-        write(table) for case in cases for table in (replace(case.table(), caption=case.name), case.more())
-    )
+    if end == ".md":
+        return "\n".join(
+            f"## {one.name}\n\n{markdown_table(one.table())}\n{markdown_table(one.more())}" for one in cases
+        )
+    return "\n".join(f"% {one.name}\n{latex_table(one.table())}{latex_table(one.more())}" for one in cases)
 
 
 def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page:
