@@ -55,9 +55,10 @@ def gradient_figures(
     """One line of figures per moment, which is a number of samples seen; 0 is before the first step.
 
     Of each estimator, by its name, for the gradient in the two head matrices: `squared_bias` and its standard error
-    `squared_bias_error`, `variance`, `cosine` of the mean gradient and the exact one, `batch_cosine` of one batch's on
-    average, `exact_norm`; for the temperature: `tau_squared_bias`, `tau_variance`. Each is compared with Eq. 1 at its
-    own eps and rho.
+    `squared_bias_error`; `variance`; the expected gradient's `length`, relative to the exact one, and its `cosine` with
+    it, above 1 only by chance; the mean `batch_cosine` of one batch's gradient; `exact_norm`. For the temperature:
+    `tau_squared_bias`, `tau_variance`. Each is compared with Eq. 1 at its own eps and rho. AdamW hardly notices the
+    length of gradients: for it 1 - cosine^2 and variance / length^2 count.
 
     >>> queue = NeuCLIPSettings(restart="rolling", inner_steps=0, num_prototypes=1024)
     >>> gradient_figures(settings, {"queue": ("neuclip", queue)}, moments=[39_000])                 # doctest: +SKIP
@@ -246,36 +247,40 @@ class GradientSample:
         self.exact = exact.double().flatten()  # (p,)
         self.sums = self.exact.new_zeros(GROUPS, len(self.exact))
         self.counts = self.exact.new_zeros(GROUPS, 1)
-        self.squares = self.cosines = 0.0
+        self.squares, self.cosines = self.exact.new_zeros(2)
 
     def add(self, gradient: Tensor) -> None:
         gradient, group = gradient.double().flatten(), int(self.counts.sum()) % GROUPS
         self.sums[group] += gradient
         self.counts[group] += 1
-        self.squares += gradient.square().sum().item()
-        self.cosines += torch.cosine_similarity(gradient, self.exact, dim=0).item()
+        square = gradient @ gradient
+        self.squares += square
+        self.cosines += gradient @ self.exact / square.sqrt()
 
     def figures(self) -> dict[str, float]:
-        count, norm = int(self.counts.sum()), self.exact.square().sum().item()
+        count, norm = self.counts.sum(), self.exact.norm()
         mean = self.sums.sum(dim=0) / count
-        variance = (self.squares - count * mean.square().sum().item()) / (count - 1)
-        apart = (mean - self.exact).square().sum().item()
-        return {
-            "squared_bias": (apart - variance / count) / norm,  # less what the mean of so many is off by chance
-            "squared_bias_error": self._error() / norm,
-            "variance": variance / norm,
-            "cosine": torch.cosine_similarity(mean, self.exact, dim=0).item(),
-            "batch_cosine": self.cosines / count,
-            "exact_norm": norm**0.5,
+        variance = (self.squares - count * (mean @ mean)) / (count - 1)
+        chance = variance / count  # what is in the square of a mean of so many by chance
+        length = (mean @ mean - chance).sqrt()  # no number where chance is all there is
+        figures = {
+            "squared_bias": ((mean - self.exact).square().sum() - chance) / norm**2,
+            "squared_bias_error": self._error() / norm**2,
+            "variance": variance / norm**2,
+            "length": length / norm,
+            "cosine": mean @ self.exact / length / norm,
+            "batch_cosine": self.cosines / count / norm,
+            "exact_norm": norm,
         }
+        return {name: figure.item() for name, figure in figures.items()}
 
-    def _error(self) -> float:
+    def _error(self) -> Tensor:
         """The standard error of the squared bias, by a jackknife: products of different groups' mean deviations have it
         as their expectation, and each group is left out in turn."""
         deviations = self.sums / self.counts - self.exact
         products = (deviations @ deviations.T).fill_diagonal_(0)
         left_out = (products.sum() - 2 * products.sum(dim=0)) / ((GROUPS - 1) * (GROUPS - 2))
-        return ((GROUPS - 1) * left_out.var(correction=0)).sqrt().item()
+        return ((GROUPS - 1) * left_out.var(correction=0)).sqrt()
 
 
 # --- As a job ---------------------------------------------------------------------------------------------------------
