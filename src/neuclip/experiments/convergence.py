@@ -167,7 +167,7 @@ def measure(problem: Problem, steps: int, inner_steps: int, repeats: int, seed: 
 
 
 def run(settings: Mapping[str, Any], folder: Path) -> list[dict[str, float]]:
-    """The job of an experiment: one line for each number of steps T. Nothing is written. `settings` may have
+    """The job of an experiment: one line for each number of steps T (as `samples`). Nothing is written. `settings` may have
     convergence.steps, .dimension, .inner_steps (K), .repeats and .seed, or run.seed.
 
     >>> [line["samples"] for line in run({"convergence.steps": "1k,3k"}, Path())]
@@ -178,4 +178,9 @@ def run(settings: Mapping[str, Any], folder: Path) -> list[dict[str, float]]:
     steps = [parse_whole(item) for item in given.pop("steps").strip("[]").split(",")]
     dimension, inner_steps, repeats = (parse_whole(given[key]) for key in ("dimension", "inner_steps", "repeats"))
     problem = Problem(dimension, seed)
-    return [measure(problem, count, inner_steps, repeats, seed) for count in steps]
+    lines = [measure(problem, count, inner_steps, repeats, seed) for count in steps]
+    shown = {"gradient_norm": "Algorithm 4", "left_side": "theorem's left side", "bound": "theorem's bound"}
+    return [
+        {"samples": line["samples"]} | {f"{name}.gradient_norm": line[key] for key, name in shown.items()}
+        for line in lines
+    ]

@@ -266,7 +266,7 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
 # --- Jobs that are no runs: lines with keys NAME.METRIC ---------------------------------------------------------------
 
 
-def plain_sections(jobs: Sequence[Job], records: Records) -> list[Section]:
+def plain_sections(jobs: Sequence[Job], records: Records, across: str) -> list[Section]:
     """Per case every metric over the samples seen, each seed thin and the mean thick, and a table of the means."""
     sections = []
     for case in dict.fromkeys(job.case for job in jobs):
@@ -278,13 +278,15 @@ def plain_sections(jobs: Sequence[Job], records: Records) -> list[Section]:
                 title=metric.replace("_", " "),
                 unit=metric.replace("_", " "),
                 lines=group_lines({name: [column(lines, f"{name}.{metric}") for lines in own] for name in names}),
+                across=across,
                 log=True,
                 dots=True,
             )
             for metric in metrics
         ]
         if own:
-            sections.append(Section(case, [moments_table(own, list(names), list(metrics)), Charts(drawable(charts))]))
+            table = moments_table(own, list(names), list(metrics), across)
+            sections.append(Section(case, [Charts(drawable(charts)), table]))
     return sections
 
 
@@ -292,7 +294,7 @@ def is_finished(job: Job, records: Records) -> bool:
     return bool(records.get(job.key, {}).get("finished"))
 
 
-def moments_table(own: Sequence[Sequence[Figures]], names: Sequence[str], metrics: Sequence[str]) -> Table:
+def moments_table(own: Sequence[Sequence[Figures]], names: Sequence[str], metrics: Sequence[str], across: str) -> Table:
     rows: list[list[str]] = []
     for samples in dict.fromkeys(line["samples"] for lines in own for line in lines):
         at = [line for lines in own for line in lines if line["samples"] == samples]
@@ -301,5 +303,5 @@ def moments_table(own: Sequence[Sequence[Figures]], names: Sequence[str], metric
             if any(values):
                 cells = (format_number(fmean(found)) if found else UNKNOWN for found in values)
                 rows.append([name, f"{samples:,.0f}", *cells])
-    head = ["estimator", "samples seen", *(metric.replace("_", " ") for metric in metrics)]
+    head = ["", across, *(metric.replace("_", " ") for metric in metrics)]
     return Table("", head, rows, 1, [f"Means over {plural(len(own), 'seed')}."])

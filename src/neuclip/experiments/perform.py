@@ -88,7 +88,7 @@ def write_pages(experiments: Sequence[Experiment], request: Request, folder: Pat
         planned = {job.key for job in (*jobs, *request.tuning(experiment))}
         seconds = sum(records[key].get("wall_seconds", 0.0) for key in planned if key in records)
         cases = finished_cases(experiment, jobs, records) if experiment.kind == TRAIN else []
-        extra = [] if experiment.kind == TRAIN else plain_sections(jobs, records)
+        extra = [] if experiment.kind == TRAIN else plain_sections(jobs, records, experiment.across or "samples seen")
         tables = tuning_tables(tried, records, experiment.measure)
         scale = f" --scale {request.scale}" if request.scale != "laptop" else ""
         page = experiment_page(
