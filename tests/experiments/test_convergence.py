@@ -58,10 +58,11 @@ def test_noise_has_the_variance_that_the_theorem_is_told():
     assert (noise**2).sum(axis=1).mean() == pytest.approx(CONSTANTS.sigma_1**2, rel=0.02)
 
 
-def test_the_step_sizes_keep_every_bound_of_the_theorem_and_need_the_steps_there_are():
-    c = CONSTANTS
+@pytest.mark.parametrize("start", [{}, {"answer_gap": 1e3}, {"momentum_gap": 1e3}], ids=["here", "far y", "far v"])
+def test_the_step_sizes_keep_every_bound_of_the_theorem_and_need_the_steps_there_are(start):
+    c = CONSTANTS._replace(**start)
     smooth = c.l_11 + c.l_12 * (c.l_21 + c.l_22) / c.mu
-    for steps in (1000, 20_000, 10**6):
+    for steps in (10**6, 10**7) if start else (1000, 20_000, 10**6):
         eps = c.accuracy_after(steps, K)
         beta, eta_1, eta_2 = c.step_sizes(eps, K)
         assert beta * c.sigma_1**2 == pytest.approx(eps**2 / 5)
