@@ -167,8 +167,8 @@ def measure(problem: Problem, steps: int, inner_steps: int, repeats: int, seed: 
 
 
 def run(settings: Mapping[str, Any], folder: Path) -> list[dict[str, float]]:
-    """The job of an experiment: one line for each number of steps T (as `samples`). Nothing is written. `settings` may have
-    convergence.steps, .dimension, .inner_steps (K), .repeats and .seed, or run.seed.
+    """The job of an experiment: one line for each number of steps T, its `samples`. Nothing is written. `settings` may
+    have convergence.steps, .dimension, .inner_steps (K), .repeats and .seed, or run.seed.
 
     >>> [line["samples"] for line in run({"convergence.steps": "1k,3k"}, Path())]
     [1000, 3000]
