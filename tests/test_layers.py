@@ -51,6 +51,7 @@ INSIDE = {
     ],
     "objectives": [
         {"__init__"},
+        {"drrho"},
         {"clip", "siglip", "fastclip", "amorlip", "neuclip", "scent"},
         {"table"},
         {"objective", "contrast", "mlp", "prototypes"},
