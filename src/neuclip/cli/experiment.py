@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from neuclip.cli.command import Count
-from neuclip.errors import UserError
-from neuclip.formatting import format_duration, plural
-from neuclip.progress import say
+from neuclip.report.page import write_page
 
 Scale = Literal["smoke", "laptop", "paper"]
 
@@ -51,10 +49,23 @@ def experiment(
     neuclip experiment restarts --scale smoke
     neuclip experiment comparison --data photos=PHOTOS/fashion --parallel 2
     """
-    from neuclip.experiments import definition
+    from neuclip.experiments import definition, paper_scale
+    from neuclip.experiments.perform import PAPER, Request, collect, perform, write_pages
+    from neuclip.experiments.runner import known_data
 
     if list_ or not (name or pages_only):
         for one in map(definition.read_experiment, definition.experiments()):
             print(f"{one.name:<24}{one.question}")
         return 0
+    chosen = [definition.read_experiment(one) for one in ([name] if name else definition.experiments())]
+    request = Request(scale, seeds, cases, known_data(data), Path(results))
+    for one in chosen if not pages_only else ():
+        if scale == PAPER:
+            jobs = request.jobs(one)
+            collect(one, request, Path(runs))
+            print(*map(paper_scale.paper_command, jobs), sep="\n")
+            print(write_page(Path(pages) / f"{one.name}.slurm", paper_scale.slurm_script(one, jobs)))
+        else:
+            perform(one, request, Path(runs), parallel=parallel, keep=keep)
+    print(*write_pages(chosen, request, Path(pages)), sep="\n")
     return 0

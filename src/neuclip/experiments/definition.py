@@ -19,11 +19,16 @@ from typing import Any, NamedTuple
 import yaml
 
 from neuclip.errors import UserError, proposal
+from neuclip.report.contents import flatten
+from neuclip.settings.paper import paper_yaml
+from neuclip.settings.reading import build_settings, find_recipe, parse_recipe, read_flags, read_recipe
+from neuclip.settings.writing import settings_as_dict
 
 FOLDER = Path(__file__).parent
 COMMON = "common"
 TUNING_SEED = 100  # of the runs that choose settings; no run that is reported has it
 TRAIN = "train"
+SETTING, OBJECTIVE = "paper.setting", "paper.objective"  # of a job at the paper's scale: a row of Table 1, a method
 Flat = dict[str, str]  # settings of a run as the command line takes them; also "recipe" and "data", a data set's name
 Choice = tuple[str, str]  # a case and a variant
 
@@ -45,6 +50,7 @@ class Experiment:
     variants: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     paper: Sequence[Mapping[str, Any]] = ()  # its tables: caption, head, rows
     paper_scale: Mapping[str, Any] = field(default_factory=dict)  # settings (of Table 1), seeds, variants
+    across: str = ""  # a setting that a chart has on its axis
     notes: Sequence[str] = ()
 
 
@@ -116,14 +122,18 @@ def typed(value: Any) -> str:
 
 
 def plan(
-    experiment: Experiment, scale: str, seeds: int = 0, best: Mapping[Choice, Flat] | None = None
+    experiment: Experiment,
+    scale: str,
+    cases: Sequence[str],
+    seeds: int = 0,
+    best: Mapping[Choice, Flat] | None = None,
 ) -> list[Job]:
     """The runs that are reported. `best`: the chosen try of each case and variant; what has none yet is left out where
     the experiment is tuned. Seeds come first, so that a plan that is stopped early has all variants."""
     own = common()["scales"][scale]
     count = seeds or min(experiment.seeds, own.get("most_seeds", experiment.seeds))
     jobs = []
-    for case in cases_of(experiment, scale):
+    for case in cases:
         tuned_as = own["cases"][case].get("tuned_as", case)
         for seed in range(count):
             for variant in experiment.variants:
@@ -134,26 +144,30 @@ def plan(
     return jobs
 
 
-def tuning_plan(experiment: Experiment, scale: str) -> dict[Choice, list[tuple[Flat, Job]]]:
+def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dict[Choice, list[tuple[Flat, Job]]]:
     """The tries of each case and variant, as many for each: what is tried, and its run, which is trained without some
     of the training pairs and measured on those. A case that is `tuned_as` another has no tries of its own."""
     if not experiment.tuned:
         return {}
-    listed, cases = common()["tuning"], common()["scales"][scale]["cases"]
-    held_out = flat(listed["settings"], {"run.seed": TUNING_SEED}, common()["scales"][scale].get("always"))
+    listed, own = common()["tuning"], common()["scales"][scale]
     tried: dict[Choice, list[tuple[Flat, Job]]] = {}
-    for case in dict.fromkeys(cases[case].get("tuned_as", case) for case in cases_of(experiment, scale)):
+    for case in dict.fromkeys(own["cases"][case].get("tuned_as", case) for case in cases):
+        hold_out = {"data.hold_out": listed["hold_out"][own["cases"][case]["data"]], "run.seed": TUNING_SEED}
         for variant in experiment.variants:
             settings = settings_of(experiment, scale, case, variant, {})
             for one in listed["tries"].get(variant, listed["tries"]["all"]) if settings is not None else ():
-                job = Job(case, variant, TUNING_SEED, TRAIN, {**(settings or {}), **flat(one), **held_out})
-                tried.setdefault((case, variant), []).append((flat(one), job))
+                whole = flat(settings, one, listed["settings"], hold_out, own.get("always"))
+                tried.setdefault((case, variant), []).append((flat(one), Job(case, variant, TUNING_SEED, TRAIN, whole)))
     return tried
 
 
-def cases_of(experiment: Experiment, scale: str) -> list[str]:
+def cases_of(experiment: Experiment, scale: str, *, own_data: bool = False, words: str = "") -> list[str]:
+    """The experiment's, or those on the user's own data; only those that contain `words`."""
     known = common()["scales"][scale]["cases"]
-    return [case for case in experiment.cases if case in known] or list(known)[:1]
+    chosen = [case for case in experiment.cases if case in known] or list(known)[:1]
+    if own_data:
+        chosen = [case for case, settings in known.items() if settings["data"] == "own"]
+    return [case for case in chosen if words in case]
 
 
 def settings_of(experiment: Experiment, scale: str, case: str, variant: str, chosen: Flat | None) -> Flat | None:
@@ -169,3 +183,13 @@ def settings_of(experiment: Experiment, scale: str, case: str, variant: str, cho
     if factor is not None:
         settings["optimizer.learning_rate"] = f"{float(settings['optimizer.learning_rate']) * factor:g}"
     return settings
+
+
+def typed_settings(job: Job) -> dict[str, Any]:
+    """All settings of its run, flat and typed; without the addresses of the data, which differ between machines."""
+    own = dict(job.settings)
+    data, recipe = own.pop("data"), own.pop("recipe", "")
+    setting, objective = own.pop(SETTING, ""), own.pop(OBJECTIVE, "")
+    text = parse_recipe(paper_yaml(setting, objective), setting) if setting else read_recipe(find_recipe(Path(recipe)))
+    known = build_settings(text, read_flags([f"--{key}={value}" for key, value in own.items()]))
+    return flatten(settings_as_dict(known)) | {"data.train": data}

@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from neuclip import __version__
-from neuclip.experiments.definition import TRAIN, Choice, Flat, Job
+from neuclip.experiments.definition import TRAIN, Choice, Flat, Job, typed_settings
 from neuclip.records import RunFolder, append_line, read_lines
 from neuclip.report.compare import Member, read_tasks
 from neuclip.report.contents import Figures, RunContents, late_median, read_contents
-from neuclip.report.measures import MEAN_RECALL, RECALL, datasets
+from neuclip.report.measures import BATCH_ERROR_KEY, ERROR_KEY, MEAN_RECALL, RECALL, datasets
 
 KEPT = ("seconds", "samples_per_second", "peak_memory_bytes", "temperature", "calibration", "samples_seen")
 FILE = "runs.jsonl"
@@ -87,12 +87,15 @@ def best_tries(tried: Mapping[Choice, Sequence[tuple[Flat, Job]]], records: Reco
 
 
 def member(job: Job, record: Mapping[str, Any]) -> Member:
-    """As `compare` takes it."""
+    """As `compare` takes it. CLIP's own estimate of a normalizer is the batch's."""
+    settings, lines = typed_settings(job), record["evaluations"]
+    if settings["objective.name"] == "clip":
+        lines = [{ERROR_KEY: line[BATCH_ERROR_KEY], **line} if BATCH_ERROR_KEY in line else line for line in lines]
     run = RunContents(
         RunFolder(job.name),
-        settings={"run.name": f"{job.variant}, seed {job.seed}", **job.settings, "run.seed": job.seed},
+        settings=settings | {"run.name": f"{job.variant}, seed {job.seed}", "run.seed": job.seed},
         environment={"data.sha256": record.get("data", "")},
         summary=record.get("summary", {"seconds": 0.0}),
-        evaluations=record["evaluations"],
+        evaluations=lines,
     )
     return Member(run.name, Path(job.name), run, record.get("tasks", {}))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -88,7 +90,7 @@ def run_jobs(
     waiting, failed = unfinished(jobs, read_records(results)), 0
     children: list[subprocess.Popen[bytes]] = []
     runs.mkdir(parents=True, exist_ok=True)
-    with files.lock(results / "lock", wait=False) as alone, ThreadPoolExecutor(parallel) as pool:
+    with files.lock(results / "lock", wait=False) as alone, sigterm_exits(), ThreadPoolExecutor(parallel) as pool:
         if not alone:
             raise UserError(f"another experiment writes to {results}; wait for it, or give another --results")
         started = time.monotonic()
@@ -104,21 +106,33 @@ def run_jobs(
                 left = (time.monotonic() - started) / number * (len(waiting) - number)
                 what = f"{job.case}, {job.variant}, seed {job.seed}: {reason}, {format_duration(seconds)}"
                 say(f"{number} of {len(waiting)}  {what}  {format_duration(left)} left")
-        except BaseException:  # Ctrl-C, SIGTERM: what runs is saved, and continues next time
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in children:
-                child.terminate()
+                child.terminate()  # each saves its run first
+            say("stopped; the same command continues where the runs were saved")
             raise
     if failed:
         raise RunFailed(f"{failed} of {len(waiting)} runs failed; {results / FILE} has their reasons; run it again")
+
+
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Inside, SIGTERM is an exception like Ctrl-C, so that what was started is stopped, too."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_job(
     job: Job, runs: Path, data: Mapping[str, str], children: list[subprocess.Popen[bytes]]
 ) -> tuple[str, float]:
     """Why it failed, empty if it did not, and its seconds. Its output is in a file beside its folder."""
-    with files.lock(RunFolder(runs / job.name).lock):
-        pass  # a process that outlived a killed runner still trains this run: it is waited for
+    if (lock := RunFolder(runs / job.name).lock).exists():
+        with files.lock(lock):  # a process that outlived a killed runner still trains this run: it is waited for
+            pass
     log, started = runs / f"{job.name}.log", time.monotonic()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:

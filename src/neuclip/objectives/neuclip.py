@@ -31,14 +31,16 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         tau_inside = tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach()  # has twice the gradient
         batch = contrast(pairs, tau_inside)
         log_normalizer = add_eps(batch.log_g, self.eps)
-        with torch.no_grad():  # a measurement: what the network says of a batch that is new to it
-            unseen = self.predict(pairs, tau) if self.normalizer.ready else None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.predict_first):  # else it is only measured:
+            unseen = self.predict(pairs, tau_inside) if self.normalizer.ready else None  # of a batch new to the network
 
         if self.training:
             self.normalizer.restart(pairs)  # lines 3 and 4
             if self.update == "alternating":
                 self.learn(pairs, log_normalizer, tau, steps=self.inner_steps)  # lines 6 to 8
-        alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
+        alpha = unseen if self.predict_first else None
+        if alpha is None:
+            alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
         if self.pool_batch:
             alpha = self.pool(alpha, log_normalizer, pairs.batch)
         loss = unified_objective(log_normalizer, alpha, tau, self.rho)  # line 11

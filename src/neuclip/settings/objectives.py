@@ -180,6 +180,9 @@ class NeuCLIPSettings(ObjectiveSettings):
     )
     reset_optimizer_at_restart: bool = option(False, "clear AdaGrad's sums of the slots a restart overwrites")
     mask_own_positive: bool = option(False, "leave out an anchor's own partner where it is among the prototypes")
+    predict_first: bool = option(
+        False, "the loss uses what the network predicts before it learns from the batch; the paper: afterwards"
+    )
     pool_batch: bool = option(
         False, "the loss uses the mean over prototypes and batch together; only with prototypes and restart periodic"
     )

@@ -142,13 +142,14 @@ def _trunk_features(run: Run, side: str, inputs: Tensor) -> Tensor:  # -> (r, wi
 
 
 def storing_key(run: Run, side: str, source: Source) -> dict[str, object]:
-    """All that the rows depend on."""
+    """All that the rows depend on, and no more: methods with and without a bias share them."""
     built = run.built
+    model = {name: value for name, value in built.config.items() if not name.startswith("init_logit")}
     transform = re.sub(r" at 0x[0-9a-f]+", "", repr(built.float_transform))
     return {
         "side": side,
         "weights": built.towers.trunk_sha256(side),
-        "model": built.config,
+        "model": model,
         "transform": transform if side == "image" else "",
         "data": run.fingerprint if source is run.source else fingerprint(source)[0],
         "images": source.images_version(),
