@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from neuclip import FastCLIP, api, objectives
@@ -84,17 +83,3 @@ def test_its_renewal_is_the_mean_it_is_said_to_be():
     assert torch.allclose(found.exp() ** 1.5, 0.7 * old.exp() ** 1.5 + 0.3 * target.exp() ** 1.5, rtol=1e-12)
     with pytest.raises(ValueError, match="power is 99; give a number above 0 and at most 50"):
         PowerCLIP(dataset_size=9, power=99)
-
-
-def test_another_gives_more_features_to_the_same_method():
-    """DRRho takes a frozen reference's similarities off: s_ij - r_ij = [x, r_x] . [y, -r_y]."""
-    image, text, of_image, of_text = (F.normalize(torch.randn(7, 5, dtype=torch.float64), dim=1) for _ in range(4))
-    image.requires_grad_()
-    wide = torch.cat([image, of_image], 1) / math.sqrt(2), torch.cat([text, -of_text], 1) / math.sqrt(2)
-    got = FastCLIP(7, rho=2.0)(*wide, torch.tensor(2 * 12.0), sample_ids=torch.arange(7))
-    s = image @ text.T - of_image @ of_text.T
-    own = torch.eye(7, dtype=torch.bool)
-    excess = [torch.exp((x - s.diagonal()[:, None]) * 12).masked_fill(own, 0).sum(1) / 6 for x in (s, s.T)]
-    want = (sum(torch.log(1e-6 + g).mean() for g in excess) + 2 * 2.0) / 24
-    assert torch.allclose(got, want, rtol=1e-12)
-    assert torch.allclose(*torch.autograd.grad(got, image), *torch.autograd.grad(want, image), rtol=1e-10, atol=1e-13)

@@ -52,6 +52,7 @@ INSIDE = {
     ],
     "objectives": [
         {"__init__"},
+        {"drrho"},
         {"clip", "siglip", "fastclip", "amorlip", "neuclip", "scent"},
         {"table"},
         {"objective", "contrast", "mlp", "prototypes"},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from neuclip.api import evaluate, load, train
     from neuclip.objectives.amorlip import AmorLIP
     from neuclip.objectives.clip import CLIP
+    from neuclip.objectives.drrho import DRRho
     from neuclip.objectives.fastclip import FastCLIP
     from neuclip.objectives.neuclip import NeuCLIP
     from neuclip.objectives.scent import SCENT
@@ -31,6 +32,7 @@ __all__ = [
     "CLIP",
     "SCENT",
     "AmorLIP",
+    "DRRho",
     "FastCLIP",
     "LargeBatch",
     "NeuCLIP",
@@ -44,6 +46,7 @@ __all__ = [
 HOMES = {
     "AmorLIP": "neuclip.objectives.amorlip",
     "CLIP": "neuclip.objectives.clip",
+    "DRRho": "neuclip.objectives.drrho",
     "FastCLIP": "neuclip.objectives.fastclip",
     "LargeBatch": "neuclip.training.large_batch",
     "NeuCLIP": "neuclip.objectives.neuclip",

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip import CLIP, SCENT, AmorLIP, FastCLIP, NeuCLIP, SigLIP
+from neuclip import CLIP, SCENT, AmorLIP, DRRho, FastCLIP, NeuCLIP, SigLIP
 from neuclip.objectives.objective import Objective
 
 CORNERS = ("random", "identical", "one-hot", "opposite")
@@ -24,6 +24,10 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "fastclip, individual": lambda: FastCLIP(N, temperature="individual", total_samples=90),
     "scent": lambda: SCENT(N, log_alpha=1.0),
     "scent, masked": lambda: SCENT(N, temperature_gradient="fastclip", mask_duplicates=True),
+    "drrho": lambda: DRRho(N, reference=reference_features(N)),
+    "drrho, with memory": lambda: DRRho(
+        N, reference=reference_features(N), gamma=0.4, gamma_schedule="constant", temperature="global"
+    ),
     "amorlip": lambda: AmorLIP(D, dataset_size=3 * B, total_samples=9 * B),
     "neuclip": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, restart_every=3),
     "neuclip, filled over several steps": lambda: NeuCLIP(
@@ -45,6 +49,11 @@ def unit(*shape: int, seed: int) -> Tensor:
     """Random unit rows in float64."""
     generator = torch.Generator().manual_seed(seed)
     return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def reference_features(samples: int) -> tuple[Tensor, Tensor]:
+    """Of images and texts, in another width, in the type that large sets are stored in."""
+    return unit(samples, 5, seed=50).half(), unit(samples, 5, seed=51).half()
 
 
 def number(value: float) -> Tensor:

@@ -14,13 +14,14 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from neuclip import CLIP, SCENT, AmorLIP, FastCLIP, LargeBatch, NeuCLIP, SigLIP
+from neuclip import CLIP, SCENT, AmorLIP, DRRho, FastCLIP, LargeBatch, NeuCLIP, SigLIP
 from neuclip.distributed import collectives
 from neuclip.distributed.collectives import rank, sum_over_ranks, world_size
 from neuclip.objectives import pairs
 from neuclip.objectives.objective import NoEstimate, Objective
 from neuclip.objectives.table import TableObjective
 from tests.builders.processes import on_ranks, threads
+from tests.objectives.features import reference_features
 
 B, INPUT, D, N = 8, 5, 4, 19
 STEPS, MORE = 5, 3
@@ -42,6 +43,8 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "fastclip, individual, three samples": lambda: FastCLIP(3, temperature="individual", **GAMMA),
     "scent": lambda: SCENT(N, log_alpha=1.0),
     "scent, three samples": lambda: SCENT(3, temperature_gradient="fastclip"),
+    "drrho": lambda: DRRho(N, reference=reference_features(N)),
+    "drrho, with memory": lambda: DRRho(N, reference=reference_features(N), gamma=0.3, gamma_decay_samples=30),
     "amorlip": lambda: AmorLIP(D, **EPOCHS),
     "amorlip, masked": lambda: AmorLIP(D, mask_duplicates=True, reinitialise=False, **EPOCHS),
     # 11 slots for 8 rows: each restart is a fill over two steps; 11 divides over neither 2 nor 4 ranks

@@ -37,6 +37,7 @@ KNOWN_TO_A_RUN = {
     "amorlip": {"embed_dim", "dataset_size", "total_samples"},
     "neuclip": {"embed_dim"},
     "scent": {"dataset_size"},
+    "drrho": {"dataset_size", "epoch_samples", "total_samples"},
 }
 
 

@@ -113,6 +113,12 @@ class Towers(nn.Module):
         """Of the names, types, shapes and values of all parameters and buffers."""
         return tensors_sha256(sorted(self.model.state_dict().items()))
 
+    def freeze(self) -> None:
+        """Nothing of it trains: a reference for another model."""
+        self.requires_grad_(False)
+        self.locked = {"image": self.image_parts, "text": self.text_parts}
+        self.keep_in_eval([self.model])
+
     def keep_in_eval(self, modules: list[nn.Module]) -> None:
         """From now on `train()` leaves these in eval mode."""
         self.in_eval = modules

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 
 from neuclip.objectives.amorlip import AmorLIP
 from neuclip.objectives.clip import CLIP
+from neuclip.objectives.drrho import DRRho
 from neuclip.objectives.fastclip import FastCLIP
 from neuclip.objectives.neuclip import NeuCLIP
 from neuclip.objectives.objective import Objective
@@ -20,6 +21,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "amorlip": AmorLIP,
     "neuclip": NeuCLIP,
     "scent": SCENT,
+    "drrho": DRRho,
 }
 
 

@@ -18,7 +18,7 @@ from neuclip.objectives.formulas import LARGEST_EXPONENT, ratio
 from neuclip.objectives.pairs import Pairs, gather_pairs
 from neuclip.objectives.state import ShardedRows
 from neuclip.settings.objectives import ObjectiveSettings
-from neuclip.settings.options import option
+from neuclip.settings.options import option, types_of
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 LIKELY_LOGARITHM = 5.0  # a logit_scale below this: temperatures above 0.2 are rare, logarithms above 5 too
@@ -33,6 +33,7 @@ class NoEstimate(RuntimeError):
 def objective(kind: type[T]) -> type[T]:
     """Makes the constructor of an objective from its fields: those of its settings, and what else it must be told. Its
     options are read-only, everything else about it is a module's."""
+    restate_defaults(kind)
     kind = dataclass(frozen=True, eq=False)(kind)
     del kind.__setattr__, kind.__delattr__
     options: list[Any] = sorted(fields(kind), key=lambda option: option.default is not MISSING)  # type: ignore[arg-type]
@@ -40,6 +41,18 @@ def objective(kind: type[T]) -> type[T]:
     kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Args:", *lines])
     kind.__init__.__doc__ = "The arguments are explained in the class's docstring."
     return kind
+
+
+def restate_defaults(kind: type) -> None:
+    """Where a method inherits another one, the defaults of its own settings hold: dataclasses would take the other's,
+    which stands before them."""
+    methods = [base for base in kind.__bases__ if issubclass(base, nn.Module)]
+    inherited = {one.name for base in methods for one in fields(base)}  # type: ignore[arg-type]
+    for settings in (base for base in kind.__bases__ if base not in methods):
+        for name in inherited & set(inspect.get_annotations(settings)) - set(inspect.get_annotations(kind)):
+            one = next(one for one in fields(settings) if one.name == name)
+            kind.__annotations__[name] = types_of(settings)[name]
+            setattr(kind, name, field(default=one.default, metadata=one.metadata, kw_only=True))
 
 
 class Objective(nn.Module, ObjectiveSettings):

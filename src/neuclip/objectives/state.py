@@ -111,7 +111,7 @@ class SampleTable(ShardedRows):
 
     def read(self, ids: Tensor) -> Tensor:  # (B,) -> (B, columns)
         """Collective: the same ids on every rank give the same values on every rank."""
-        self._check(ids)
+        self.check(ids)
         local, slots = self._local(ids)
         values = self.rows[slots] if len(self.rows) else self.rows.new_zeros(len(ids), self.rows.shape[1])
         return sum_over_ranks(torch.where(local[:, None], values, 0.0))  # one owner per row, zeros from the others
@@ -133,15 +133,19 @@ class SampleTable(ShardedRows):
         local = (ids >= self.share.start) & (ids < self.share.stop)
         return local, torch.where(local, ids - self.share.start, 0)
 
-    def _check(self, ids: Tensor) -> None:
-        message = (
+    def check(self, ids: Tensor) -> None:
+        refuse_unless(
+            ((ids >= 0) & (ids < self.size)).all(),
             f"a sample id is outside 0..{self.size - 1}, for dataset_size={self.size}; "
-            "number the samples from 0 without gaps, or make the objective with the right dataset_size"
+            "number the samples from 0 without gaps, or make the objective with the right dataset_size",
         )
-        inside = ((ids >= 0) & (ids < self.size)).all()
-        if ids.device.type == "cpu" and not inside:
-            raise ValueError(message)
-        torch._assert_async(inside, message)  # on a GPU without waiting for it
+
+
+def refuse_unless(holds: Tensor, message: str) -> None:  # scalar bool
+    """On a GPU without waiting for it. What is tested must be the same on every rank: else the others would wait."""
+    if holds.device.type == "cpu" and not holds:
+        raise ValueError(message)
+    torch._assert_async(holds, message)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ from neuclip.models.config import ModelSource
 from neuclip.models.transforms import fast_crop
 from neuclip.objectives.objective import Objective
 from neuclip.plan import Plan, limit_epochs
-from neuclip.runs.load import build_towers, resolve_held_out, resolve_model
+from neuclip.runs.load import build_towers, open_target, resolve_held_out, resolve_model
 from neuclip.secrets import without_queries
 from neuclip.settings.sections import Settings
 from neuclip.training.optimizer import TowerOptimizer
@@ -84,7 +84,22 @@ def _build_run(settings: Settings, source: Source, saved: ModelSource | None) ->
         built=built,
         objective=objective,
         optimizer=TowerOptimizer(built.towers, settings, plan, precision),
+        reference=build_reference(settings, device),
     )
+
+
+def build_reference(settings: Settings, device: torch.device) -> BuiltModel | None:
+    """The frozen model of an objective that needs one."""
+    if not settings.objective.needs_reference:
+        return None
+    if not settings.objective.reference:
+        raise UserError(
+            f"objective.reference is not set, and {settings.objective.title} needs a trained model; "
+            "give --objective.reference runs/NAME, or MODEL:TAG with weights of open_clip"
+        )
+    built, _ = open_target(settings.objective.reference)
+    built.towers.to(device).freeze()
+    return built
 
 
 def refuse_single_images(settings: Settings, plan: Plan, built: BuiltModel) -> None:
@@ -106,7 +121,9 @@ def resolve(settings: Settings) -> Settings:
     """As a run stores them: with the model and the held-out sets that `auto` or an empty name stand for, and with paths
     that mean the same from any working folder. Names and URLs stay."""
     settings = resolve_model(resolve_held_out(settings))
-    model, evaluation = settings.model, settings.evaluation
+    model, evaluation, objective = settings.model, settings.evaluation, settings.objective
+    if objective.needs_reference:
+        objective = replace(objective, reference=absolute_path(objective.reference))  # type: ignore[call-arg]
     is_file = model.name.startswith("local-dir:") or model.name.endswith(".json")  # else a folder may be called like it
     return replace(
         settings,
@@ -116,6 +133,7 @@ def resolve(settings: Settings) -> Settings:
             name=absolute_path(model.name) if is_file else model.name,
             pretrained=absolute_path(model.pretrained),
         ),
+        objective=objective,
         evaluation=replace(
             evaluation,
             retrieval=tuple(map(absolute_address, evaluation.retrieval)),

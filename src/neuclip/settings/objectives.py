@@ -35,6 +35,8 @@ class ObjectiveSettings(Section):
     predicts_normalizers: ClassVar[bool] = True  # whether there is a calibration
     uses_bias: ClassVar[bool] = False  # whether the model needs a logit bias
     calibration_advice: ClassVar[str] = ""  # what brings its prediction nearer to the truth, as a sentence
+    needs_reference: ClassVar[bool] = False  # whether a frozen model's features come with each sample
+    reference = ""  # that model; a method that needs one has a field of this name
     eps = 1e-6  # with which normalizer errors are measured; a method with a field of this name overrides it
 
     mask_duplicates: bool = option(False, "pairs with an equal caption are no negatives of each other")
@@ -105,7 +107,7 @@ class FastCLIPSettings(ObjectiveSettings):
 
     def advice(self, run: PlannedRun) -> list[Advice]:
         found = [] if self.temperature == "constant" else rho_advice(self.rho, run.pairs, "the data")
-        return [*visits_advice(run, self.title), *found]
+        return [*visits_advice(run, self.title), *found] if self.gamma < 1 else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +243,25 @@ class SCENTSettings(ObjectiveSettings):
         return [*visits_advice(run, self.title), *rho_advice(self.rho, run.pairs, "the data")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DRRhoSettings(FastCLIPSettings):
+    """FastCLIP where the similarities of a frozen reference model are subtracted."""
+
+    title = "DRRho"
+    needs_reference = True
+
+    reference: str = option(
+        "", "the reference model: a run, a checkpoint, local-dir:FOLDER, hf-hub:NAME or MODEL:WEIGHTS"
+    )
+    gamma: float = option(
+        1.0, "weight of a visit in the moving average, at the end of the schedule; 1: no memory", above=0, at_most=1
+    )
+    temperature: Literal["global", "constant", "individual"] = option(
+        "constant", "constant: the authors', at 0.01; global: one tau that learns; individual: one per sample"
+    )
+    eps: float = option(1e-4, "added to each normalizer, inside the logarithm", at_least=0)
+
+
 def visits_advice(run: PlannedRun, title: str) -> list[Advice]:
     visits = run.samples / run.pairs_per_epoch
     if visits >= 2:
@@ -272,4 +293,5 @@ OBJECTIVES: dict[str, type[ObjectiveSettings]] = {
     "amorlip": AmorLIPSettings,
     "neuclip": NeuCLIPSettings,
     "scent": SCENTSettings,
+    "drrho": DRRhoSettings,
 }

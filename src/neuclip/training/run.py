@@ -39,6 +39,7 @@ class Run:
     built: BuiltModel
     objective: Objective
     optimizer: TowerOptimizer
+    reference: BuiltModel | None = None  # a frozen model that the objective needs beside the one that trains
     folder: RunFolder = field(default_factory=lambda: RunFolder(os.devnull))
     faults: FaultLog = field(default_factory=lambda: FaultLog(None, 1.0))  # of the samples read
     step: int = 0

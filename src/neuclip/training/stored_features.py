@@ -10,13 +10,15 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip.data.features import BAD, Block, FeatureStore, StoredSide
+from neuclip.data.features import BAD, Block, FeatureStore, Place, StoredSide, stored_rows
 from neuclip.data.loader import ImageBatch, read_images
 from neuclip.data.mixture import Mixture
 from neuclip.data.source import Source, fingerprint
@@ -24,6 +26,8 @@ from neuclip.distributed.collectives import is_main
 from neuclip.distributed.ranks import StopRequest, sync_errors
 from neuclip.errors import RunFailed
 from neuclip.formatting import byte_size
+from neuclip.models.build import BuiltModel
+from neuclip.objectives.drrho import DRRho
 from neuclip.plan import stored_sides
 from neuclip.progress import track
 from neuclip.training.run import Run
@@ -33,22 +37,51 @@ BLOCK = {"image": 64, "text": 512}
 
 
 def store_features(run: Run, stop: StopRequest) -> None:
-    """Collective. Compute what is not stored yet, or damaged, and let the run read it. Nothing happens where no tower
-    is locked, or where a run sees no sample twice."""
+    """Collective. Compute what is not stored yet, or damaged, and let the run read it. Of the run's own towers nothing
+    is stored where none is locked, or where a run sees no sample twice."""
     run.stored = [side for side in stored_sides(run.settings, run.epoch_samples) if side in run.built.towers.locked]
-    if not run.stored:
+    if not run.stored and run.reference is None:
         return
     start, message = time.monotonic(), stop.message
     stop.message = (
         f"stopped while features were stored; what is stored stays; continue with: "
         f"neuclip train --resume {run.folder.path}"
     )
-    sides_of = cache(partial(stored_sides_of, run))
-    run.batches.read_stored(sides_of(run.source))
-    if run.precision == torch.float32:  # in which a model is evaluated
-        run.stored_sides = sides_of
+    if run.stored:
+        sides_of = cache(partial(stored_sides_of, run))
+        run.batches.read_stored(sides_of(run.source))
+        if run.precision == torch.float32:  # in which a model is evaluated
+            run.stored_sides = sides_of
+    if run.reference is not None:
+        assert isinstance(run.objective, DRRho)
+        run.objective.look_up = StoredReference(run, run.reference)
     run.started += time.monotonic() - start
     stop.message = message
+
+
+class StoredReference:
+    """Unit features (2, b, d) of the run's reference model by sample ids (b,): of the image, without augmentation, and
+    of its first caption. Stored are those of the trunks, as of locked towers; the heads are applied to what is read."""
+
+    def __init__(self, run: Run, reference: BuiltModel):
+        """Collective."""
+        self.towers, self.samples = reference.towers, len(run.source)
+        self.sides = stored_sides_of(replace(run, built=reference, stored=["image", "text"]), run.source)
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor) -> Tensor:
+        places = zip(*map(self._places, ids.tolist()), strict=True)
+        rows = [stored_rows("features", of_side).to(self.towers.device) for of_side in places]
+        heads = [self.towers.locked[side].head for side in self.sides]
+        return torch.stack([F.normalize(head(own), dim=1) for head, own in zip(heads, rows, strict=True)])
+
+    def _places(self, id: int) -> tuple[Place, ...]:
+        """A sample that cannot be used keeps its id, and the next usable one takes its place, as in training."""
+        for number in range(id, id + self.samples):
+            found = [side.places(number % self.samples) for side in self.sides.values()]
+            if all(found):
+                return tuple(places[0] for places in found)
+        raise RunFailed("the reference model can use no sample of the data; repair the data")
 
 
 def stored_sides_of(run: Run, source: Source) -> dict[str, StoredSide]:
@@ -63,17 +96,17 @@ def _store_part(run: Run, side: str, source: Source) -> FeatureStore:
     after its share of the blocks."""
     store = FeatureStore(storing_key(run, side, source), len(source), BLOCK[side])
     share = slice(int(os.environ.get("LOCAL_RANK", "0")), None, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    with sync_errors(), remedy_for_disk(store):
+    with sync_errors(), remedy_for_disk(store, optional=run.built is not run.reference):
         if is_main():
             store.describe()
         missing = store.missing(range(store.blocks)[share])  # no rank writes before all have looked
-    with sync_errors(), remedy_for_disk(store):
+    with sync_errors(), remedy_for_disk(store, optional=run.built is not run.reference):
         _write_blocks(run, side, source, store, missing)
     return store
 
 
 def _write_blocks(run: Run, side: str, source: Source, store: FeatureStore, blocks: list[int]) -> None:
-    transform = run.batches.windows.transform if side == "image" else None
+    transform = run.built.transform if side == "image" else None  # stored are images that are not augmented
     workers, starts = run.settings.data.workers, [number * store.block for number in blocks]
     batches = read_images(source, transform=transform, batch_size=store.block, workers=workers, starts=starts)
     if is_main():
@@ -133,12 +166,11 @@ def _check_disk(store: FeatureStore, needed: int) -> None:
 
 
 @contextmanager
-def remedy_for_disk(store: FeatureStore) -> Iterator[None]:
+def remedy_for_disk(store: FeatureStore, *, optional: bool) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         full = " free some space," if error.errno == errno.ENOSPC else ""
-        raise RunFailed(
-            f"{store.folder}: features cannot be stored ({error.strerror});{full} point NEUCLIP_CACHE to another disk, "
-            "or give --data.stored_features off, which computes them in every epoch"
-        ) from error
+        off = ", or give --data.stored_features off, which computes them in every epoch" if optional else ""
+        why = f"features cannot be stored ({error.strerror})"
+        raise RunFailed(f"{store.folder}: {why};{full} point NEUCLIP_CACHE to another disk{off}") from error
