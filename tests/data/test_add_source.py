@@ -16,8 +16,8 @@ from neuclip.data.convert import convert
 from neuclip.data.open import Kind, OpenOptions
 from neuclip.data.source import FACTS, BadSample, Sample, Source, caption_facts
 from neuclip.runs.doctor import examine
-from tests.builders.data import content, fingerprint, open_source, refusal, retrieval, settings
 from tests.builders.images import caption, image_bytes, write_csv
+from tests.builders.reading import content, fingerprint, open_source, refusal, retrieval, settings
 
 COUNT = 24
 

@@ -11,7 +11,8 @@ import pytest
 from neuclip.data.mixture import order_of
 from neuclip.data.open import data_name
 from neuclip.errors import RunFailed, UserError
-from tests.builders.data import open_source, outcomes, pair, refusal, write_files, write_shards, write_tar
+from tests.builders.data import pair, write_files, write_shards, write_tar
+from tests.builders.reading import open_source, outcomes, refusal
 
 
 @pytest.fixture(autouse=True)

@@ -11,20 +11,8 @@ from PIL import Image
 from neuclip.data.faults import FaultLog, refuse_bad_source
 from neuclip.data.source import Fault
 from neuclip.records import read_lines
-from tests.builders.data import (
-    batches,
-    captions,
-    encoded,
-    failing,
-    failure,
-    image_bytes,
-    lengths,
-    open_source,
-    png,
-    read_images,
-    write_shards,
-    write_tar,
-)
+from tests.builders.data import encoded, failing, image_bytes, lengths, png, write_shards, write_tar
+from tests.builders.reading import batches, captions, failure, open_source, read_images
 
 
 class Holed(list):

@@ -20,26 +20,19 @@ from hypothesis import strategies as st
 
 from neuclip.data.mixture import order_of
 from neuclip.data.order import Order
-from tests.builders.data import (
+from tests.builders.data import image_bytes, lengths, noisy, several, spawned, write, write_shards, write_tar
+from tests.builders.reading import (
     batches,
     captions,
     content,
     failure,
     fingerprint,
     ids_of,
-    image_bytes,
-    lengths,
-    noisy,
     open_source,
     read_images,
     refusal,
-    several,
-    spawned,
     training,
     travelled,
-    write,
-    write_shards,
-    write_tar,
 )
 
 SHARDS = st.lists(st.integers(0, 7), min_size=1, max_size=5).filter(any)

@@ -10,20 +10,9 @@ import pytest
 from neuclip.cli.main import main
 from neuclip.data.convert import convert
 from neuclip.data.source import Source
-from tests.builders.data import (
-    content,
-    failure,
-    fingerprint,
-    open_source,
-    pair,
-    refusal,
-    several,
-    write,
-    write_files,
-    write_shards,
-    write_tar,
-)
+from tests.builders.data import pair, several, write, write_files, write_shards, write_tar
 from tests.builders.images import image_bytes, photo, write_csv
+from tests.builders.reading import content, failure, fingerprint, open_source, refusal
 
 
 def write_pairs(folder: Path, count: int = 7) -> str:

@@ -19,11 +19,7 @@ from neuclip.data.source import BadSample
 from neuclip.data.task_sets import ZeroShotTask, read_puzzles
 from neuclip.errors import RunFailed, UserError
 from tests.builders.data import (
-    fingerprint,
     image_bytes,
-    open_source,
-    refusal,
-    retrieval,
     samples,
     write,
     write_files,
@@ -32,6 +28,7 @@ from tests.builders.data import (
     write_tar,
     write_task,
 )
+from tests.builders.reading import fingerprint, open_source, refusal, retrieval
 
 SECONDS = 60  # no test waits for them: they end one that hangs
 

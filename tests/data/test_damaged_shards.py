@@ -17,18 +17,8 @@ from PIL import Image
 from neuclip.data.faults import FaultLog
 from neuclip.errors import UserError
 from neuclip.records import read_lines
-from tests.builders.data import (
-    Member,
-    batches,
-    content,
-    encoded,
-    lengths,
-    open_source,
-    outcomes,
-    tar_bytes,
-    write_files,
-    write_tar,
-)
+from tests.builders.data import Member, encoded, lengths, tar_bytes, write_files, write_tar
+from tests.builders.reading import batches, content, open_source, outcomes
 
 PAIRS = 5  # in each shard
 SEEDS = 20  # of each kind of damage: 180 shards in all

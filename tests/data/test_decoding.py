@@ -20,8 +20,9 @@ from neuclip.data.decoding import FastDecode, decode
 from neuclip.data.source import BadSample
 from neuclip.models.build import build_model
 from neuclip.models.transforms import fast_crop
-from tests.builders.data import encoded, image_bytes, png, travelled
+from tests.builders.data import encoded, image_bytes, png
 from tests.builders.images import photo
+from tests.builders.reading import travelled
 
 
 @pytest.fixture(autouse=True)

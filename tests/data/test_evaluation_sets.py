@@ -16,10 +16,8 @@ from neuclip.data.evaluation_sets import get_sets
 from neuclip.data.task_sets import ZeroShotTask
 from neuclip.tasks import choose_tasks, default_root
 from tests.builders.data import (
-    failure,
     image_bytes,
     karpathy_entries,
-    refusal,
     several,
     write_class_folders,
     write_files,
@@ -27,6 +25,7 @@ from tests.builders.data import (
     write_puzzles,
     write_task,
 )
+from tests.builders.reading import failure, refusal
 from tests.builders.server import REVISION, Hub, serving
 
 TEXTURES = "wds_vtab-dtd_test"

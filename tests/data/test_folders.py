@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.data import (
-    captions,
-    faults,
-    open_source,
-    outcomes,
-    refusal,
-    texts,
-    travelled,
-    write_files,
-    write_parquet,
-)
+from tests.builders.data import write_files, write_parquet
 from tests.builders.images import photo
+from tests.builders.reading import captions, faults, open_source, outcomes, refusal, texts, travelled
 
 
 def places(source, folder: Path) -> list[str]:

@@ -12,8 +12,8 @@ from neuclip.data.mixture import group_by_image, order_of, split
 from neuclip.data.order import Order
 from neuclip.data.source import Source
 from neuclip.errors import RunFailed
-from tests.builders.data import (
-    Pair,
+from tests.builders.data import Pair, image_bytes, several, write, write_files, write_images, write_shards, write_tar
+from tests.builders.reading import (
     batches,
     caption_counts,
     captions,
@@ -21,20 +21,13 @@ from tests.builders.data import (
     fault_of,
     fingerprint,
     ids_of,
-    image_bytes,
     open_source,
     outcomes,
     refusal,
     retrieval,
     settings,
-    several,
     training_data,
     travelled,
-    write,
-    write_files,
-    write_images,
-    write_shards,
-    write_tar,
 )
 
 

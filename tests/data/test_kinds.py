@@ -12,6 +12,17 @@ from hypothesis import strategies as st
 from neuclip.data.decoding import decode
 from tests.builders.data import (
     KINDS,
+    image_bytes,
+    lengths,
+    samples,
+    several,
+    write,
+    write_files,
+    write_images,
+    write_parquet,
+    write_tar,
+)
+from tests.builders.reading import (
     batches,
     caption_counts,
     captions,
@@ -20,19 +31,10 @@ from tests.builders.data import (
     fault_of,
     faults,
     fingerprint,
-    image_bytes,
-    lengths,
     open_source,
     outcomes,
     read_images,
-    samples,
-    several,
     travelled,
-    write,
-    write_files,
-    write_images,
-    write_parquet,
-    write_tar,
 )
 
 # Of each sample; what is blank is no caption, and a sample may have none.

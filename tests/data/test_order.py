@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from neuclip.data.mixture import order_of
 from neuclip.data.order import Order, ShardOrder, augmentation_seeds
-from tests.builders.data import open_source, travelled, write_files, write_shards
+from tests.builders.data import write_files, write_shards
+from tests.builders.reading import open_source, travelled
 
 SEEDS = st.integers(0, 2**63)
 

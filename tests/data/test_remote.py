@@ -14,7 +14,8 @@ import pytest
 from neuclip.data.mixture import order_of, split
 from neuclip.data.order import ShardOrder
 from neuclip.errors import RunFailed, UserError
-from tests.builders.data import (
+from tests.builders.data import numbered, pair, spawned, tar_bytes, write_files, write_shards, write_tar
+from tests.builders.reading import (
     batches,
     captions,
     content,
@@ -22,16 +23,9 @@ from tests.builders.data import (
     faults,
     fingerprint,
     ids_of,
-    numbered,
     open_source,
-    pair,
     refusal,
-    spawned,
-    tar_bytes,
     travelled,
-    write_files,
-    write_shards,
-    write_tar,
 )
 from tests.builders.server import join_fetching
 

@@ -14,8 +14,8 @@ from neuclip.data.by_name import built_folder
 from neuclip.data.held_out import held_out_addresses
 from neuclip.data.task_sets import ZeroShotTask
 from neuclip.files import lock
-from tests.builders.data import failure, open_source, refusal, settings
 from tests.builders.icons import write_packages
+from tests.builders.reading import failure, open_source, refusal, settings
 
 NAME = "icons-30k"
 

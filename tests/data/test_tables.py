@@ -15,29 +15,31 @@ from pathlib import Path
 import pytest
 
 from tests.builders.data import (
-    captions,
-    content,
-    failure,
-    fault_of,
-    faults,
     image_bytes,
     karpathy_entries,
-    open_source,
-    outcomes,
-    refusal,
-    retrieval,
     samples,
     several,
     table,
-    texts,
-    training_data,
-    travelled,
     write,
     write_files,
     write_images,
     write_parquet,
 )
 from tests.builders.images import photo
+from tests.builders.reading import (
+    captions,
+    content,
+    failure,
+    fault_of,
+    faults,
+    open_source,
+    outcomes,
+    refusal,
+    retrieval,
+    texts,
+    training_data,
+    travelled,
+)
 
 # CSV and TSV
 

@@ -18,28 +18,30 @@ from PIL import Image
 from neuclip.data.decoding import decode
 from tests.builders.data import (
     Pair,
-    captions,
-    content,
     encoded,
-    failure,
-    fault_of,
-    faults,
-    fingerprint,
     header_of,
     image_bytes,
     numbered,
-    open_source,
-    outcomes,
     pair,
     pairs,
-    refusal,
     tar_bytes,
-    texts,
-    travelled,
     write,
     write_files,
     write_shards,
     write_tar,
+)
+from tests.builders.reading import (
+    captions,
+    content,
+    failure,
+    fault_of,
+    faults,
+    fingerprint,
+    open_source,
+    outcomes,
+    refusal,
+    texts,
+    travelled,
 )
 
 FORMS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)

@@ -10,26 +10,28 @@ import pytest
 
 from neuclip.data.task_sets import DEFAULT_TEMPLATES, ZeroShotTask, read_puzzles
 from tests.builders.data import (
-    caption_counts,
-    captions,
-    content,
-    faults,
-    fingerprint,
     header_of,
     image_bytes,
     labelled,
     metadata,
     npy,
-    open_source,
-    read_images,
-    refusal,
-    retrieval,
-    travelled,
     write_class_folders,
     write_files,
     write_puzzles,
     write_tar,
     write_task,
+)
+from tests.builders.reading import (
+    caption_counts,
+    captions,
+    content,
+    faults,
+    fingerprint,
+    open_source,
+    read_images,
+    refusal,
+    retrieval,
+    travelled,
 )
 
 SHARD, COUNT, TEMPLATES = "test/1.tar", "test/nshards.txt", "zeroshot_classification_templates.txt"
