@@ -114,13 +114,6 @@ def test_any_number_of_worker_processes_sees_the_ids_of_one_process(sizes, worke
         assert run(source, seed, 12, 4, ranks=ranks, workers=workers) == run(source, seed, 12, 4)
 
 
-def test_the_last_batch_of_an_epoch_is_filled_up_from_the_next_epoch():
-    with shards([7, 3]) as source:
-        found = [batch.ids.tolist() for batch in batches(source, seed=5, batch_size=4, steps=5)]
-        assert [len(batch) for batch in found] == [4] * 5  # two epochs of ten: none short, none dropped
-        assert list(itertools.chain(*found)) == Order(10, seed=5).ids(0, 20).tolist()
-
-
 def test_a_run_ended_while_its_workers_read_ahead_resumes_on_others_without_loss_or_repetition():
     with shards([3, 4, 2]) as source:
         running = batches(source, seed=2, workers=2, batch_size=BATCH, steps=20)

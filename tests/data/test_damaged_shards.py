@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 import tarfile
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ import pytest
 from PIL import Image
 
 from neuclip.data.faults import FaultLog
-from neuclip.errors import UserError
 from neuclip.records import read_lines
 from tests.builders.data import Member, encoded, lengths, tar_bytes, write_files, write_tar
-from tests.builders.reading import batches, content, open_source, outcomes
+from tests.builders.reading import batches, content, open_source
 
 PAIRS = 5  # in each shard
 SEEDS = 20  # of each kind of damage: 180 shards in all
@@ -189,23 +187,6 @@ def check_shard(samples, size: int, counted: int, damaged: Damaged, name: str) -
     assert len(lost) <= counted, f"{name}: {lost} lost, and {counted} counted"
     told = counted or len(samples) < size  # not indexed, or bad when it is read
     assert PAIRS - len(damaged.gone) <= size or told, f"{name}: {size} samples, and not a word of the others"
-
-
-def test_a_damaged_packed_shard_is_refused_in_one_line_or_read_and_counted(tmp_path):
-    whole = gzip.compress(Shard(FORMS[0]).content, mtime=0)
-    for seed in range(40):
-        draw, packed, address = random.Random(seed), bytearray(whole), tmp_path / f"{seed}.tar.gz"
-        if seed % 2:
-            del packed[draw.randrange(len(packed)) :]
-        else:
-            packed[draw.randrange(len(packed))] ^= 1 << draw.randrange(8)
-        address.write_bytes(packed)
-        try:
-            source = open_source(address)
-        except UserError as refusal:
-            assert str(address) in str(refusal) and "\n" not in str(refusal)
-        else:
-            assert len(outcomes(source)) == len(source) and (len(source) == PAIRS or source.faults)
 
 
 def test_a_member_name_that_points_elsewhere_is_a_name_and_nothing_is_written_there(tmp_path):

@@ -59,8 +59,7 @@ def get(name, root, agree=lambda copies: None):
 
 def sent(hub) -> set[str]:
     """Files that were downloaded since the last time."""
-    names = {name for name, _ in hub.sent}
-    hub.sent.clear()
+    names, hub.sent = set(hub.sent), []
     return names
 
 

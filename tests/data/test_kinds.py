@@ -161,18 +161,3 @@ def test_numbers_are_the_same_captions_in_every_kind_of_file(tmp_path):
     assert len({fingerprint(source) for source in sources}) == 1
     odd = '{"image": "000.png", "caption": [NaN, Infinity, null, true, 0.5, 1' + "0" * 400 + "]}"
     assert captions(open_source(write_files(tmp_path, {"odd.jsonl": odd}) / "odd.jsonl")) == [("0.5", "1" + "0" * 400)]
-
-
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        ([["a"]] * 1200, "1,200 samples, 1 caption each"),
-        ([["a", "b"]] * 3, "3 samples with 6 captions (2 each)"),
-        ([["a", "b"], ["c"], []], "3 samples with 3 captions (1 to 2 each); 1 without"),
-        ([["a"], []], "2 samples, 1 caption each; 1 without"),
-        ([[], []], "2 samples without captions"),
-    ],
-)
-def test_captions_are_counted_in_words(tmp_path, texts, words):
-    lines = "\n".join(json.dumps({"image": "a.png", "caption": one}) for one in texts)
-    assert caption_counts(open_source(write_files(tmp_path, {"x.jsonl": lines}) / "x.jsonl")) == words

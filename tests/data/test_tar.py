@@ -197,7 +197,7 @@ def test_a_cut_off_shard_keeps_its_whole_samples_wherever_the_cut_is(tmp_path):
     ends = [header_of(data, number) + 512 + len(f"image {number // 2}") for number in (1, 3, 5, 7)]
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         spans = [(member.offset, member.offset_data + member.size) for member in tar]
-    for cut in [*range(ends[0], ends[-1], 997), *ends[:-1], *(end - 1 for end in ends[1:])]:
+    for cut in (*range(ends[0], ends[-1], 997), *ends[:-1], *(end - 1 for end in ends[1:])):
         source = opened(tmp_path, data[:cut])
         whole = [text for text in outcomes(source) if text.startswith("image")]
         assert whole[: len(ends)] == [f"image {k}" for k, end in enumerate(ends) if end <= cut], cut
@@ -216,16 +216,11 @@ def test_a_shard_is_read_up_to_the_damage_and_what_lies_behind_it_is_counted(tmp
         assert faults(source) == [("shard is damaged", f"{tmp_path / '0.tar'} at byte {place}", 4)]
 
 
-@pytest.mark.parametrize("change", ["a negative size", "a flipped byte of the name"])
-def test_a_header_that_may_mean_another_sample_is_not_believed(tmp_path, change):
+def test_a_negative_size_is_not_believed(tmp_path):
     data = bytearray(tar_bytes(numbered(0, 1)))
     place = header_of(data, 2)
-    if change == "a negative size":
-        data[place + 124 : place + 136] = b"-0000001000\0"  # int() would take it, and the walk would turn round
-        with_checksum(data, place)
-    else:
-        data[place] ^= 1  # its name would be another sample's
-    source = opened(tmp_path, data)
+    data[place + 124 : place + 136] = b"-0000001000\0"  # int() would take it, and the walk would turn round
+    source = opened(tmp_path, with_checksum(data, place))
     assert captions(source) == [("image 0",)] and faults(source)
 
 
@@ -381,19 +376,12 @@ def test_a_packed_shard_is_unpacked_once_whatever_the_case_of_its_suffix(tmp_pat
     copies = {path: path.stat().st_ino for path in cache.rglob("*.tar")}
     assert texts(shard) == ["image 0", "image 1"] and len(copies) == 1
     assert {path: path.stat().st_ino for path in cache.rglob("*.tar")} == copies
-    write_tar(shard, pair(2))
-    assert texts(shard) == ["image 2"]
+    source = open_source(write_tar(shard, pair(2)))
     for path in cache.rglob("*.tar"):
         path.unlink()
+    message = failure(lambda: source[0])  # in mid run: no image is another's
+    assert name in message and "--resume" in message
     assert texts(shard) == ["image 2"]
-
-
-def test_a_copy_that_is_gone_in_mid_run_ends_the_run_and_changes_no_image(tmp_path, cache):
-    source = open_source(write_tar(tmp_path / "0.tar.gz", pair(0)))
-    for path in cache.rglob("*.tar"):
-        path.unlink()
-    message = failure(lambda: source[0])
-    assert "0.tar" in message and "--resume" in message
 
 
 PACKED = gzip.compress(tar_bytes(numbered(*range(9))))
