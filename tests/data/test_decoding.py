@@ -54,6 +54,31 @@ def test_an_image_keeps_its_mode(mode):
     assert np.array_equal(np.asarray(decode(content).convert("RGB")), np.asarray(image.convert("RGB")))
 
 
+FRAMES = [Image.new("RGB", (8, 8), ink) for ink in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF")
+COLOURED = {  # content, colour, how far a lossy kind may stray
+    "CMYK": (encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"), (255, 0, 0), 3),
+    "alpha leaves the colours below it": (encoded(Image.new("RGBA", (2, 2), (9, 99, 199, 128))), (9, 99, 199), 0),
+    "16 bits": (png(1, 1, 16, 2, b"\0" + struct.pack(">3H", 0xFFFF, 0x8000, 0x0100)), (255, 128, 1), 0),
+    "16 bits, alpha": (png(1, 1, 16, 6, b"\0" + struct.pack(">4H", 0xFFFF, 0x8000, 0x0100, 65535)), (255, 128, 1), 0),
+    **{f"animated {form}": (encoded(FRAMES[0], form, save_all=True, append_images=FRAMES[1:]), (250, 0, 0), 6)
+       for form in ("GIF", "PNG", "WEBP")},
+    **{form: (encoded(Image.new("RGB", (16, 16), (0, 0, 0)), form), (0, 0, 0), 3) for form in FORMATS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_an_image_of_whatever_kind_has_the_colours_of_its_first_frame(name):
+    content, expected, most = COLOURED[name]
+    assert "animated" not in name or getattr(Image.open(io.BytesIO(content)), "n_frames", 1) == 3
+    assert colour(decode(content)) == pytest.approx(expected, abs=most)
+
+
+@pytest.mark.parametrize("form", ["EPS", "TGA"])
+def test_postscript_is_never_run_and_kinds_without_a_signature_are_not_read(form):
+    assert reason(decode, encoded(Image.new("RGB", (16, 16)), form)) == "image does not decode"
+
+
 def test_the_orientation_in_exif_data_is_ignored():
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to show it. open_clip does not either
@@ -71,12 +96,6 @@ def test_an_image_with_damaged_exif_data_is_decoded():
     assert decode(damaged).size == (8, 8)
 
 
-def test_a_cmyk_jpeg_keeps_its_colours_and_alpha_leaves_those_below_it():
-    red = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
-    assert red.mode == "CMYK" and colour(red) == pytest.approx((255, 0, 0), abs=3)
-    assert colour(decode(encoded(Image.new("RGBA", (2, 2), (9, 99, 199, 128))))) == (9, 99, 199)
-
-
 @pytest.mark.parametrize("transparency", [0, b"\x00\x80"])
 def test_a_palette_with_transparency_has_its_colours(transparency):
     image = Image.new("P", (2, 1))
@@ -85,21 +104,6 @@ def test_a_palette_with_transparency_has_its_colours(transparency):
     found = decode(encoded(image, transparency=transparency))
     assert [found.convert("RGB").getpixel((x, 0)) for x in (0, 1)] == [(200, 10, 20), (30, 40, 250)]
     assert colour(found.resize((4, 4))) == (200, 10, 20)  # transforms resize before they convert
-
-
-@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
-def test_an_animation_is_decoded_to_its_first_frame(form):
-    frames = [Image.new("RGB", (8, 8), ink) for ink in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
-    content = encoded(frames[0], form, save_all=True, append_images=frames[1:], duration=50)
-    assert getattr(Image.open(io.BytesIO(content)), "n_frames", 1) == 3
-    assert colour(decode(content)) == pytest.approx((250, 0, 0), abs=6)
-
-
-def test_the_bytes_decide_the_format_and_postscript_is_never_run():
-    for form in ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF"):
-        assert colour(decode(encoded(Image.new("RGB", (16, 16), (0, 0, 0)), form))) == pytest.approx((0, 0, 0), abs=3)
-    for form in ("EPS", "TGA"):
-        assert reason(decode, encoded(Image.new("RGB", (16, 16)), form)) == "image does not decode"
 
 
 # Sixteen bits
@@ -112,12 +116,6 @@ def test_sixteen_bit_grey_is_scaled_not_clipped():
     contents += [encoded(big_endian, "TIFF"), b"P5 4 1 65535\n" + grey.astype(">u2").tobytes()]
     for content in contents:
         assert np.asarray(decode(content)).tolist() == [[0, 1, 128, 255]]
-
-
-@pytest.mark.parametrize(("kind", "channels"), [(2, (0xFFFF, 0x8000, 0x0100)), (6, (0xFFFF, 0x8000, 0x0100, 0xFFFF))])
-def test_sixteen_bit_colours_are_scaled(kind, channels):
-    pixel = struct.pack(f">{len(channels)}H", *channels)
-    assert colour(decode(png(1, 1, 16, kind, b"\0" + pixel))) == (255, 128, 1)
 
 
 def test_strips_of_an_image_of_sixteen_bits_fit_together_and_take_little_memory(monkeypatch):

@@ -120,7 +120,8 @@ def test_what_is_kept_from_training_is_measured_beside_what_is_named(tmp_path):
         (("none",), ()),
     ):
         flags = ("--evaluation.retrieval", *named_too) if named_too else ()
-        assert held_out_addresses(settings(*train, *flags))[0] == expected
+        found = held_out_addresses(settings(*train, "--evaluation.zero_shot", "photos", *flags))
+        assert found == (expected, ("photos",))
     (source,) = measured_on("pairs#held-out", more=train).values()
     training = training_data(*train[1:])
     assert len(source) == 5 and len(training) == 15 and not set(captions(source)) & set(captions(training))
