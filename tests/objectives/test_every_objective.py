@@ -103,7 +103,8 @@ def test_without_masking_captions_do_not_count_but_samples_do():
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_saved_and_loaded_pickled_or_copied_in_mid_run_it_continues_with_the_same_bits(method, dtype):
-    want = run(METHODS[method]().to(dtype), range(6), dtype)
+    whole = METHODS[method]().to(dtype)
+    want = run(whole, range(6), dtype)
     for cut in (2, 4):
         first, loaded = METHODS[method]().to(dtype), METHODS[method]().to(dtype)
         assert run(first, range(cut), dtype) == want[:cut]
@@ -111,6 +112,7 @@ def test_saved_and_loaded_pickled_or_copied_in_mid_run_it_continues_with_the_sam
         for twin in (loaded, pickle.loads(pickle.dumps(first)), copy.deepcopy(first)):
             assert (twin.steps, twin.samples_seen) == (cut, cut * B)
             assert run(twin, range(cut, 6), dtype) == want[cut:], cut
+            assert same_state(twin.state_dict(), whole.state_dict()), cut
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name.startswith(("fastclip", "neuclip"))])
