@@ -28,33 +28,31 @@ BATCH, STEPS, PAIRS = 8, 6, 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class SCENTSettings(FastCLIPSettings):
-    """FastCLIP with a gamma per sample: a proximal step of mirror descent on each log-normalizer."""
+class PowerCLIPSettings(FastCLIPSettings):
+    """FastCLIP with a power mean in place of the moving average: a large power forgets no hard batch."""
 
-    title = "SCENT"
-    calibration_advice = "Try a larger objective.log_alpha."
+    title = "PowerCLIP"
+    calibration_advice = "Try a larger objective.power."
 
-    log_alpha: float = option(10.0, "log of the step size; larger: closer to the mini-batch form", at_most=50)
+    power: float = option(2.0, "exponent of the mean over the visits; 1: FastCLIP", above=0, at_most=50)
 
 
 @objective
-class SCENT(FastCLIP, SCENTSettings):
-    """The new log-normalizer is the minimum over nu of exp(target - nu) + nu + D(nu, old) / alpha, D the Bregman
-    distance of exp(-nu)."""
+class PowerCLIP(FastCLIP, PowerCLIPSettings):
+    """u^p <- (1 - gamma) u^p + gamma (eps + g)^p."""
 
     def renew(self, log_u: Tensor, target: Tensor) -> Tensor:
-        x = self.log_alpha + log_u
-        return torch.logaddexp(F.logsigmoid(-x) + log_u, F.logsigmoid(x) + target)
+        return super().renew(self.power * log_u, self.power * target) / self.power
 
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    monkeypatch.setitem(settings_table.OBJECTIVES, "scent", SCENTSettings)
-    monkeypatch.setitem(objectives.OBJECTIVES, "scent", SCENT)
+    monkeypatch.setitem(settings_table.OBJECTIVES, "power", PowerCLIPSettings)
+    monkeypatch.setitem(objectives.OBJECTIVES, "power", PowerCLIP)
     flags = f"""--run.folder {tmp_path} --run.name run --run.threads 1 --data.workers 0 --model.image_size 32
         --train.batch_size {BATCH} --train.samples {STEPS * BATCH} --evaluation.error_anchors 10 --log.every 1
         --data.train {write_shards(tmp_path / "shards", PAIRS)}
-        --evaluation.retrieval {write_csv(tmp_path / "held", 12)} --objective scent --objective.log_alpha 1.5""".split()
+        --evaluation.retrieval {write_csv(tmp_path / "held", 12)} --objective power --objective.power 1.5""".split()
     return read_settings(None, flags)
 
 
@@ -67,29 +65,25 @@ def test_an_objective_defined_elsewhere_is_trained_evaluated_measured_and_report
     assert api.normalizer_errors([folder.path], anchors=10, seed=0)["runs"][0]["mean"]["method"] > 0
     contents = read_contents(folder)
     poor = replace(contents, summary=contents.summary | {"calibration": 3.0})
-    assert "too small. Try a larger objective.log_alpha." in next(s for s in findings(poor) if "Calibration" in s)
+    assert "too small. Try a larger objective.power." in next(s for s in findings(poor) if "Calibration" in s)
     assert {curve.key for curve in CURVES} <= {key for record in contents.records for key in record}
-    assert "SCENT" in folder.report.read_text()
-    assert "log_alpha: 1.5" in folder.settings.read_text()
+    assert "PowerCLIP" in folder.report.read_text()
+    assert "power: 1.5" in folder.settings.read_text()
 
 
 def test_doctor_and_help_know_the_new_objective(settings):
     found = examine(settings)
     assert found.ready and any("visited 1.2 times" in what for what, _, _ in found.warnings)
     text = help_text(["objective"])
-    assert "a proximal step of mirror descent on each log-normalizer" in text and "--objective.log_alpha X" in text
+    assert "a large power forgets no hard batch" in text and "--objective.power X" in text
 
 
-def test_its_renewal_is_the_minimum_it_is_said_to_be():
+def test_its_renewal_is_the_mean_it_is_said_to_be():
     old, target = torch.randn(2, 2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
-    low, high = torch.minimum(old, target), torch.maximum(old, target)
-    for _ in range(100):  # bisection of the derivative
-        middle = (low + high) / 2
-        slope = 1 - torch.exp(target - middle) + math.exp(-1.5) * (torch.exp(-old) - torch.exp(-middle))
-        low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
-    assert torch.allclose(SCENT(dataset_size=9, log_alpha=1.5).renew(old, target), middle, rtol=1e-12)
-    with pytest.raises(ValueError, match="log_alpha is 99; give at most 50"):
-        SCENT(dataset_size=9, log_alpha=99)
+    found = PowerCLIP(dataset_size=9, power=1.5, gamma=0.3, gamma_schedule="constant").renew(old, target)
+    assert torch.allclose(found.exp() ** 1.5, 0.7 * old.exp() ** 1.5 + 0.3 * target.exp() ** 1.5, rtol=1e-12)
+    with pytest.raises(ValueError, match="power is 99; give a number above 0 and at most 50"):
+        PowerCLIP(dataset_size=9, power=99)
 
 
 def test_another_gives_more_features_to_the_same_method():

@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "search": FLOOR | {"machine", "models", "data"},
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
+    "experiments": PARTS | {"api", "runs", "training", "evaluation", "report", "search"},
     "cli": FLOOR | {"api", "data", "report", "runs", "search"},
 }
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
@@ -51,7 +52,8 @@ INSIDE = {
     ],
     "objectives": [
         {"__init__"},
-        {"clip", "siglip", "fastclip", "amorlip", "neuclip"},
+        {"clip", "siglip", "fastclip", "amorlip", "neuclip", "scent"},
+        {"table"},
         {"objective", "contrast", "mlp", "prototypes"},
         {"pairs", "state"},
         {"formulas"},

@@ -22,11 +22,24 @@ if TYPE_CHECKING:
     from neuclip.objectives.clip import CLIP
     from neuclip.objectives.fastclip import FastCLIP
     from neuclip.objectives.neuclip import NeuCLIP
+    from neuclip.objectives.scent import SCENT
     from neuclip.objectives.siglip import SigLIP
     from neuclip.training.large_batch import LargeBatch
 
 __version__ = "0.1.0"
-__all__ = ["CLIP", "AmorLIP", "FastCLIP", "LargeBatch", "NeuCLIP", "SigLIP", "__version__", "evaluate", "load", "train"]
+__all__ = [
+    "CLIP",
+    "SCENT",
+    "AmorLIP",
+    "FastCLIP",
+    "LargeBatch",
+    "NeuCLIP",
+    "SigLIP",
+    "__version__",
+    "evaluate",
+    "load",
+    "train",
+]
 
 HOMES = {
     "AmorLIP": "neuclip.objectives.amorlip",
@@ -34,6 +47,7 @@ HOMES = {
     "FastCLIP": "neuclip.objectives.fastclip",
     "LargeBatch": "neuclip.training.large_batch",
     "NeuCLIP": "neuclip.objectives.neuclip",
+    "SCENT": "neuclip.objectives.scent",
     "SigLIP": "neuclip.objectives.siglip",
     "evaluate": "neuclip.api",
     "load": "neuclip.api",

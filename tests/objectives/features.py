@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from neuclip import CLIP, AmorLIP, FastCLIP, NeuCLIP, SigLIP
+from neuclip import CLIP, SCENT, AmorLIP, FastCLIP, NeuCLIP, SigLIP
 from neuclip.objectives.objective import Objective
 
 B, D, N = 8, 8, 19  # pairs of a batch, their width, samples of the data set; 19 divides over neither 2 nor 4 ranks
@@ -23,6 +23,8 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "fastclip": lambda: FastCLIP(N, gamma_decay_samples=50),
     "fastclip, constant": lambda: FastCLIP(N, temperature="constant", gamma_schedule="constant", mask_duplicates=True),
     "fastclip, individual": lambda: FastCLIP(N, temperature="individual", gamma=0.3, total_samples=90),
+    "scent": lambda: SCENT(N, log_alpha=1.0),
+    "scent, masked": lambda: SCENT(N, temperature_gradient="fastclip", mask_duplicates=True),
     "amorlip": lambda: AmorLIP(D, dataset_size=3 * B, total_samples=9 * B, network_lr=0.01),
     "neuclip": lambda: NeuCLIP(D, num_prototypes=7, inner_steps=2, restart_every=3, network_lr=0.1),
     "neuclip, filled over several steps": lambda: NeuCLIP(
@@ -31,6 +33,9 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=10, restart="rolling", inner_steps=1, network_lr=0.1),
     "neuclip, rolling and masked": lambda: NeuCLIP(
         D, num_prototypes=10, restart="rolling", inner_steps=0, mask_own_positive=True, mask_duplicates=True
+    ),
+    "neuclip, pooled": lambda: NeuCLIP(
+        D, num_prototypes=16, inner_steps=2, restart_every=3, network_lr=0.1, pool_batch=True
     ),
     "neuclip, mlp": lambda: NeuCLIP(D, network="mlp", inner_steps=2),
     "neuclip, simultaneous": lambda: NeuCLIP(D, num_prototypes=4, update="simultaneous", alpha_gradient="detached"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neuclip import FastCLIP, NeuCLIP
+from neuclip import SCENT, FastCLIP, NeuCLIP
 from tests.objectives.features import METHODS, B, D, N, batch, every_method, run, same_state, unit
 
 BAD = 3  # the pair that is bad
@@ -90,12 +90,14 @@ def test_a_batch_without_any_sound_pair_leaves_no_trace(method, kind, before):
         assert same_state(objective.state_dict(), twin.state_dict(), but=(*counts, *learnt))
 
 
-@pytest.mark.parametrize("temperature", ["global", "individual"])
+@pytest.mark.parametrize("temperature", ["global", "individual", "SCENT's"])
 @pytest.mark.parametrize("twice", [False, True])  # then the bad pair is of a sample that has a sound one too
-def test_fastclips_table_is_as_if_the_bad_pair_had_not_been_in_the_batch(temperature, twice):
+def test_a_table_is_as_if_the_bad_pair_had_not_been_in_the_batch(temperature, twice):
     tables = []
     for kept in (range(B), [row for row in range(B) if row != BAD]):
-        objective = FastCLIP(N, temperature=temperature, gamma_schedule="constant").double()
+        objective = SCENT(N, log_alpha=1.0).double()
+        if temperature != "SCENT's":
+            objective = FastCLIP(N, temperature=temperature, gamma_schedule="constant").double()
         run(objective, range(1), torch.float64)
         given = batch(1, torch.float64)
         given["image_features"].data[BAD] = math.nan

@@ -115,7 +115,7 @@ def test_saved_and_loaded_pickled_or_copied_in_mid_run_it_continues_with_the_sam
             assert same_state(twin.state_dict(), whole.state_dict()), cut
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith(("fastclip", "neuclip"))])
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith(("fastclip", "scent", "neuclip"))])
 def test_a_saved_state_stays_as_it_was_saved_and_loads_as_precisely(method):
     if method == "neuclip, mlp":
         return  # ordinary buffers, which torch saves and loads
@@ -327,7 +327,7 @@ def test_metrics_are_finite_or_none_where_nothing_can_be_said(method):
     assert ("masked_duplicates" in metrics) is objective.mask_duplicates
 
 
-@pytest.mark.parametrize("method", ["fastclip", "amorlip", "neuclip"])
+@pytest.mark.parametrize("method", ["fastclip", "scent", "amorlip", "neuclip"])
 def test_calibration_compares_the_batch_with_what_was_predicted_before_the_method_saw_it(method):
     objective = METHODS[method]()
     run(objective, range(1), torch.float64)
@@ -346,7 +346,7 @@ def test_calibration_compares_the_batch_with_what_was_predicted_before_the_metho
     given = batch(2, torch.float64)
     nearest = (given["image_features"] @ given["text_features"].T).argmax(dim=1)
     want |= {"accuracy": (nearest == IDS).double().mean().item(), "capped": 0, "share_at_eps": 0}
-    if method == "fastclip":
+    if method in ("fastclip", "scent"):
         want["unvisited"] = 3 / B  # samples 11, 12 and 13
     assert {name: metrics[name] for name in want} == pytest.approx(want, abs=1e-12)
 
@@ -360,7 +360,7 @@ def test_its_own_eps_is_the_default_of_an_estimate_and_a_larger_one_a_higher_flo
     assert close(larger, torch.log(0.5 - objective.eps + plain.double().exp()), 1e-4)
 
 
-@pytest.mark.parametrize("method", [*NO_NORMALIZER, "fastclip", "amorlip", "neuclip"])
+@pytest.mark.parametrize("method", [*NO_NORMALIZER, "fastclip", "scent", "amorlip", "neuclip"])
 def test_a_method_without_an_estimate_says_so_and_why(method):
     objective = METHODS[method]()
     if method in NO_NORMALIZER:

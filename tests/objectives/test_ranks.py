@@ -15,10 +15,11 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from neuclip import CLIP, AmorLIP, FastCLIP, LargeBatch, NeuCLIP, SigLIP
+from neuclip import CLIP, SCENT, AmorLIP, FastCLIP, LargeBatch, NeuCLIP, SigLIP
 from neuclip.distributed.collectives import rank, sum_over_ranks, world_size
 from neuclip.objectives import pairs
 from neuclip.objectives.objective import NoEstimate, Objective
+from neuclip.objectives.table import TableObjective
 from tests.builders.processes import on_ranks, threads
 from tests.objectives import features
 from tests.objectives.features import B, D, unit
@@ -29,6 +30,7 @@ METHODS: dict[str, Callable[[], Objective]] = features.METHODS | {
     # of three samples some rank of four owns none, and ids repeat in each batch
     "fastclip, three samples": lambda: FastCLIP(3, **GAMMA),
     "fastclip, individual, three samples": lambda: FastCLIP(3, temperature="individual", **GAMMA),
+    "scent, three samples": lambda: SCENT(3, temperature_gradient="fastclip"),
     "amorlip, masked": lambda: AmorLIP(D, epoch_samples=2 * B, mask_duplicates=True, reinitialise=False),
     "neuclip, fewer prototypes than ranks": lambda: NeuCLIP(D, num_prototypes=3, inner_steps=2, network_lr=0.1),
     # 11 slots for 8 rows: each restart is a fill over two steps
@@ -48,7 +50,7 @@ def own_rows() -> slice:
 def batch(objective: Objective, step: int) -> dict[str, Tensor]:
     """This rank's part of what an objective is given."""
     given = {key: x[own_rows()] if x.ndim else x for key, x in features.batch(step, torch.float64).items()}
-    if isinstance(objective, FastCLIP):
+    if isinstance(objective, TableObjective):
         given["sample_ids"] = given["sample_ids"] % objective.dataset_size
     return given
 

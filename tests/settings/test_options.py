@@ -15,6 +15,7 @@ from neuclip.objectives.amorlip import AmorLIP
 from neuclip.objectives.clip import CLIP
 from neuclip.objectives.fastclip import FastCLIP
 from neuclip.objectives.neuclip import NeuCLIP
+from neuclip.objectives.scent import SCENT
 from neuclip.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
 from neuclip.settings.options import LIMITS, check_value, types_of
 from neuclip.settings.reading import (
@@ -35,6 +36,7 @@ KNOWN_TO_A_RUN = {
     "fastclip": {"dataset_size", "epoch_samples", "total_samples"},
     "amorlip": {"embed_dim", "dataset_size", "total_samples"},
     "neuclip": {"embed_dim"},
+    "scent": {"dataset_size"},
 }
 
 
@@ -99,6 +101,15 @@ def test_both_tables_name_the_same_objectives_in_the_same_order():
         (lambda: NeuCLIP(8, network_lr=0.0), "network_lr is 0.0; give a number above 0"),
         (lambda: NeuCLIP(8, fit="unify"), "fit is 'unify'; choose unified or separate (did you mean unified?)"),
         (lambda: NeuCLIP(8, mask_own_positive=1), "mask_own_positive is 1; give True or False (default False)"),
+        (
+            lambda: NeuCLIP(8, pool_batch=True, restart="rolling"),
+            "pool_batch counts the batch twice with restart rolling, which has stored it among the prototypes; "
+            "give restart periodic, or leave out pool_batch",
+        ),
+        (
+            lambda: NeuCLIP(8, pool_batch=True, network="mlp"),
+            "pool_batch counts prototypes, and network mlp has none; give network prototypes, or leave out pool_batch",
+        ),
         (lambda: CLIP(form=None), "form is None; choose openclip or minibatch"),
         (lambda: FastCLIP(9, gamma=1.5), "gamma is 1.5; give a number above 0 and at most 1 (default 0.2)"),
         (lambda: AmorLIP(8, average_decay=1), "average_decay is 1; give 0 or more and below 1 (default 0.92)"),
@@ -121,6 +132,7 @@ OUTSIDE = {
         **{"dataset_size": 0, "epoch_samples": -1, "total_samples": -1, "gamma_decay_samples": -1, "gamma": 0.0},
         **{"temperature_initial": 2.0, "temperature_lr": 0.0, "temperature": "globl", "gamma_schedule": "cosin"},
     },
+    SCENT: {"dataset_size": 0, "log_alpha": math.inf, "eps": -1e-9, "temperature_gradient": "papers"},
     AmorLIP: {
         **{"embed_dim": -3, "dataset_size": 0, "network_steps": 0, "blend_maximum": 1.0, "network_lr": 0.0},
         **{"positive_coefficient": 0.0, "rho": (1.0, math.inf), "epoch_samples": -1, "blend_samples": -1},
@@ -130,7 +142,12 @@ OUTSIDE = {
         **{"restart": "period", "alpha_gradient": "detach", "temperature_gradient": "papers"},
     },
 }
-NEEDED = {FastCLIP: {"dataset_size": 9}, AmorLIP: {"embed_dim": 8}, NeuCLIP: {"embed_dim": 8}}
+NEEDED = {
+    FastCLIP: {"dataset_size": 9},
+    SCENT: {"dataset_size": 9},
+    AmorLIP: {"embed_dim": 8},
+    NeuCLIP: {"embed_dim": 8},
+}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, values in OUTSIDE.items() for name in values])

@@ -137,7 +137,7 @@ def test_siblings_are_listed_when_nothing_is_near():
         ("objective: nuclip\n", "r.yaml line 1: objective.name is 'nuclip'; did you mean neuclip?"),
         (
             "objective: [a]\n",
-            "r.yaml line 1: objective.name is ['a']; choose clip, siglip, fastclip, amorlip or neuclip",
+            "r.yaml line 1: objective.name is ['a']; choose clip, siglip, fastclip, amorlip, neuclip or scent",
         ),
         ("- a\n", "r.yaml line 1: expected sections"),
         (

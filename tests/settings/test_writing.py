@@ -98,7 +98,7 @@ def test_the_help_tells_default_tiny_value_and_what_a_flag_takes():
     assert "[default: 1024; tiny: 128]" in help_text(["train"])
     assert "--data.crop_scale X,X " in help_text(["data"])
     text = help_text(["objective"])
-    assert "--objective clip|siglip|fastclip|amorlip|neuclip\n" in text
+    assert "--objective clip|siglip|fastclip|amorlip|neuclip|scent\n" in text
     assert "--objective.network_lr X " in text and "--objective.rho X,... " in text
     assert "--objective.restart periodic|rolling " in text and "--objective.reinitialise true|false " in text
 

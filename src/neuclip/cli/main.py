@@ -20,6 +20,7 @@ COMMANDS = {  # name: module.function of this package, what it does
     "error": ("eval.error", "measure how far a run's normalizers are from the exact ones"),
     "report": ("report.report", "write one self-contained HTML page per run"),
     "compare": ("report.compare", "put runs side by side: curves, means over seeds, tables for a paper"),
+    "experiment": ("experiment.experiment", "run a table or a figure of the paper, at any scale"),
     "search": ("search.search", "find images of a folder by a text or an image, in the terminal or on a local page"),
     "merge": ("export.merge", "write the model between a fine-tuned run and what it started from"),
     "export": ("export.export", "write a model for transformers, onnxruntime or open_clip"),

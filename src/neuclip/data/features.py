@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from neuclip.data.source import Source
 from neuclip.files import cache_folder, open_regular, write_json
@@ -145,6 +147,9 @@ def _write(file: int, content: bytes, offset: int) -> None:
         content, offset = content[written:], offset + written
 
 
+Place = tuple[FeatureStore, int]  # a store and a row of it
+
+
 class StoredSide:
     """Where the rows of each sample of a training set are, of its images or of its captions. Features are stored by the
     sources that a mixture is made of: they stay valid whatever data.hold_out takes away, in whatever mixture they are.
@@ -154,11 +159,18 @@ class StoredSide:
         self.source, self.stores = source, list(stores)
         self.counts = [store.counts() for store in stores]
 
-    def draw(self, id: int) -> tuple[FeatureStore, int] | None:
-        """The store and the place of a row: of several captions one is drawn, as from the source itself. None for a
-        sample that cannot be used."""
+    def draw(self, id: int) -> Place | None:
+        """Of several captions one is drawn, as from the source itself. None for a sample that cannot be used."""
+        places = self.places(id)
+        return random.choice(places) if len(places) > 1 else next(iter(places), None)
+
+    def places(self, id: int) -> list[Place]:
+        """Of the image, or of all captions; none of a sample that cannot be used."""
         number, own = self.source.place(id)
         store, count = self.stores[number], int(self.counts[number][own])
-        if count == BAD:
-            return None
-        return store, own + (random.choice(range(count)) * store.samples if count > 1 else 0)
+        return [(store, own + caption * store.samples) for caption in range(count)]
+
+
+def stored_rows(name: str, places: Sequence[Place]) -> Tensor:  # (len(places), width)
+    """The rows "features" or "tokens" at these places."""
+    return torch.from_numpy(np.stack([store.rows(name)[place] for store, place in places]))

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from neuclip.data.decoding import decode, decode_rgb
-from neuclip.data.features import StoredSide
+from neuclip.data.features import StoredSide, stored_rows
 from neuclip.data.order import Order, augmentation_seeds
 from neuclip.data.source import BadSample, Fault, Sample, Source
 from neuclip.errors import RunFailed, UserError
@@ -161,6 +160,10 @@ class TrainingWindows(Dataset):
     def _pair(self, id: int, seed: int) -> tuple[Any, Any]:
         """Image and caption, or where the rows of their features are stored. Every draw depends on (seed, epoch, id)
         alone."""
+        if self.image_store and self.text_store:
+            image, captions = self.image_store.places(id), self.text_store.places(id)
+            if len(image) == len(captions) == 1:  # nothing is drawn: seeding would take most of a step's time
+                return image[0], captions[0]
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         sample = self.source[id] if self._reads_source else None
@@ -180,14 +183,11 @@ class TrainingWindows(Dataset):
         raise BadSample("sample could not be used when its features were stored", self.source.where(id))
 
     def _collate(self, images: Sequence[Any], captions: Sequence[Any], ids: Tensor, faults: tuple[Fault, ...]) -> Batch:
-        stacked = _rows("features", images) if self.image_store else default_collate(list(images))
+        stacked = stored_rows("features", images) if self.image_store else default_collate(list(images))
         if self.text_store:
-            return Batch(stacked, _rows("tokens", captions).long(), ids, faults, _rows("features", captions))
+            tokens, text_features = (stored_rows(name, captions) for name in ("tokens", "features"))
+            return Batch(stacked, tokens.long(), ids, faults, text_features)
         return Batch(stacked, self.tokenize(list(captions)), ids, faults)
-
-
-def _rows(name: str, places: Sequence[Any]) -> Tensor:
-    return torch.from_numpy(np.stack([store.rows(name)[place] for store, place in places]))
 
 
 def draw_caption(source: Source, id: int, sample: Sample | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from neuclip.data.faults import by_reason, count_unindexed
+from neuclip.data.features import Place, StoredSide, stored_rows
 from neuclip.data.loader import ImageBatch, read_images
 from neuclip.data.source import Fault, Source
 from neuclip.distributed.collectives import all_gather_object, gather_rows, is_main, local_range, rank, world_size
@@ -87,6 +88,7 @@ class Embedder:
     max_bad_share: float = 1.0
     known_images: dict[Hashable, np.ndarray] = field(default_factory=dict, repr=False)  # (d,) by digest of the image
     known_texts: dict[Hashable, np.ndarray] = field(default_factory=dict, repr=False)  # (d,) by text
+    stored: Callable[[Source], Mapping[str, StoredSide]] = lambda source: {}  # features of locked towers, if any
 
     def embed_pairs(self, source: Source, what: str, *, first_caption_only: bool = False) -> EmbeddedPairs:
         """Features of every image that has a caption, and of its captions, or of the first alone. Raises
@@ -99,15 +101,16 @@ class Embedder:
         captions = [own[:1] if first_caption_only else own for own in images.captions if own]
         rows: dict[str, int] = {}
         caption_text = torch.tensor([rows.setdefault(text, len(rows)) for own in captions for text in own])
+        ids = images.ids[has_caption]
         caption_image = torch.arange(len(captions)).repeat_interleave(torch.tensor([len(own) for own in captions]))
-        texts = list(rows)
+        texts, stored = list(rows), self.stored(source).get("text")
         return EmbeddedPairs(
             images.features if has_caption.all() else images.features[has_caption],
-            self.embed_texts(texts, f"{what}, captions"),
+            self._stored_texts(stored, ids, captions) if stored else self.embed_texts(texts, f"{what}, captions"),
             texts,
             caption_image,
             caption_text,
-            images.ids[has_caption],
+            ids,
             faults,
         )
 
@@ -120,6 +123,8 @@ class Embedder:
 
     def embed_images(self, source: Source, what: str) -> EmbeddedImages:
         """Features of every image that can be read. Bad samples are left out: a replacement must not be scored."""
+        if stored := self.stored(source).get("image"):
+            return self._stored_images(source, stored)
         make_room(self.known_images)
         batches = local_range(-(-len(source) // self.batch_size))
         ids = range(batches.start * self.batch_size, min(batches.stop * self.batch_size, len(source)))
@@ -160,6 +165,37 @@ class Embedder:
                     features.append(towers.encode_image(images.to(towers.device)).float().cpu())
                 read.append(batch._replace(images=torch.empty(0)))
         return list(new), read, torch.cat(features)
+
+    def _stored_images(self, source: Source, stored: StoredSide) -> EmbeddedImages:
+        """From what the trunk of a locked tower made of them."""
+        places = {id: found[0] for id in range(len(source)) if (found := stored.places(id))}
+        bad = [id for id in range(len(source)) if id not in places]
+        unread = read_images(source, transform=self.built.transform, batch_size=1, workers=0, starts=bad)
+        captions: dict[int, tuple[str, ...]] = {}
+        for batch in read_images(source, transform=None, batch_size=self.batch_size, workers=0):
+            captions |= {id: own for id, own in zip(batch.ids.tolist(), batch.captions, strict=True) if id in places}
+        return EmbeddedImages(
+            self._head("image", [places[id] for id in captions]),
+            torch.tensor(list(captions), dtype=torch.int64),
+            list(captions.values()),
+            tuple(fault for batch in unread for fault in batch.faults),
+        )
+
+    def _stored_texts(self, stored: StoredSide, ids: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:  # -> (t, d)
+        """Of the different texts, in order of first appearance."""
+        places: dict[str, Place] = {}
+        for id, own in zip(ids.tolist(), captions, strict=True):
+            for text, place in zip(own, stored.places(id), strict=False):
+                places.setdefault(text, place)
+        return self._head("text", list(places.values()))
+
+    @torch.no_grad()
+    def _head(self, side: str, places: Sequence[Place]) -> Tensor:  # -> (len(places), d)
+        towers = self.built.towers
+        parts = [places[start : start + self.batch_size] for start in range(0, len(places), self.batch_size)]
+        with eval_mode(towers):
+            rows = [towers.locked_rows(side, stored_rows("features", part).to(towers.device)).cpu() for part in parts]
+        return torch.cat([torch.empty(0, self.built.embed_dim), *rows])
 
     def embed_texts(self, texts: list[str], what: str) -> Tensor:  # -> (len(texts), d)
         """Unit features of the texts, on the CPU, float32."""

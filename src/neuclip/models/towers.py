@@ -39,8 +39,8 @@ class Towers(nn.Module):
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, ...]:  # (b, 3, H, W), (b, L) -> (b, d) x 2, ()
         """Image and text features, 1/tau, and the bias of a model that has one, as open_clip's models answer. A locked
         tower also takes the features (b, width) of its trunk instead of images or tokens."""
-        image = self._locked_rows("image", images) if "image" in self.locked else self.encode_image(images)
-        text = self._locked_rows("text", texts) if "text" in self.locked else self.encode_text(texts)
+        image = self.locked_rows("image", images) if "image" in self.locked else self.encode_image(images)
+        text = self.locked_rows("text", texts) if "text" in self.locked else self.encode_text(texts)
         bias = self.logit_bias
         return (image, text, self.logit_scale) if bias is None else (image, text, self.logit_scale, bias)
 
@@ -76,7 +76,8 @@ class Towers(nn.Module):
     def text_parts(self) -> TowerParts:
         return text_parts(self.model)
 
-    def _locked_rows(self, side: str, inputs: Tensor) -> Tensor:  # -> unit rows (b, d)
+    def locked_rows(self, side: str, inputs: Tensor) -> Tensor:  # -> unit rows (b, d)
+        """Of a locked tower: from images or tokens, or from the features (b, width) of its trunk."""
         has_features = inputs.ndim == 2 and inputs.is_floating_point()
         features = inputs if has_features else self.trunk_features(side, inputs)
         return F.normalize(self.locked[side].head(features), dim=-1)

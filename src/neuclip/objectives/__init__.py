@@ -9,6 +9,7 @@ from neuclip.objectives.clip import CLIP
 from neuclip.objectives.fastclip import FastCLIP
 from neuclip.objectives.neuclip import NeuCLIP
 from neuclip.objectives.objective import Objective
+from neuclip.objectives.scent import SCENT
 from neuclip.objectives.siglip import SigLIP
 from neuclip.settings.objectives import ObjectiveSettings
 
@@ -18,6 +19,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "fastclip": FastCLIP,
     "amorlip": AmorLIP,
     "neuclip": NeuCLIP,
+    "scent": SCENT,
 }
 
 

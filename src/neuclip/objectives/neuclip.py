@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from neuclip.objectives.contrast import contrast
-from neuclip.objectives.formulas import add_eps, conjugate, unified_objective
+from neuclip.objectives.formulas import add_eps, conjugate, pool_normalizers, unified_objective
 from neuclip.objectives.mlp import MLPNetwork
 from neuclip.objectives.objective import NoEstimate, Objective, objective
 from neuclip.objectives.pairs import Pairs
@@ -31,14 +31,18 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         tau_inside = tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach()  # has twice the gradient
         batch = contrast(pairs, tau_inside)
         log_normalizer = add_eps(batch.log_g, self.eps)
-        with torch.no_grad():  # a measurement: what the network says of a batch that is new to it
-            unseen = self.predict(pairs, tau) if self.normalizer.ready else None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.predict_first):  # else it is only measured:
+            unseen = self.predict(pairs, tau_inside) if self.normalizer.ready else None  # of a batch new to the network
 
         if self.training:
             self.normalizer.restart(pairs)  # lines 3 and 4
             if self.update == "alternating":
                 self.learn(pairs, log_normalizer, tau, steps=self.inner_steps)  # lines 6 to 8
-        alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
+        alpha = unseen if self.predict_first else None
+        if alpha is None:
+            alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
+        if self.pool_batch:
+            alpha = self.pool(alpha, log_normalizer, pairs.batch)
         loss = unified_objective(log_normalizer, alpha, tau, self.rho)  # line 11
         if self.training and self.update == "simultaneous":
             self.learn(pairs, log_normalizer, tau, steps=1)  # Algorithm 3
@@ -61,6 +65,13 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         """Eq. 10 and 11."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.alpha_gradient == "full"):
             return add_eps(self.normalizer.log_g(pairs, tau), self.eps)
+
+    def pool(self, alpha: Tensor, log_normalizer: Tensor, batch: int) -> Tensor:  # (2, b), (2, b) -> (2, b)
+        """Prototypes and batch together, weighted by their numbers. Not in the paper. Like alpha it has the gradient of
+        both its parts, or of neither. A batch that has just been stored by a restart counts in both."""
+        assert isinstance(self.normalizer, Prototypes)  # the settings refuse another network
+        given = log_normalizer if self.alpha_gradient == "full" else log_normalizer.detach()
+        return pool_normalizers(alpha, given, self.normalizer.written, batch)
 
     def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:
         if not self.normalizer.ready:

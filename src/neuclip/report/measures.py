@@ -25,6 +25,7 @@ RECALL = re.compile(rf"({'|'.join(DIRECTIONS)})_recall_at_(\d{{1,9}})")
 ACCURACIES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "accuracy, mean per class"}
 DEFINITION = "Recall@k: an image is right if any of its captions is among the first k of all, a caption if its image is"
 DIFFERENT_DEFINITION = "over different captions, equal ones count once and every image that has the text is right"
+MEAN_RECALL = "recall_at_1"  # of experiments: over different captions where there are any
 ERROR_KEY, BATCH_ERROR_KEY = "normalizer_error.method", "normalizer_error.minibatch"  # in evaluation.jsonl
 
 
@@ -73,6 +74,8 @@ def measured(figures: Figures) -> dict[Measure, float]:
             found[Measure(dataset, metric, words, main=match[2] == "1")] = value
         elif metric in ACCURACIES:
             found[Measure(dataset, metric, ACCURACIES[metric], main=metric == "top1")] = value
+        elif metric == MEAN_RECALL:
+            found[Measure(dataset, metric, "recall@1, mean of both directions")] = value
         elif key == ERROR_KEY:
             found[NORMALIZER_ERROR] = value
     return found

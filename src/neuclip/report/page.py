@@ -40,6 +40,7 @@ class Cell(NamedTuple):
     note: str = ""
     hover: str = ""
     strong: bool = False  # the note is set in bold
+    link: str = ""  # a page beside this one
 
     def __str__(self) -> str:
         return f"{self.text} ({self.note})" if self.note else self.text

@@ -15,7 +15,6 @@ from neuclip.distributed.collectives import is_main, single_process
 from neuclip.errors import RunFailed, UserError
 from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.normalizer_error import normalizer_error
-from neuclip.models.build import BuiltModel
 from neuclip.objectives.objective import Objective
 from neuclip.progress import track
 from neuclip.records import RunFolder
@@ -141,15 +140,16 @@ def error_at(run: MeasuredRun, checkpoint: Path, *, eps: float, anchors: int, se
         )
     objective = build_objective(settings, built, len(run.source))
     objective.load_state_dict(state["objective"])
+    embedder = Embedder(built, settings.evaluation.batch_size, settings.data.workers)
     measured = error_on_training_data(
-        settings, built, objective.eval(), run.source, eps=eps, anchors=anchors, seed=seed, what=what
+        settings, embedder, objective.eval(), run.source, eps=eps, anchors=anchors, seed=seed, what=what
     )
     return {"checkpoint": checkpoint.name, "samples": state["samples"], "step": state["step"], **measured}
 
 
 def error_on_training_data(
     settings: Settings,
-    built: BuiltModel,
+    embedder: Embedder,
     objective: Objective | None,
     source: Source,
     *,
@@ -159,12 +159,11 @@ def error_on_training_data(
     what: str,
 ) -> dict[str, Any]:
     """Collective; the same on all ranks. Only the main rank needs the objective."""
-    embedder = Embedder(built, settings.evaluation.batch_size, settings.data.workers)
     pairs = embedder.embed_pairs(source, what, first_caption_only=True)
     return normalizer_error(
         pairs.image_features,
         pairs.text_features[pairs.first_text],
-        logit_scale=built.towers.logit_scale.detach(),
+        logit_scale=embedder.built.towers.logit_scale.detach(),
         eps=eps,
         objective=objective,
         batch_size=settings.train.batch_size,
@@ -188,7 +187,7 @@ def measure_error(run: Run) -> dict[str, Any]:
             whole.eval()
     return error_on_training_data(
         settings,
-        run.built,
+        Embedder(run.built, settings.evaluation.batch_size, settings.data.workers, stored=run.stored_sides),
         whole,
         run.source,
         eps=settings.objective.eps,

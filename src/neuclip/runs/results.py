@@ -88,7 +88,11 @@ def measure(run: Run, sets: HeldOutSets) -> tuple[Evaluation, dict[str, Any]]:
     settings = run.settings
     share_statistics(run)
     embedder = Embedder(
-        run.built, settings.evaluation.batch_size, settings.data.workers, max_bad_share=settings.data.max_bad_share
+        run.built,
+        settings.evaluation.batch_size,
+        settings.data.workers,
+        max_bad_share=settings.data.max_bad_share,
+        stored=run.stored_sides,
     )
     evaluation = evaluate_held_out(embedder, sets)
     errors = measure_error(run) if settings.evaluation.error_anchors and run.step else {}

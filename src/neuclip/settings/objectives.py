@@ -105,18 +105,7 @@ class FastCLIPSettings(ObjectiveSettings):
 
     def advice(self, run: PlannedRun) -> list[Advice]:
         found = [] if self.temperature == "constant" else rho_advice(self.rho, run.pairs, "the data")
-        visits = run.samples / run.pairs_per_epoch
-        if visits >= 2:
-            return found
-        enough = -(-5 * run.pairs_per_epoch // run.batch_size) * run.batch_size
-        return [
-            (
-                f"each pair is visited {visits:.1f} times",
-                "moving averages begin with the second visit; before it FastCLIP is the mini-batch form",
-                f"give --train.samples {enough}, or --objective neuclip, which needs no visits",
-            ),
-            *found,
-        ]
+        return [*visits_advice(run, self.title), *found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +178,29 @@ class NeuCLIPSettings(ObjectiveSettings):
     )
     reset_optimizer_at_restart: bool = option(False, "clear AdaGrad's sums of the slots a restart overwrites")
     mask_own_positive: bool = option(False, "leave out an anchor's own partner where it is among the prototypes")
+    predict_first: bool = option(
+        False, "the loss uses what the network predicts before it learns from the batch; the paper: afterwards"
+    )
+    pool_batch: bool = option(
+        False, "the loss uses the mean over prototypes and batch together; only with prototypes and restart periodic"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.pool_batch:
+            return
+        if self.network == "mlp":
+            raise OptionError(
+                f"{self.prefix}pool_batch counts prototypes, and {self.prefix}network mlp has none; "
+                f"give {self.prefix}network prototypes, or leave out {self.prefix}pool_batch",
+                *("pool_batch", "network"),
+            )
+        if self.restart == "rolling":
+            raise OptionError(
+                f"{self.prefix}pool_batch counts the batch twice with {self.prefix}restart rolling, which has stored "
+                f"it among the prototypes; give {self.prefix}restart periodic, or leave out {self.prefix}pool_batch",
+                *("pool_batch", "restart"),
+            )
 
     def advice(self, run: PlannedRun) -> list[Advice]:
         found = rho_advice(self.rho, run.pairs, "the data")
@@ -209,6 +221,40 @@ class NeuCLIPSettings(ObjectiveSettings):
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class SCENTSettings(ObjectiveSettings):
+    """FastCLIP with a gamma per sample: a proximal step of mirror descent on each log-normalizer."""
+
+    title = "SCENT"
+    calibration_advice = "Try a larger objective.log_alpha."
+
+    log_alpha: float = option(
+        10.0, "log of the step size: a visit weighs sigmoid(log_alpha + log u); larger: nearer to the mini-batch form"
+    )
+    rho: float = option(6.5, "constant of the robust loss; larger drives the temperature lower")
+    eps: float = option(1e-6, "added to each normalizer, inside the logarithm", at_least=0)
+    temperature_gradient: Literal["paper", "fastclip"] = option(
+        "paper", "fastclip counts the part through the similarities twice, as FastCLIP's code does"
+    )
+
+    def advice(self, run: PlannedRun) -> list[Advice]:
+        return [*visits_advice(run, self.title), *rho_advice(self.rho, run.pairs, "the data")]
+
+
+def visits_advice(run: PlannedRun, title: str) -> list[Advice]:
+    visits = run.samples / run.pairs_per_epoch
+    if visits >= 2:
+        return []
+    enough = -(-5 * run.pairs_per_epoch // run.batch_size) * run.batch_size
+    return [
+        (
+            f"each pair is visited {visits:.1f} times",
+            f"moving averages begin with the second visit; before it {title} is the mini-batch form",
+            f"give --train.samples {enough}, or --objective neuclip, which needs no visits",
+        )
+    ]
+
+
 def rho_advice(rho: float, candidates: int, where: str) -> list[Advice]:
     """rho bounds how far an anchor's weights may be from equal: their divergence ends at the log of their number."""
     others = max(2, candidates - 1)
@@ -225,4 +271,5 @@ OBJECTIVES: dict[str, type[ObjectiveSettings]] = {
     "fastclip": FastCLIPSettings,
     "amorlip": AmorLIPSettings,
     "neuclip": NeuCLIPSettings,
+    "scent": SCENTSettings,
 }

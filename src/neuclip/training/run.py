@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from neuclip.data.faults import FaultLog
+from neuclip.data.features import StoredSide
 from neuclip.data.loader import Batch, Batches
 from neuclip.data.source import CaptionCounts, Source
 from neuclip.distributed.collectives import gather_values, rank
@@ -44,6 +45,7 @@ class Run:
     saved_step: int = -1  # of the newest checkpoint
     seconds_before: float = 0.0  # of training, before the run was resumed
     stored: list[str] = field(default_factory=list)  # the towers whose stored features it reads: "image", "text"
+    stored_sides: Callable[[Source], Mapping[str, StoredSide]] = lambda source: {}  # the same of any source
     started: float = field(default_factory=time.monotonic)
 
     @property

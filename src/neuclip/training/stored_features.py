@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -42,11 +43,19 @@ def store_features(run: Run, stop: StopRequest) -> None:
         f"stopped while features were stored; what is stored stays; continue with: "
         f"neuclip train --resume {run.folder.path}"
     )
-    parts = run.source.parts if isinstance(run.source, Mixture) else (run.source,)
-    stored = {side: StoredSide(run.source, [_store_part(run, side, part) for part in parts]) for side in run.stored}
-    run.batches.read_stored(stored)
+    sides_of = cache(partial(stored_sides_of, run))
+    run.batches.read_stored(sides_of(run.source))
+    if run.precision == torch.float32:  # in which a model is evaluated
+        run.stored_sides = sides_of
     run.started += time.monotonic() - start
     stop.message = message
+
+
+def stored_sides_of(run: Run, source: Source) -> dict[str, StoredSide]:
+    """Collective. The stored features of a source, of the towers that the run stores; computed where they are missing.
+    Nothing depends on the training, so a set is embedded once for all evaluations of all runs."""
+    parts = source.parts if isinstance(source, Mixture) else (source,)
+    return {side: StoredSide(source, [_store_part(run, side, part) for part in parts]) for side in run.stored}
 
 
 def _store_part(run: Run, side: str, source: Source) -> FeatureStore:
@@ -100,13 +109,14 @@ def _trunk_features(run: Run, side: str, inputs: Tensor) -> Tensor:  # -> (r, wi
 
 
 def storing_key(run: Run, side: str, source: Source) -> dict[str, object]:
-    """All that the rows depend on."""
+    """All that the rows depend on, and no more: methods with and without a bias share them."""
     built = run.built
+    model = {name: value for name, value in built.config.items() if not name.startswith("init_logit")}
     transform = re.sub(r" at 0x[0-9a-f]+", "", repr(built.float_transform))
     return {
         "side": side,
         "weights": built.towers.trunk_sha256(side),
-        "model": built.config,
+        "model": model,
         "transform": transform if side == "image" else "",
         "data": run.fingerprint if source is run.source else fingerprint(source)[0],
         "images": source.images_version(),

@@ -1,0 +1,186 @@
+"""Algorithm 4, the simplified NeuCLIP that the paper analyses, on a problem whose constants are known.
+
+x stands for encoders and temperature, y for the prototypes, d numbers each. With an orthogonal matrix B:
+
+    f(x, y) = h(x) + mu/2 |y - B x|^2          h(x) = sum_i x_i^2 / (1 + x_i^2)
+    f(x, y, xi) = f(x, y) + a.x + b.y          xi = (a, b), normal, E|a|^2 = sigma_1^2, E|b|^2 = sigma_2^2
+
+F(x) = min_y f(x, y) = h(x) is not convex: h'' lies between -1/2 and 2. Its minimum is 0. As in NeuCLIP, the gradient
+in x is wrong by as much as y lags behind the best answer B x:
+
+    grad_1 f = h'(x) - mu B^T (y - B x)          grad_2 f = mu (y - B x)
+
+So Assumption 1 holds with L_11 = 2 + mu and L_12 = L_21 = L_22 = mu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from neuclip.errors import UserError
+from neuclip.progress import track
+from neuclip.settings.values import parse_whole
+
+DEFAULTS = {"steps": "1k,3k,10k,30k,100k", "dimension": "10", "inner_steps": "3", "repeats": "16", "seed": "0"}
+START = 1.0  # of every coordinate of x: where h bends the wrong way most
+
+
+class StepSizes(NamedTuple):
+    beta: float  # weight of a new gradient in the momentum
+    eta_1: float  # of x
+    eta_2: float  # of y
+
+
+class Problem:
+    """The function above; x and y are (..., d), several points at a time.
+
+    >>> Problem(dimension=4).gradient_of_minimum(np.ones(4))
+    array([0.5, 0.5, 0.5, 0.5])
+    """
+
+    mu, sigma_1, sigma_2 = 1.0, 0.6, 0.15
+
+    def __init__(self, dimension: int, seed: int = 0):
+        self.dimension = dimension
+        self.mixing = np.linalg.qr(np.random.default_rng(seed).normal(size=(dimension, dimension)))[0]  # B
+
+    def value(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:  # -> (...)
+        lag = y - x @ self.mixing.T
+        return (x**2 / (1 + x**2)).sum(axis=-1) + self.mu / 2 * (lag**2).sum(axis=-1)
+
+    def gradients(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """grad_1 f and grad_2 f."""
+        by_y = self.mu * (y - x @ self.mixing.T)
+        return self.gradient_of_minimum(x) - by_y @ self.mixing, by_y
+
+    def gradient_of_minimum(self, x: np.ndarray) -> np.ndarray:
+        """grad F, which is h'(x)."""
+        return 2 * x / (1 + x**2) ** 2
+
+    def noise(self, draw: np.random.Generator, shape: tuple[int, ...], sigma: float) -> np.ndarray:
+        return draw.normal(scale=sigma / math.sqrt(self.dimension), size=shape)
+
+
+# --- The theorem ------------------------------------------------------------------------------------------------------
+
+
+class Constants(NamedTuple):
+    """Of Assumption 1, and of the point from which Algorithm 4 starts."""
+
+    l_11: float
+    l_12: float
+    l_21: float
+    l_22: float
+    mu: float
+    sigma_1: float
+    sigma_2: float
+    gap: float  # F(x0) - F*
+    momentum_gap: float  # |v0 - grad F(x0)|^2
+    answer_gap: float  # |y0 - y*(x0)|^2
+
+    @classmethod
+    def of(cls, problem: Problem) -> Constants:
+        """For x0 = START in every coordinate, y0 = 0 and v0 = 0."""
+        mu, x = problem.mu, np.full(problem.dimension, START)
+        gap = float(problem.value(x, x @ problem.mixing.T))
+        momentum = float((problem.gradient_of_minimum(x) ** 2).sum())
+        return cls(2 + mu, mu, mu, mu, mu, problem.sigma_1, problem.sigma_2, gap, momentum, float(x @ x))
+
+    def step_sizes(self, accuracy: float, inner_steps: int) -> StepSizes:
+        """As the theorem sets them for E|grad F|^2 <= accuracy^2. The last bound has L_12^2 where its proof needs
+        L_12 L_22; here they are equal."""
+        smooth = self.l_11 + self.l_12 * (self.l_21 + self.l_22) / self.mu  # L_F
+        beta = accuracy**2 / (5 * self.sigma_1**2)
+        eta_2 = min(self.mu / self.l_22**2, self.mu * accuracy**2 / (80 * (self.l_12 * self.sigma_2) ** 2), 1 / self.mu)
+        learnt = 1 - (1 - self.mu * eta_2 / 2) ** inner_steps
+        coupled = 8 * math.sqrt(2) * self.l_12**2 * (self.l_12 + self.l_21)
+        eta_1 = min(1 / (2 * smooth), beta / (4 * smooth), self.mu**1.5 * math.sqrt(eta_2 * learnt) / coupled)
+        return StepSizes(beta, eta_1, eta_2)
+
+    def steps_needed(self, accuracy: float, inner_steps: int) -> float:
+        """T of the theorem."""
+        beta, eta_1, eta_2 = self.step_sizes(accuracy, inner_steps)
+        answer = 40 * self.l_12**2 * self.answer_gap / (self.mu * eta_2)
+        return max(10 * self.gap / eta_1, 5 * self.momentum_gap / beta, answer) / accuracy**2
+
+    def accuracy_after(self, steps: int, inner_steps: int) -> float:
+        """The accuracy for which the theorem asks for so many steps: its bound on the root of the mean of |grad F|^2.
+        It is C T^(-1/4) as soon as all three step sizes are proportional to accuracy^2."""
+        low, high = 1e-9, 1e9
+        for _ in range(200):  # steps_needed falls with the accuracy; halve in logarithms
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.steps_needed(middle, inner_steps) > steps else (low, middle)
+        if self.step_sizes(high, inner_steps).beta > 1:
+            raise UserError(f"{steps} steps are too few for the theorem: its beta would be above 1; give more")
+        return high
+
+
+# --- The algorithm ----------------------------------------------------------------------------------------------------
+
+
+def algorithm_4(
+    problem: Problem, steps: int, sizes: StepSizes, inner_steps: int, repeats: int, draw: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields x and v at t = 0 .. steps - 1, (repeats, d) each: independent runs side by side. Samples are always
+    fresh."""
+    shape = (repeats, problem.dimension)
+    x, y, v = np.full(shape, START), np.zeros(shape), np.zeros(shape)
+    for _ in range(steps):
+        yield x, v
+        y_before = y
+        for _ in range(inner_steps):  # lines 3 to 5
+            y = y - sizes.eta_2 * (problem.gradients(x, y)[1] + problem.noise(draw, shape, problem.sigma_2))
+        by_x = problem.gradients(x, y_before)[0] + problem.noise(draw, shape, problem.sigma_1)  # line 8 is at y^(t)
+        v = (1 - sizes.beta) * v + sizes.beta * by_x
+        x = x - sizes.eta_1 * v  # line 9
+
+
+def measure(problem: Problem, steps: int, inner_steps: int, repeats: int, seed: int) -> dict[str, float]:
+    """One line: the theorem's left side over runs of so many steps, with the step sizes it sets for them; its bound.
+
+    >>> measure(Problem(10), steps=1000, inner_steps=3, repeats=16, seed=0)                         # doctest: +SKIP
+    {'samples': 1000, 'gradient_norm': 0.39, 'bound': 1.16, ...}
+    """
+    constants = Constants.of(problem)
+    accuracy = constants.accuracy_after(steps, inner_steps)
+    sizes = constants.step_sizes(accuracy, inner_steps)
+    gradients, momenta = np.zeros(repeats), np.zeros(repeats)
+    path = algorithm_4(problem, steps, sizes, inner_steps, repeats, np.random.default_rng([seed, steps]))
+    for x, v in track(path, f"Algorithm 4, {steps:,} steps", steps, "steps"):
+        gradients += (problem.gradient_of_minimum(x) ** 2).sum(axis=1) / steps
+        momenta += (v**2).sum(axis=1) / steps
+    return {
+        "samples": steps,
+        "gradient_norm": math.sqrt(gradients.mean()),
+        "lowest_gradient_norm": math.sqrt(gradients.min()),  # of the repeats
+        "highest_gradient_norm": math.sqrt(gradients.max()),
+        "left_side": math.sqrt((gradients + momenta / 4).mean()),  # what the theorem bounds
+        "bound": accuracy,
+        "constant": accuracy * steps**0.25,  # C
+        **sizes._asdict(),
+    }
+
+
+def run(settings: Mapping[str, Any], folder: Path) -> list[dict[str, float]]:
+    """The job of an experiment: one line for each number of steps T, its `samples`. Nothing is written. `settings` may
+    have convergence.steps, .dimension, .inner_steps (K), .repeats and .seed, or run.seed.
+
+    >>> [line["samples"] for line in run({"convergence.steps": "1k,3k"}, Path())]
+    [1000, 3000]
+    """
+    given = {key: str(settings.get(f"convergence.{key}", default)) for key, default in DEFAULTS.items()}
+    seed = parse_whole(str(settings.get("run.seed", given.pop("seed"))))
+    steps = [parse_whole(item) for item in given.pop("steps").strip("[]").split(",")]
+    dimension, inner_steps, repeats = (parse_whole(given[key]) for key in ("dimension", "inner_steps", "repeats"))
+    problem = Problem(dimension, seed)
+    lines = [measure(problem, count, inner_steps, repeats, seed) for count in steps]
+    shown = {"gradient_norm": "Algorithm 4", "left_side": "theorem's left side", "bound": "theorem's bound"}
+    return [
+        {"samples": line["samples"]} | {f"{name}.gradient_norm": line[key] for key, name in shown.items()}
+        for line in lines
+    ]

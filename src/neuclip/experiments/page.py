@@ -1,0 +1,307 @@
+"""The page of an experiment, made from records alone: the answer, our table beside the paper's, curves, commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from neuclip.experiments.definition import Choice, Experiment, Flat, Job
+from neuclip.experiments.records import Records, main_figure, member
+from neuclip.formatting import UNKNOWN, format_duration, format_number, percent, plural
+from neuclip.report.charts import Chart, Line, column, group_lines
+from neuclip.report.compare import Comparison, Difference, Group
+from neuclip.report.compare_page import (
+    DEVIATION,
+    decimals,
+    difference_text,
+    drawable,
+    figure_cell,
+    figures_csv,
+    settings_table,
+)
+from neuclip.report.contents import Figures
+from neuclip.report.measures import (
+    DEFINITION,
+    DIFFERENT_DEFINITION,
+    ERROR_KEY,
+    Measure,
+    error_chart,
+    evaluation_lines,
+    measure_chart,
+)
+from neuclip.report.page import Cell, Charts, Notes, Page, Section, Table, latex_table, markdown_table
+
+OTHER_SCALE = "From the paper: other data, other models and a far larger scale; compare the order, not the values."
+SUMMARY = {  # of a run: how a column is headed, its decimals and unit
+    "calibration": ("calibration", 2, 1.0),
+    "temperature": ("τ", 3, 1.0),
+    "samples_per_second": ("samples per second", 0, 1.0),
+    "normalizer_share": ("time in the loss, %", 0, 100.0),
+    "peak_memory_bytes": ("peak memory, MB", 0, 1e-6),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """The finished runs of one case."""
+
+    name: str
+    groups: Sequence[Group]
+    against: Sequence[str]
+    metric: str
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        return Comparison(self.groups)
+
+    @cached_property
+    def measure(self) -> Measure:
+        """The experiment's, on the first set that has it."""
+        return next(one for one in self.comparison.measures if self.metric in (one.metric, one.key))
+
+    @cached_property
+    def baselines(self) -> dict[str, Comparison]:
+        names = [group.name for group in self.groups]
+        chosen = [name for name in self.against if name in names]
+        return {name: Comparison(self.groups, against=name, measure=self.measure.key) for name in chosen}
+
+    @cached_property
+    def first(self) -> Group:
+        return max(self.groups, key=lambda group: self.measure.better * fmean(group.values(self.measure)))
+
+    def differences(self, group: Group) -> dict[str, Difference]:
+        """To each baseline, where there are seeds enough."""
+        gaps = {name: one.difference(group, self.measure) for name, one in self.baselines.items()}
+        return {name: gap for name, gap in gaps.items() if gap}
+
+    def answer(self) -> str:
+        """Who is first, and by how much."""
+        ahead: list[str] = []
+        level: list[str] = []
+        for name, gap in self.differences(self.first).items():
+            (ahead if gap.is_shown else level).append(f"{name} ({self._points(gap)})")
+        value = self.measure.text(fmean(self.first.values(self.measure)))
+        parts = [f"{self.name}: {self.first.name} is first in {self.measure.words}, {value}"]
+        parts += [f"ahead of {', '.join(ahead)}"] if ahead else []
+        parts += [f"not shown to differ from {', '.join(level)}"] if level else []
+        return "; ".join(parts) + "."
+
+    def _points(self, gap: Difference) -> str:
+        return difference_text(gap, self.measure, decimals(self.first.values(self.measure), self.measure))
+
+    def table(self) -> Table:
+        """One row per variant: the measure that counts, with its differences to the baselines."""
+        head = ["variant", "seeds", self.measure.words, *(f"to {name}" for name in self.baselines)]
+        rows: list[list[str | Cell]] = []
+        for group in self.groups:
+            gaps, places = self.differences(group), decimals(group.values(self.measure), self.measure)
+            cells = [
+                Cell(difference_text(gap, self.measure, places), strong=gap.is_shown) if gap else Cell(UNKNOWN)
+                for gap in map(gaps.get, self.baselines)
+            ]
+            rows.append([group.name, str(len(group.counted)), self._cell(group, self.measure), *cells])
+        return Table("", head, rows, 1, list(self.notes()))
+
+    def more(self) -> Table:
+        """The other figures, without verdict."""
+        others = self._others()
+        runs = [run for group in self.groups for run in group.runs]
+        known = [key for key in SUMMARY if any(run.number(key) is not None for run in runs)]
+        words = [one.words.replace(", different captions", "") for one in others]
+        rows: list[list[str | Cell]] = []
+        for group in self.groups:
+            values = [[value for run in group.runs if (value := run.number(key)) is not None] for key in known]
+            summary = [
+                f"{SUMMARY[key][2] * fmean(found):,.{SUMMARY[key][1]}f}" if found else UNKNOWN
+                for key, found in zip(known, values, strict=True)
+            ]
+            rows.append([group.name, *(self._cell(group, one) for one in others), *summary])
+        return Table("Other figures", ["variant", *words, *(SUMMARY[key][0] for key in known)], rows)
+
+    def _cell(self, group: Group, measure: Measure) -> Cell:
+        return figure_cell(self.comparison, group, measure)._replace(note="", strong=False)
+
+    def _others(self) -> list[Measure]:
+        """Recall at 1 and 10, over different captions where there are any, accuracy and the normalizer error."""
+        shown = [one for one in self.comparison.measures if one.better and (one.main or one.metric.endswith("_at_10"))]
+        if any("different" in one.metric for one in shown):
+            shown = [one for one in shown if not one.of_retrieval]
+        return [one for one in shown if one != self.measure]
+
+    def notes(self) -> Iterator[str]:
+        if any(len(group.counted) > 1 for group in self.groups):
+            yield DEVIATION
+        if any(self.differences(group) for group in self.groups):
+            corrected = (
+                f", corrected for {len(self.groups) - 1} comparisons (Bonferroni)" if len(self.groups) > 2 else ""
+            )
+            yield (
+                f"Differences are means over the seeds that both have, with 95 % intervals: Student's t, paired by seed"
+                f"{corrected}. Only {self.measure.words} was chosen beforehand; bold: the interval excludes zero."
+            )
+        if any("different" in one.metric for one in self.comparison.measures):
+            yield f"{DEFINITION}; {DIFFERENT_DEFINITION}."
+
+    def charts(self, across: str = "") -> list[Chart]:
+        evaluations = {group.name: [run.evaluations for run in group.runs] for group in self.groups}
+        curves = [
+            measure_chart(self.measure, evaluations),
+            error_chart(evaluation_lines(ERROR_KEY, evaluations)),
+        ]
+        return ([self._chart_across(across)] if across else []) + drawable(curves)
+
+    def _chart_across(self, setting: str) -> Chart:
+        """The final figure over the values of one setting, each seed thin and the mean thick."""
+        by_value: dict[float, list[float]] = {}
+        seeds: dict[int | None, list[tuple[float, float]]] = {}
+        for one in (one for group in self.groups for one in group.counted):
+            value = one.settings.get(setting)
+            if value is not None and self.measure in one.figures:
+                by_value.setdefault(float(value), []).append(one.figures[self.measure])
+                seeds.setdefault(one.seed, []).append((float(value), one.figures[self.measure]))
+        points = [(value, fmean(figures)) for value, figures in sorted(by_value.items())]
+        line = Line("mean", points, [sorted(own) for own in seeds.values()])
+        return Chart(
+            title=f"{self.measure.words} over {setting}",
+            unit=self.measure.words,
+            lines=[line],
+            across=setting,
+            percent=self.measure.percent,
+            dots=True,
+        )
+
+
+def finished_cases(experiment: Experiment, jobs: Sequence[Job], records: Records) -> list[Case]:
+    cases = []
+    for name in dict.fromkeys(job.case for job in jobs):
+        groups = []
+        for variant in experiment.variants:
+            own = [job for job in jobs if (job.case, job.variant) == (name, variant)]
+            members = [member(job, records[job.key]) for job in own if is_finished(job, records)]
+            if members:
+                groups.append(Group(variant, members))
+        if groups:
+            cases.append(Case(name, groups, experiment.against, experiment.measure))
+    return cases
+
+
+def experiment_page(
+    experiment: Experiment,
+    cases: Sequence[Case],
+    extra: Sequence[Section],
+    tried: Mapping[str, Table],
+    commands: Sequence[str],
+    seconds: float,
+) -> Page:
+    facts = [f"{format_duration(seconds)} of one core"] if seconds else ["no run has finished yet"]
+    sections = [
+        Section("Question", [Notes([experiment.question, *experiment.notes])]),
+        *([Section("Answer", [Notes(answers(cases), as_list=True)])] if cases or not extra else []),
+        *extra,
+        *(Section(case.name, [case.table(), Charts(case.charts(experiment.across)), case.more()]) for case in cases),
+        *([Section("In the paper", [*map(paper_table, experiment.paper)])] if experiment.paper else []),
+        *(Section(f"Tuning: {name}", [table], folded=True) for name, table in tried.items()),
+        *(Section(f"Settings: {case.name}", [settings_table(case.groups)], folded=True) for case in cases),
+        Section("Commands", [Notes(commands)], folded=True),
+    ]
+    return Page("experiment", experiment.title, facts, sections=sections)
+
+
+def answers(cases: Sequence[Case]) -> list[str]:
+    return [case.answer() for case in cases] or ["Not yet: run the commands below."]
+
+
+def paper_table(table: Mapping[str, object]) -> Table:
+    rows = [[str(cell) for cell in row] for row in table["rows"]]  # type: ignore[attr-defined]
+    return Table(str(table["caption"]), list(table["head"]), rows, 1, [OTHER_SCALE])  # type: ignore[call-overload]
+
+
+def tuning_tables(
+    tried: Mapping[Choice, Sequence[tuple[Flat, Job]]], records: Records, metric: str
+) -> dict[str, Table]:
+    """What was tried for each variant of a case, and the figure on held-out training pairs."""
+    tables: dict[str, Table] = {}
+    for (case, variant), candidates in tried.items():
+        figures = [main_figure(records.get(job.key, {}), metric) for _, job in candidates]
+        known = [figure for figure in figures if figure is not None]
+        table = tables.setdefault(case, Table("", ["variant", "tried", "held-out figure"], [], 2))
+        for (settings, _), figure in zip(candidates, figures, strict=True):
+            text = ", ".join(f"{key} {value}" for key, value in settings.items())
+            best = " (chosen)" if len(known) == len(figures) and figure == max(known) else ""
+            table.rows.append([variant, text, f"{percent(figure)}{best}"])  # type: ignore[attr-defined]
+    return tables
+
+
+def figures_text(cases: Sequence[Case], end: str) -> str:
+    """The final tables as Markdown, LaTeX or CSV (a row per run and figure)."""
+    if end == ".csv":
+        lines = [(case.name, line) for case in cases for line in figures_csv(case.comparison).splitlines()]
+        head = [f"case,{line}" for _, line in lines[:1]]
+        return "\n".join([*head, *(f'"{name}",{line}' for name, line in lines if line != lines[0][1])]) + "\n"
+    if end == ".md":
+        return "\n".join(
+            f"## {one.name}\n\n{markdown_table(one.table())}\n{markdown_table(one.more())}" for one in cases
+        )
+    return "\n".join(f"% {one.name}\n{latex_table(one.table())}{latex_table(one.more())}" for one in cases)
+
+
+def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page:
+    """All experiments: the question, the answer, the file of the page."""
+    cells: list[list[str | Cell]] = [
+        [
+            Cell(f"{experiment.name}.html", link=f"{experiment.name}.html"),
+            experiment.question,
+            " ".join(answers(cases)),
+            str(sum(len(group.members) for case in cases for group in case.groups)),
+            format_duration(seconds),
+        ]
+        for experiment, cases, seconds in rows
+    ]
+    head = ["experiment", "question", "answer", "runs", "time of one core"]
+    return Page("index", "Experiments", sections=[Section("", [Table("", head, cells, 3)])])
+
+
+# --- Jobs that are no runs: lines with keys NAME.METRIC ---------------------------------------------------------------
+
+
+def plain_sections(jobs: Sequence[Job], records: Records, across: str) -> list[Section]:
+    """Per case every metric over the samples seen, each seed thin and the mean thick, and a table of the means."""
+    sections = []
+    for case in dict.fromkeys(job.case for job in jobs):
+        own = [records[job.key]["evaluations"] for job in jobs if job.case == case and is_finished(job, records)]
+        names = dict.fromkeys(key.partition(".")[0] for lines in own for line in lines for key in line if "." in key)
+        metrics = dict.fromkeys(key.partition(".")[2] for lines in own for line in lines for key in line if "." in key)
+        charts = [
+            Chart(
+                title=metric.replace("_", " "),
+                unit=metric.replace("_", " "),
+                lines=group_lines({name: [column(lines, f"{name}.{metric}") for lines in own] for name in names}),
+                across=across,
+                log=True,
+                dots=True,
+            )
+            for metric in metrics
+        ]
+        if own:
+            table = moments_table(own, list(names), list(metrics), across)
+            sections.append(Section(case, [Charts(drawable(charts)), table]))
+    return sections
+
+
+def is_finished(job: Job, records: Records) -> bool:
+    return bool(records.get(job.key, {}).get("finished"))
+
+
+def moments_table(own: Sequence[Sequence[Figures]], names: Sequence[str], metrics: Sequence[str], across: str) -> Table:
+    rows: list[list[str]] = []
+    for samples in dict.fromkeys(line["samples"] for lines in own for line in lines):
+        at = [line for lines in own for line in lines if line["samples"] == samples]
+        for name in names:
+            values = [[line[key] for line in at if (key := f"{name}.{metric}") in line] for metric in metrics]
+            if any(values):
+                cells = (format_number(fmean(found)) if found else UNKNOWN for found in values)
+                rows.append([name, f"{samples:,.0f}", *cells])
+    head = ["", across, *(metric.replace("_", " ") for metric in metrics)]
+    return Table("", head, rows, 1, [f"Means over {plural(len(own), 'seed')}."])

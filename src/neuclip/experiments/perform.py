@@ -1,0 +1,101 @@
+"""From the name of an experiment to its page: tune, run what has no record yet, write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neuclip.experiments import definition
+from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
+from neuclip.experiments.page import (
+    experiment_page,
+    figures_text,
+    finished_cases,
+    index_page,
+    plain_sections,
+    tuning_tables,
+)
+from neuclip.experiments.paper_scale import paper_jobs
+from neuclip.experiments.records import best_tries, read_records
+from neuclip.experiments.runner import expected_seconds, finish, lacks_data, run_jobs, unfinished
+from neuclip.formatting import format_duration, plural
+from neuclip.progress import say
+from neuclip.records import RunFolder
+from neuclip.report.page import render_html, write_page
+
+PAPER = "paper"
+ENDS = (".md", ".csv", ".tex")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for."""
+
+    scale: str
+    seeds: int = 0  # 0: the experiment's own number
+    words: str = ""  # only cases that contain them
+    data: Mapping[str, str] = field(default_factory=dict)  # where data sets are, by name
+    results: Path = Path("results")
+
+    def cases(self, experiment: Experiment) -> list[str]:
+        return definition.cases_of(experiment, self.scale, own_data="own" in self.data, words=self.words)
+
+    def tried(self, experiment: Experiment) -> dict[Choice, list[tuple[Flat, Job]]]:
+        if self.scale == PAPER:
+            return {}
+        return definition.tuning_plan(experiment, self.scale, self.cases(experiment))
+
+    def tuning(self, experiment: Experiment) -> list[Job]:
+        return [job for candidates in self.tried(experiment).values() for _, job in candidates]
+
+    def jobs(self, experiment: Experiment) -> list[Job]:
+        """Where the experiment is tuned, of what has tries that have all finished."""
+        if self.scale == PAPER:
+            return [job for job in paper_jobs(experiment, self.seeds) if self.words in job.case]
+        best = best_tries(self.tried(experiment), read_records(self.results), experiment.measure)
+        return definition.plan(experiment, self.scale, self.cases(experiment), self.seeds, best)
+
+
+def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool) -> None:
+    """Tune, then train. Both say first what they will cost."""
+    for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
+        planned, records = jobs(experiment), read_records(request.results)
+        here = [job for job in planned if not lacks_data(job, request.data)]
+        if missing := sorted({job.settings["data"] for job in planned} - {job.settings["data"] for job in here}):
+            say(f"left out: cases on {', '.join(missing)}; give --data {missing[0]}=PATH")
+        waiting = unfinished(here, records)
+        if here:
+            seconds = format_duration(expected_seconds(waiting, records, parallel))
+            say(f"{what}: {plural(len(here), 'run')}, {len(here) - len(waiting)} finished; about {seconds}")
+        if waiting:
+            run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
+
+
+def collect(experiment: Experiment, request: Request, runs: Path) -> None:
+    """Records of the runs of the paper's scale that have come back. Their folders stay."""
+    for job in unfinished(request.jobs(experiment), read_records(request.results)):
+        if RunFolder(runs / job.name).summary.is_file():
+            finish(job, request.results, runs, 0.0, keep=True)
+
+
+def write_pages(experiments: Sequence[Experiment], request: Request, folder: Path) -> list[Path]:
+    """The page and the tables of each experiment, and an index. The same bytes from the same records."""
+    records = read_records(request.results)
+    written, rows = [], []
+    for experiment in experiments:
+        jobs, tried = request.jobs(experiment), request.tried(experiment)
+        planned = {job.key for job in (*jobs, *request.tuning(experiment))}
+        seconds = sum(records[key].get("wall_seconds", 0.0) for key in planned if key in records)
+        cases = finished_cases(experiment, jobs, records) if experiment.kind == TRAIN else []
+        extra = [] if experiment.kind == TRAIN else plain_sections(jobs, records, experiment.across or "samples seen")
+        tables = tuning_tables(tried, records, experiment.measure)
+        scale = f" --scale {request.scale}" if request.scale != "laptop" else ""
+        page = experiment_page(
+            experiment, cases, extra, tables, [f"neuclip experiment {experiment.name}{scale}"], seconds
+        )
+        written.append(write_page(folder / f"{experiment.name}.html", render_html(page)))
+        for end in ENDS if cases else ():
+            written.append(write_page(folder / f"{experiment.name}{end}", figures_text(cases, end)))
+        rows.append((experiment, cases, seconds))
+    return [*written, write_page(folder / "index.html", render_html(index_page(rows)))]

@@ -1,0 +1,156 @@
+"""Runs the jobs of an experiment: each in a process of its own with one thread, several at a time.
+
+A kill at any moment costs nothing: a job whose record is missing is started again, and `train --resume auto` continues
+where its run was saved. A run's folder is removed once its record is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from neuclip import files
+from neuclip.errors import RunFailed, UserError
+from neuclip.experiments.definition import TRAIN, Flat, Job, common
+from neuclip.experiments.records import FILE, Records, main_figure, read_records, record_failed, record_finished
+from neuclip.formatting import format_duration, percent
+from neuclip.progress import say
+from neuclip.records import RunFolder
+
+USUAL_SECONDS = 60.0  # of a job, before one has finished
+
+
+def known_data(data: Sequence[str]) -> dict[str, str]:
+    """Where the data sets are that need a path, from `NAME=PATH`."""
+    sets, found = common()["data"], {}
+    for given in data:
+        name, equals, path = given.partition("=")
+        if not equals or name not in sets:
+            raise UserError(f"--data {given}: give NAME=PATH with a NAME of {', '.join(sets)}")
+        if not Path(path).exists():
+            raise UserError(f"--data {given}: there is no {path}; give a folder")
+        found[name] = str(Path(path).resolve())
+    return found
+
+
+def lacks_data(job: Job, data: Mapping[str, str]) -> bool:
+    name = job.settings["data"]
+    return name not in data and "{path}" in json.dumps(common()["data"][name])
+
+
+def resolved(job: Job, data: Mapping[str, str]) -> Flat:
+    """Its settings with the addresses of its data; what the job itself says wins."""
+    settings = dict(job.settings)
+    name = settings.pop("data")
+    of_set = {
+        key: str(value).replace("{path}", data.get(name, "PATH")) for key, value in common()["data"][name].items()
+    }
+    return of_set | settings
+
+
+def arguments(job: Job, runs: Path, data: Mapping[str, str]) -> list[str]:
+    """Of Python: `-m neuclip train RECIPE --flags`."""
+    settings = resolved(job, data)
+    if job.kind != TRAIN:
+        return ["-m", "neuclip.experiments", job.kind, json.dumps(settings), str(runs / job.name)]
+    recipe = settings.pop("recipe")
+    flags = [f"--{key}={value}" for key, value in settings.items()]
+    return ["-m", "neuclip", TRAIN, recipe, *flags, f"--run.folder={runs}", f"--run.name={job.name}", "--resume=auto"]
+
+
+def unfinished(jobs: Sequence[Job], records: Records) -> list[Job]:
+    """Each once, in order."""
+    return list({job.key: job for job in jobs if not records.get(job.key, {}).get("finished")}.values())
+
+
+def expected_seconds(jobs: Sequence[Job], records: Records, parallel: int) -> float:
+    """From what runs of the same case took, or of any."""
+    took: dict[str, list[float]] = {}
+    for record in (record for record in records.values() if record["finished"]):
+        for case in (record["case"], ""):
+            took.setdefault(case, []).append(record["wall_seconds"])
+    usual = took.get("", [USUAL_SECONDS])
+    return sum(median(took.get(job.case, usual)) for job in jobs) / parallel
+
+
+def run_jobs(
+    jobs: Sequence[Job], results: Path, runs: Path, *, parallel: int, data: Mapping[str, str], keep: bool
+) -> None:
+    """Those without a finished record. One that fails is recorded with its reason, and the others go on."""
+    waiting, failed = unfinished(jobs, read_records(results)), 0
+    children: list[subprocess.Popen[bytes]] = []
+    runs.mkdir(parents=True, exist_ok=True)
+    with files.lock(results / "lock", wait=False) as alone, sigterm_exits(), ThreadPoolExecutor(parallel) as pool:
+        if not alone:
+            raise UserError(f"another experiment writes to {results}; wait for it, or give another --results")
+        started = time.monotonic()
+        futures = {pool.submit(run_job, job, runs, data, children): job for job in waiting}
+        try:
+            for number, future in enumerate(as_completed(futures), start=1):
+                job, (reason, seconds) = futures[future], future.result()
+                if reason:
+                    failed += 1
+                    record_failed(results, job, reason)
+                else:
+                    reason = finish(job, results, runs, seconds, keep=keep)
+                left = (time.monotonic() - started) / number * (len(waiting) - number)
+                what = f"{job.case}, {job.variant}, seed {job.seed}: {reason}, {format_duration(seconds)}"
+                say(f"{number} of {len(waiting)}  {what}  {format_duration(left)} left")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.terminate()  # each saves its run first
+            say("stopped; the same command continues where the runs were saved")
+            raise
+    if failed:
+        raise RunFailed(f"{failed} of {len(waiting)} runs failed; {results / FILE} has their reasons; run it again")
+
+
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Inside, SIGTERM is an exception like Ctrl-C, so that what was started is stopped, too."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_job(
+    job: Job, runs: Path, data: Mapping[str, str], children: list[subprocess.Popen[bytes]]
+) -> tuple[str, float]:
+    """Why it failed, empty if it did not, and its seconds. Its output is in a file beside its folder."""
+    if (lock := RunFolder(runs / job.name).lock).exists():
+        with files.lock(lock):  # a process that outlived a killed runner still trains this run: it is waited for
+            pass
+    log, started = runs / f"{job.name}.log", time.monotonic()
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, *arguments(job, runs, data)], stdout=output, stderr=output, env=environment
+        )
+        children.append(child)
+        code = child.wait()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    reason = "" if code == 0 else f"failed: {lines[-1] if lines else f'ended with code {code}'}"
+    return reason, time.monotonic() - started
+
+
+def finish(job: Job, results: Path, runs: Path, seconds: float, *, keep: bool) -> str:
+    """Write the record of a job that has finished, remove its folder, and say its figure."""
+    record = record_finished(results, job, runs / job.name, seconds)
+    if not keep:
+        shutil.rmtree(runs / job.name)
+        (runs / f"{job.name}.log").unlink(missing_ok=True)
+    figure = main_figure(record)
+    return "done" if figure is None else percent(figure)

@@ -1,0 +1,186 @@
+"""The paper's tables and figures: what their files define, what is run, what survives, and what their pages say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuclip.cli.main import main
+from neuclip.errors import RunFailed, UserError
+from neuclip.experiments import definition
+from neuclip.experiments.definition import TRAIN, Job, read_experiment
+from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_script
+from neuclip.experiments.perform import Request, write_pages
+from neuclip.experiments.records import read_records
+from neuclip.experiments.runner import known_data, run_jobs
+from neuclip.records import append_line
+from tests.builders.images import write_shard
+
+ALL = definition.experiments()
+
+
+def planned(name: str, scale: str) -> list[Job]:
+    """As if every first try had won."""
+    experiment, request = read_experiment(name), Request(scale)
+    best = {choice: tries[0][0] for choice, tries in request.tried(experiment).items()}
+    return definition.plan(experiment, scale, request.cases(experiment), best=best) + request.tuning(experiment)
+
+
+# What the files define
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop"])
+@pytest.mark.parametrize("name", ALL)
+def test_every_job_has_settings_that_train_accepts_and_a_key_of_its_own(name, scale):
+    jobs = planned(name, scale)
+    assert jobs and (scale == "smoke" or len({job.key for job in jobs}) == len(jobs))  # there samples are the same
+    for job in jobs if read_experiment(name).kind == TRAIN else ():
+        assert definition.typed_settings(job)["run.seed"] == int(job.settings["run.seed"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_tables_of_the_paper_are_rectangular_and_its_runs_are_recipes(name):
+    experiment = read_experiment(name)
+    for table in experiment.paper:
+        assert {len(row) for row in table["rows"]} == {len(table["head"])}
+    for job in paper_jobs(experiment):
+        assert definition.typed_settings(job)["train.samples"] >= 100_000_000
+
+
+def test_every_method_has_as_many_tries():
+    tried = definition.tuning_plan(read_experiment("comparison"), "laptop", ["photos, batch 128"])
+    assert {len(tries) for tries in tried.values()} == {6}
+    assert not {job.settings["run.seed"] for tries in tried.values() for _, job in tries} & {str(n) for n in range(50)}
+    assert all(job.settings["evaluation.retrieval"] == "auto" for tries in tried.values() for _, job in tries)
+
+
+def test_experiments_share_runs_with_equal_settings():
+    keys = {name: {job.variant: job.key for job in planned(name, "laptop") if job.seed == 0} for name in ALL}
+    assert keys["restarts"]["every 16 steps"] == keys["prototypes"]["m 1,024"] == keys["simultaneous"]["alternating"]
+
+
+def test_a_script_for_slurm_runs_each_command_once(tmp_path):
+    experiment = read_experiment("restarts")
+    jobs = paper_jobs(experiment)
+    script = tmp_path / "run.slurm"
+    script.write_text(slurm_script(experiment, jobs).replace('eval "', 'echo "'))
+    shown = [
+        subprocess.run(
+            ["bash", script], env={"SLURM_ARRAY_TASK_ID": str(n)}, capture_output=True, text=True, check=True
+        )
+        for n in range(len(jobs))
+    ]
+    assert [one.stdout.strip() for one in shown] == [paper_command(job) for job in jobs]
+    assert "--objective.restart_every 2500" in " ".join(one.stdout for one in shown)
+
+
+def test_data_without_a_path_is_refused_in_a_line(tmp_path):
+    with pytest.raises(UserError, match="NAME=PATH"):
+        known_data(["fotos=/"])
+    with pytest.raises(UserError, match="there is no"):
+        known_data([f"photos={tmp_path / 'nowhere'}"])
+    with pytest.raises(UserError, match="did you mean"):
+        read_experiment("restart")
+
+
+# Running
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    write_shard(folder / "a.tar", range(40))
+    return {"own": str(folder)}
+
+
+def small_jobs(**more: str) -> list[Job]:
+    experiment = read_experiment("simultaneous")
+    jobs = definition.plan(experiment, "smoke", ["own data"], seeds=1)[:2]
+    return [job._replace(settings=job.settings | {"train.samples": "64"} | more) for job in jobs]
+
+
+def test_a_killed_runner_loses_nothing_and_a_failed_run_is_recorded_and_tried_again(tmp_path, data):
+    results, runs = tmp_path / "results", tmp_path / "runs"
+    (broken,) = small_jobs(**{"model.name": "no-such-model"})[:1]
+    with pytest.raises(RunFailed, match="1 of 1 runs failed"):
+        run_jobs([broken], results, runs, parallel=1, data=data, keep=False)
+    failed = read_records(results)[broken.key]
+    assert not failed["finished"] and "no-such-model" in failed["error"]
+
+    jobs = small_jobs()
+    script = f"""
+from pathlib import Path
+from tests.experiments.test_experiments import run_jobs, small_jobs
+run_jobs(small_jobs(), Path({str(results)!r}), Path({str(runs)!r}), parallel=2, data={data!r}, keep=False)
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    assert any("1 of 2" in line for line in child.stderr)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    run_jobs(jobs, results, runs, parallel=2, data=data, keep=False)
+    records = read_records(results)
+    assert all(records[job.key]["finished"] for job in jobs)
+    assert not [path for path in runs.iterdir() if path.is_dir()]
+    lines = [json.loads(line) for line in (results / "runs.jsonl").read_text().splitlines()]
+    assert [line["key"] for line in lines].count(jobs[0].key) == 1
+
+
+# Pages
+
+
+def invent(results: Path, request: Request, ahead: dict[str, float]) -> None:
+    """Records of all runs: a variant's recall is its lead plus what its seed adds."""
+    experiment = read_experiment("simultaneous")
+    for job in request.jobs(experiment):
+        recall = 0.2 + ahead.get(job.variant, 0.0) + 0.001 * job.seed + 0.0005 * (len(job.variant) % 3) * (job.seed % 2)
+        lines = [{"samples": part * 98_304, "test.recall_at_1": recall * part / 2} for part in (1, 2)]
+        about = {"key": job.key, "kind": job.kind, "case": job.case, "settings": job.settings, "finished": True}
+        append_line(
+            results / "runs.jsonl",
+            about | {"wall_seconds": 30, "summary": {"samples_seen": 196_608}, "evaluations": lines},
+        )
+
+
+def test_the_page_names_who_is_first_and_what_is_not_shown(tmp_path):
+    request = Request("laptop", results=tmp_path)
+    invent(tmp_path, request, {"alternating": 0.03})
+    pages = write_pages([read_experiment("simultaneous")], request, tmp_path / "pages")
+    text = (tmp_path / "pages" / "simultaneous.html").read_text()
+    assert "alternating is first in recall@1, mean of both directions, 23" in text
+    assert "ahead of CLIP (+3" in text and "mini-batch form (+3" in text
+    assert "**+3" in (tmp_path / "pages" / "simultaneous.md").read_text()
+    rows = (tmp_path / "pages" / "simultaneous.csv").read_text().splitlines()
+    assert rows[0].startswith("case,group,run,seed") and len(rows) == 1 + 5 * 4
+    assert {path.suffix for path in pages} == {".html", ".md", ".csv", ".tex"}
+
+
+def test_equal_methods_get_no_verdict(tmp_path):
+    request = Request("laptop", results=tmp_path)
+    invent(tmp_path, request, {})
+    write_pages([read_experiment("simultaneous")], request, tmp_path / "pages")
+    assert "**" not in (tmp_path / "pages" / "simultaneous.md").read_text()
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    request = Request("laptop", results=tmp_path)
+    invent(tmp_path, request, {"alternating": 0.03})
+    every = [read_experiment(name) for name in ALL]
+    first, second = (
+        [path.read_bytes() for path in write_pages(every, request, tmp_path / name)] for name in ("one", "two")
+    )
+    assert first == second and b"simultaneous.html" in first[-1]
+
+
+def test_the_list_and_the_paper_s_commands_need_no_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ALL
+    assert main(["experiment", "inner-steps", "--scale", "paper"]) == 0
+    assert "neuclip recipe dfn-14m neuclip >" in capsys.readouterr().out
+    assert (tmp_path / "experiments" / "inner-steps.slurm").is_file()
