@@ -215,6 +215,7 @@ def test_lower_is_better_for_the_normalizer_error(tmp_path, compare, gaps: tuple
         ([0.123, 0.131], [1.07, 1.09], "12.7 ± 0.6 %", "1.08 ± 0.01"),
         ([0.0052, 0.0054], [0.123, 0.125], "0.53 ± 0.01 %", "0.124 ± 0.001"),
         ([0.5, 0.5001], [380.0, 384.0], "50.01 ± 0.01 %", "382 ± 3"),
+        ([0.5, 0.5], [5e-5, 5e-5], "50.0 ± 0.0 %", "5e-5 ± 0"),
     ],
 )
 def test_mean_and_deviation_have_the_same_decimals(tmp_path, compare, recalls, errors, shown, error) -> None:
