@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from neuclip.settings.objectives import OBJECTIVES
+from neuclip.objectives import OBJECTIVES
 from neuclip.settings.paper import FOLDER, paper_lines, paper_objectives, paper_settings, paper_yaml, read_paper
 from neuclip.settings.reading import read_settings, shipped_recipes
 
