@@ -220,11 +220,12 @@ def test_lower_is_better_for_the_normalizer_error(tmp_path, compare, gaps: tuple
 )
 def test_mean_and_deviation_have_the_same_decimals(tmp_path, compare, recalls, errors, shown, error) -> None:
     runs = [
-        write_run(tmp_path / f"a-{seed}", [recalls[seed]], seed=seed, errors=[errors[seed]], extra={"n.top1": 0.1})
+        write_run(tmp_path / f"a-{seed}", [recalls[seed]], seed=seed, errors=[errors[seed]], extra={"kinds.top5": 0.9})
         for seed in (0, 1)
     ]
     found = compare(runs)
     assert found.cells()[1] == shown and found.cells("normalizer error", "training data")[1] == error
+    assert ["kinds", "top-5 accuracy", "–", "90.0 ± 0.0 %"] in found.page.rows("More figures")
 
 
 # What cannot be compared

@@ -432,6 +432,10 @@ def test_recall_has_a_colour_per_set_dashes_per_line_and_no_curve_of_one_evaluat
         ("new-concepts, text to image", 1, 3),
     ]
     assert chart["values"].startswith("new-drawings, image to text: 39.9 % new-drawings, text to image: 35.1 %")
+    sets = {"a/b.image_to_text_recall_at_1": 0.1, "c.image_to_text_recall_at_1": 0.2}  # in no common folder
+    write_lines(run.evaluation, [{"samples": samples} | sets for samples in (9, 10)])
+    lines = page_of(run).charts["Recall@1 on held-out data"]["lines"]
+    assert [line["name"] for line in lines] == ["a/b, image to text", "c, image to text"]
     write_lines(run.evaluation, [{"samples": 9} | FIGURES_AT_END])
     assert "Recall@1 on held-out data" not in page_of(run).charts
 

@@ -155,6 +155,7 @@ LINES = {
     "objective:\n  name: clip\n  inner_steps: 5\n": f"line 3: {OF_OTHER}",
     "train:\n  batch_size: abc\n": "line 2: train.batch_size is 'abc'; give a whole number",
     "train:\n  batch_size: true\n": "line 2: train.batch_size is true; give a whole number",
+    "train:\n  batch_size: [1]\n": "line 2: train.batch_size is ['1']; give a whole number",
     "train:\n  batch_size: 012\n": "line 2: train.batch_size is '012'; give a whole number",
     "train:\n  batch_size:\n": "line 2: train.batch_size is empty",
     "log:\n  wandb:\n": "line 2: log.wandb is empty",
