@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ MODULES = {
 
 
 def doors(group: str) -> set[str]:
-    entries = re.search(rf"^# {group}.*\n((?:[\w.]+\n)+)", DOORS, flags=re.MULTILINE)[1].split()
+    entries = re.search(rf"^# {group}.*\n((?:[\w.]+\n)*)", DOORS, flags=re.MULTILINE)[1].split()
     assert entries == sorted(entries)
     return {entry if entry == "neuclip" else f"neuclip.{entry}" for entry in entries}
 
@@ -185,6 +186,7 @@ def of_modules(tree: ast.Module, modules: dict[str, str]) -> Iterator[str]:
                     yield f"{modules[name]}.{target}"
 
 
+@cache
 def all_used() -> dict[str, set[str]]:
     """By test."""
     return {str(file.relative_to(TESTS)): used_names(file) for file in sorted(TESTS.rglob("*.py"))}

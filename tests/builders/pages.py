@@ -118,7 +118,7 @@ def refuse_foreign(page: Element) -> None:
     assert scripts.count(None) == 1 and set(scripts) <= {None, "application/json"}
     for one in page.below():
         assert one.tag not in ("link", "iframe", "object", "base", "a", "form")
-        assert not any(name.startswith("on") or name == "href" for name in one.attributes)
+        assert not any(name.startswith("on") or name in ("href", "style") for name in one.attributes)
         assert one.attributes.get("src", "data:image/").startswith("data:image/") or not one.attributes["src"]
     styles = " ".join(str(one.inside) for one in page.all("style"))
     assert not re.search(r"@import|url\(", styles)
