@@ -379,13 +379,18 @@ def test_every_form_holds_the_figures_and_the_notices(paths, tmp_path, capsys) -
         (["words.jsonl"], "words.jsonl line 1 is not a task result"),
         (["first.jsonl"], "first.jsonl line 1 is not a task result"),
         (["list.jsonl"], "list.jsonl line 1 is not a task result"),
+        (["middle.jsonl"], "middle.jsonl line 2 is not a task result"),
         (["null.jsonl"], "null.jsonl holds no task result"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(paths, tmp_path, monkeypatch, capsys, arguments, message) -> None:
     result = '{"key": "b", "metrics": {"main_metric": %s}}\n'
     texts = {"empty": "", "words": "not json\n", "list": "[1]\n", "null": result % "null"}
-    for name, text in (texts | {"first": '{"key": "a", "metrics": {}}\n' + result % "0.5"}).items():
+    texts |= {
+        "first": '{"key": "a", "metrics": {}}\n' + result % "0.5",
+        "middle": result % "0.5" + "{\n" + result % "1",
+    }
+    for name, text in texts.items():
         (tmp_path / f"{name}.jsonl").write_text(text)
     monkeypatch.chdir(tmp_path)
     before = {path.name for path in tmp_path.iterdir()}
