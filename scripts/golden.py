@@ -3,11 +3,12 @@
     python scripts/golden.py OUT.json                    # record: two minutes on one core
     python scripts/golden.py NEW.json --compare OUT.json # record again and print what differs; then exit code 1
     python scripts/golden.py OUT.json --icons            # the sums of icons-30k's shards too: some minutes
+    python scripts/golden.py tests/golden/figures.json --figures  # what tests/test_golden.py compares: some seconds
 
 It holds the losses of 200 steps per method, runs with BatchNorm, on stored features and on two ranks with their
 evaluation figures, the ids and bytes of every kind of source, the keys of a checkpoint, the files of a run, the help
-pages and the public names. Losses are equal to the bit on one machine only, so the record is not kept in the
-repository.
+pages and the public names. Losses are equal to the bit on one machine only, so of the record only the figures are kept
+in the repository: losses of 20 steps, to be compared with a tolerance, recall and ids.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ from neuclip.cli.main import COMMANDS, main
 from neuclip.data.mixture import order_of
 from neuclip.data.open import open_source
 
-STEPS, BATCH, PAIRS = 200, 8, 64
+STEPS, FEW_STEPS, BATCH, PAIRS = 200, 20, 8, 64
 SMALL = {
     "embed_dim": 16,
     "vision_cfg": {"layers": 1, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 32},
     "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
 }
 FEW = "--objective.num_prototypes 40"
+RESTART = "--objective.restart_every"
 METHODS = {
     "clip": "--objective clip",
     "minibatch": "--objective clip --objective.form minibatch",
     "siglip": "--objective siglip",
     "fastclip": "--objective fastclip",
     "amorlip": "--objective amorlip",
-    "neuclip": f"{FEW} --objective.restart_every 25",
+    "neuclip": f"{FEW} {RESTART} 25",
     "neuclip, rolling": f"{FEW} --objective.restart rolling --objective.inner_steps 0",
     "neuclip, mlp": "--objective.network mlp",
     "neuclip, separate": f"{FEW} --objective.fit separate",
@@ -78,6 +80,36 @@ def record(folder: Path, *, icons: bool) -> dict[str, Any]:
         "help": help_pages(),
     }
     return result | ({"icons": icon_sums(folder)} if icons else {})
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """Of each method the first losses, the recalls in both directions and the normalizer errors; of each source its
+    length and the first ids of its order."""
+    write_data(folder)
+    short = f"--train.samples {FEW_STEPS * BATCH}"
+    few = {name: f"{flags} {short}".replace(f"{RESTART} 25", f"{RESTART} 7") for name, flags in METHODS.items()}
+    runs = {name: train(folder, name, flags) for name, flags in few.items()}
+    return {
+        "runs": {
+            name: {
+                "losses": [float(f"{loss:.7g}") for loss in run["losses"]],
+                "recall": [value for key, value in run["evaluation"].items() if "_recall_at_" in key],
+                "error": {key: float(f"{value:.7g}") for key, value in run["error"].items()},
+            }
+            for name, run in runs.items()
+        },
+        "sources": {kind: [count, ids[:24]] for kind, (count, _, ids) in sources(folder).items()},
+    }
+
+
+def one_line_each(figures: dict[str, Any]) -> str:
+    """JSON in which a run or a source is a line, for the eyes of whoever reads the change."""
+    parts = [
+        f"{json.dumps(part)}: {{\n"
+        + ",\n".join(f"  {json.dumps(key)}: {json.dumps(one)}" for key, one in entries.items())
+        for part, entries in figures.items()
+    ]
+    return "{\n" + "\n},\n".join(parts) + "\n}\n}\n"
 
 
 def write_data(folder: Path) -> None:
@@ -230,13 +262,14 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--icons", action="store_true")
+    parser.add_argument("--figures", action="store_true")
     flags = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["NEUCLIP_CACHE"] = str(Path(temporary) / "cache")
-        result = record(Path(temporary), icons=flags.icons)
-    flags.out.write_text(json.dumps(result, indent=1))
+        result = figures(Path(temporary)) if flags.figures else record(Path(temporary), icons=flags.icons)
+    flags.out.write_text(one_line_each(result) if flags.figures else json.dumps(result, indent=1))
     if flags.compare:
         found = list(differences(json.loads(flags.compare.read_text()), json.loads(flags.out.read_text())))
         print("\n".join(found) or "equal")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from neuclip import files
-from neuclip.errors import RunFailed, UserError, install_command, require
+from neuclip.errors import RunFailed, UserError
 from neuclip.files import append_text, lock, new_file, new_folder, open_regular, read_json, read_regular, write_text
 from neuclip.records import append_line, keep_up_to, read_lines, write_json
 from tests.builders.processes import start
@@ -69,7 +69,7 @@ def test_no_write_follows_a_link(tmp_path, writer):
 def write_often(path: Path, letter: str) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
-    for _ in range(200):
+    for _ in range(60):
         write_text(path, letter * 5000)
 
 
@@ -81,7 +81,7 @@ def test_two_writers_of_one_file_and_a_reader_never_see_half_a_file(tmp_path):
         assert writer.stdout.readline() == "ready\n"
         writer.stdin.write("\n")
         writer.stdin.flush()
-    for _ in range(300):
+    for _ in range(200):
         assert place.read_text() in ("a" * 5000, "b" * 5000)
     assert [writer.wait().code for writer in writers] == [0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -183,38 +183,3 @@ def test_what_nobody_used_for_long_is_removed_and_nothing_else(tmp_path):
     os.utime(tmp_path / "old", (1, 1))
     files.remove_unused(Path(tmp_path).iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-@pytest.mark.parametrize(
-    ("origin", "command"),
-    [
-        (None, "pip install 'neuclip[x]'"),
-        ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "pip install -e '/a b[x]'"),
-        ({"url": "file:///a", "dir_info": {}}, "pip install '/a[x]'"),
-        ({"url": "file:///n.whl", "archive_info": {}}, "pip install 'neuclip[x] @ file:///n.whl'"),
-        (
-            {"url": "https://h/n.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
-            "pip install 'neuclip[x] @ git+https://h/n.git@abc'",
-        ),
-    ],
-)
-def test_an_extra_is_installed_from_where_the_package_came_from(tmp_path, monkeypatch, origin, command):
-    info = tmp_path / "neuclip-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: neuclip\nVersion: 0.1\n")
-    if origin:
-        (info / "direct_url.json").write_text(json.dumps(origin))
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert install_command("x") == command
-    with pytest.raises(UserError, match=r"^log\.x needs nothing_of_this_name; install with: pip install "):
-        require("log.x", "json", "nothing_of_this_name", extra="x")
-
-
-def test_a_clone_with_constraints_is_installed_with_them(tmp_path, monkeypatch):
-    (tmp_path / "constraints.txt").touch()
-    info = tmp_path / "neuclip-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: neuclip\nVersion: 0.1\n")
-    (info / "direct_url.json").write_text(json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}}))
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert install_command("x") == f"pip install -c {tmp_path}/constraints.txt -e '{tmp_path}[x]'"

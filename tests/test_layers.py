@@ -1,13 +1,18 @@
-"""Who may import whom (docs/decisions.md): down the list only, and neighbours do not know each other."""
+"""Who may import whom (docs/decisions.md): down the list only, and neighbours do not know each other; and what of the
+package a test may use: its doors."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import neuclip
+from tests import DOORS
 
 PACKAGE = Path(neuclip.__file__).parent
 FLOOR = {"errors", "files", "formatting", "progress", "secrets", "settings", "records", "tasks"}
@@ -139,3 +144,71 @@ def test_only_models_touches_open_clip():
 
 def test_every_part_of_the_package_has_its_place_in_the_list():
     assert {layer(file) for file in files()} == set(MAY_IMPORT)
+
+
+# The doors of the tests
+
+TESTS = Path(__file__).parent
+PATCHES = ("delattr", "setattr", "setitem")
+MODULES = {
+    ".".join(("neuclip", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    for file in PACKAGE.rglob("*.py")
+}
+
+
+def doors(group: str) -> set[str]:
+    entries = re.search(rf"^# {group}.*\n((?:[\w.]+\n)*)", DOORS, flags=re.MULTILINE)[1].split()
+    assert entries == sorted(entries)
+    return {entry if entry == "neuclip" else f"neuclip.{entry}" for entry in entries}
+
+
+def used_names(file: Path) -> set[str]:
+    """What a test uses of neuclip: what it imports, attributes of modules that it imports, and what it patches."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    imported = [
+        (alias.asname or alias.name, f"{getattr(node, 'module', '')}.{alias.name}".lstrip("."))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    modules = {name: module for name, module in imported if module in MODULES}
+    found = {*(name for _, name in imported), *of_modules(tree, modules)}
+    return {name for name in found - MODULES if name.startswith("neuclip.") and "__" not in name}
+
+
+def of_modules(tree: ast.Module, modules: dict[str, str]) -> Iterator[str]:
+    """`modules`: by the names that they have in the file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield f"{modules[node.value.id]}.{node.attr}"
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in PATCHES:
+            match node.args:
+                case [ast.Constant(value=str(target)), *_]:
+                    yield target
+                case [ast.Name(id=name), ast.Constant(value=str(target)), *_] if name in modules:
+                    yield f"{modules[name]}.{target}"
+
+
+@cache
+def all_used() -> dict[str, set[str]]:
+    """By test."""
+    return {str(file.relative_to(TESTS)): used_names(file) for file in sorted(TESTS.rglob("*.py"))}
+
+
+GROUPS = re.findall(r"^# (.*)$", DOORS, flags=re.MULTILINE)
+
+
+def test_a_test_uses_the_package_by_its_doors_and_no_private_name():
+    open_ = set().union(*map(doors, GROUPS))
+    shut = [
+        f"{file}: {name} is no door (tests/__init__.py)"
+        for file, names in all_used().items()
+        for name in sorted(names)
+        if name not in open_ and (name.rpartition(".")[0] not in open_ or name.rpartition(".")[2].startswith("_"))
+    ]
+    assert shut == []
+
+
+def test_what_no_test_uses_any_more_is_taken_off_the_list():
+    used = set().union(*all_used().values())
+    assert sorted((doors("inside") | doors("sizes")) - used) == []

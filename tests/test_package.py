@@ -1,9 +1,10 @@
-"""What a plain install has, without any extra, and what the wheel holds."""
+"""What a plain install has, without any extra, what the wheel holds, and what `make` installs."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,18 +23,8 @@ from neuclip.settings.writing import settings_as_yaml
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NEEDS_NO_EXTRA = (
-    "cli",
-    "distributed",
-    "errors",
-    "files",
-    "objectives",
-    "plan",
-    "records",
-    "report",
-    "settings",
-    "tasks",
-)
+NEEDS_NO_EXTRA = {"cli", "distributed", "errors", "files", "objectives", "plan"}
+NEEDS_NO_EXTRA |= {"records", "report", "settings", "tasks"}
 
 # A plain install in a process of its own: what the extras bring cannot be imported.
 PLAIN = """
@@ -119,7 +110,7 @@ def test_the_losses_the_help_and_the_paper_s_settings_need_no_extra(plain):
     assert plain["gradient"] > 0
     assert [code for code, _ in plain["answers"][: len(HELP)]] == [0] * len(HELP)
     needing = {name.split(".")[1] for name, package in plain["modules"].items() if package}
-    assert not needing & set(NEEDS_NO_EXTRA)
+    assert not needing & NEEDS_NO_EXTRA
     assert plain["modules"]["neuclip.training.large_batch"] is None
 
 
@@ -149,10 +140,8 @@ def brought_by(extra: str) -> set[str]:
             found |= set().union(*(brought_by(other) for other in requirement.extras))
         else:
             below = map(Requirement, requires(requirement.name) or ())
-            found |= {
-                requirement.name,
-                *(one.name for one in below if not one.marker or one.marker.evaluate({"extra": ""})),
-            }
+            plain = [one.name for one in below if not one.marker or one.marker.evaluate({"extra": ""})]
+            found |= {requirement.name, *plain}
     return {re.sub(r"[-_.]+", "-", name).lower() for name in found}
 
 
@@ -183,8 +172,23 @@ def test_the_wheel_holds_every_file_of_the_source_and_asks_for_three_packages(tm
     source = ROOT / "src"
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert held == {name for name in files if "__pycache__" not in name}
-    assert {re.split(r"[>=]", line.split()[1])[0] for line in needed if "extra ==" not in line} == {
-        "torch",
-        "numpy",
-        "pyyaml",
-    }
+    plain = {re.split(r"[>=]", line.split()[1])[0] for line in needed if "extra ==" not in line}
+    assert plain == {"torch", "numpy", "pyyaml"}
+
+
+def installs(target: str, folder: Path) -> list[str]:
+    """The commands with which pip installs in a fresh checkout."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    printed = subprocess.run(["make", "--dry-run", target], cwd=folder, check=True, capture_output=True, text=True)
+    return [line for line in printed.stdout.splitlines() if "pip install" in line]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_demo_installs_no_test_packages_and_pip_shows_its_progress(tmp_path):
+    demo = installs("demo", tmp_path)
+    assert len(demo) == 1 and demo[0].endswith("-e '.[demo]'")
+    for target in ("install", "check", "test", "bench", "picture"):
+        both = installs(target, tmp_path)
+        assert both[0] == demo[0] and len(both) == 2 and both[1].endswith("-e '.[test]'"), target
+    assert not any("quiet" in line or " -q" in line for line in both)

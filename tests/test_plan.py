@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -47,7 +49,7 @@ def test_a_device_or_precision_that_is_not_here_is_refused_with_what_is():
 
 @pytest.mark.parametrize(("threads", "ranks", "variable", "chosen"), [(3, 1, "1", 3), (0, 2, "1", 4), (0, 2, "5", 1)])
 def test_ranks_of_one_machine_share_its_cores_unless_a_number_is_given(monkeypatch, threads, ranks, variable, chosen):
-    monkeypatch.setattr("neuclip.machine.available_cores", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     before = torch.get_num_threads()

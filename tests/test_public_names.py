@@ -27,6 +27,7 @@ def test_every_public_name_is_there_and_listed_and_the_objectives_are_themselves
     assert [getattr(neuclip, kind.__name__) for kind in OBJECTIVES.values()] == [*OBJECTIVES.values()]
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = neuclip.nothing
+@pytest.mark.parametrize("name", ["nothing", "_private"])
+def test_an_unknown_name_is_an_attribute_error(name):
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; it has .*NeuCLIP"):
+        getattr(neuclip, name)

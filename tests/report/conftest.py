@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.records import RunFolder
-from tests.report.sample_runs import write_sample_run
+from tests.builders.run_folders import write_sample_run
 
 
 @pytest.fixture(scope="session")

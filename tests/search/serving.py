@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from neuclip.models.build import BuiltModel
 from neuclip.search.index import Folder, Searcher
-from neuclip.search.server import ADDRESS, Page
+from neuclip.search.server import Page
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 def ask(page: Page, path: str, body: bytes | None = None, *, method: str = "", **headers: str) -> Answer:
     """`path`: behind the token, or all that is asked for where it begins with a space."""
-    connection = http.client.HTTPConnection(ADDRESS, page.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection(*page.server_address, timeout=60)
     target = path[1:] if path.startswith(" ") else f"/{page.token}/{path}"
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     with contextlib.closing(connection):

@@ -18,7 +18,7 @@ TABLES = {
     "dfn-192m": (1_300_000_000, "ViT-B-16", 5120, 3.125e-4, 3.9e-5, 0.2, 500, 11.0),
     "dfn-1b": (3_000_000_000, "ViT-B-16", 5120, 3.125e-4, 3.9e-5, 0.2, 500, 11.0),
 }
-COMPARED = ["clip", "siglip", "fastclip", "amorlip", "neuclip"]
+COMPARED = ["clip", "siglip", "fastclip", "amorlip", "neuclip"]  # in section 5; the others came later
 ALL_RUNS = list(itertools.product(TABLES, COMPARED))
 
 

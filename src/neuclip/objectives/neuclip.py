@@ -38,8 +38,11 @@ class NeuCLIP(Objective, NeuCLIPSettings):
             self.normalizer.restart(pairs)  # lines 3 and 4
             if self.update == "alternating":
                 self.learn(pairs, log_normalizer, tau, steps=self.inner_steps)  # lines 6 to 8
-        alpha = unseen if self.predict_first else None
-        if alpha is None:
+        if self.predict_first and unseen is not None:
+            assert isinstance(self.normalizer, Prototypes)  # the settings refuse another network
+            written = self.normalizer.written > 0  # only the device knows: the first batches may have been all NaN
+            alpha = torch.where(written, unseen, log_normalizer.detach())
+        else:
             alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
         if self.pool_batch:
             alpha = self.pool(alpha, log_normalizer, pairs.batch)

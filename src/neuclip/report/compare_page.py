@@ -175,8 +175,9 @@ def decimals(values: Sequence[float], measure: Measure) -> int | None:
 
 def figure_text(value: float, measure: Measure, places: int | None, sign: str = "") -> str:
     scaled = 100 * value if measure.percent else value
-    text = format_number(scaled) if places is None else f"{scaled:{sign},.{places}f}"
-    return text.replace("-", "−")
+    if places is None:  # an exponent keeps its hyphen
+        return f"{sign if scaled > 0 else ''}{format_number(scaled)}"
+    return f"{scaled:{sign},.{places}f}".replace("-", "−")
 
 
 def difference_text(gap: Difference, measure: Measure, places: int | None) -> str:

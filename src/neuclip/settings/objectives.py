@@ -189,15 +189,14 @@ class NeuCLIPSettings(ObjectiveSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.pool_batch:
-            return
-        if self.network == "mlp":
-            raise OptionError(
-                f"{self.prefix}pool_batch counts prototypes, and {self.prefix}network mlp has none; "
-                f"give {self.prefix}network prototypes, or leave out {self.prefix}pool_batch",
-                *("pool_batch", "network"),
-            )
-        if self.restart == "rolling":
+        for name in ("pool_batch", "predict_first"):
+            if self.network == "mlp" and getattr(self, name):
+                raise OptionError(
+                    f"{self.prefix}{name} is for prototypes, and {self.prefix}network mlp has none; "
+                    f"give {self.prefix}network prototypes, or leave out {self.prefix}{name}",
+                    *(name, "network"),
+                )
+        if self.pool_batch and self.restart == "rolling":
             raise OptionError(
                 f"{self.prefix}pool_batch counts the batch twice with {self.prefix}restart rolling, which has stored "
                 f"it among the prototypes; give {self.prefix}restart periodic, or leave out {self.prefix}pool_batch",

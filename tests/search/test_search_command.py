@@ -55,39 +55,33 @@ def test_the_path_of_an_image_is_an_image_query(model, photos, capsys):
     assert first["matches"][0]["path"] == "photos/a blue circle.png" and first["matches"][0]["score"] > 0.999
     assert first["images"] == 6 and first["skipped"] == [{"path": "photos/bad.png", "reason": "image does not decode"}]
     assert printed.err == "1 image could not be used (1 x image does not decode): photos/bad.png\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere", "x"], "nowhere is not there; give a folder of images"),
-        (["empty", "x"], "empty: no images in it or below"),
-        (["photos", "x", "--top", "0"], "--top is 0; give 1 or more"),
-        (["photos", "y.png"], "y.png is not there; give the path of an image file, or words"),
-        (["photos", "words.png"], "words.png: image does not decode"),
-        (["photos", "x", "--page"], "--page has its own search box"),
-        (["photos", " "], "the query is empty"),
-        (["photos", ""], "the query is empty"),
-        (
-            ["bad", "x"],
-            "bad has no image to search: 1 image could not be used (1 x image does not decode): bad/a.png",
-        ),
-    ],
-)
-def test_mistakes_are_one_line(model, photos, capsys, arguments, message):
-    Path("empty").mkdir()
-    Path("words.png").write_text("words")
-    Path("bad").mkdir()
-    Path("bad/a.png").write_text("words")
-    assert main(["search", model, *arguments]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
-
-
-def test_json_without_a_query_says_what_is_embedded(model, photos, capsys):
-    assert main(["search", model, "photos", "--json"]) == 0
+    assert main(["search", model, "photos", "--json"]) == 0  # without a query: what is embedded
     found = json.loads(capsys.readouterr().out)
     assert found["query"] == "" and found["models"][0]["images"] == 6 and found["models"][0]["matches"] == []
+
+
+MISTAKES = {
+    ("nowhere", "x"): "nowhere is not there; give a folder of images",
+    ("empty", "x"): "empty: no images in it or below",
+    ("photos", "x", "--top", "0"): "--top is 0; give 1 or more",
+    ("photos", "y.png"): "y.png is not there; give the path of an image file, or words",
+    ("photos", "words.png"): "words.png: image does not decode",
+    ("photos", "x", "--page"): "--page has its own search box",
+    ("photos", " "): "the query is empty",
+    ("photos", ""): "the query is empty",
+    ("bad", "x"): "bad has no image to search: 1 image could not be used (1 x image does not decode): bad/a.png",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_mistakes_are_one_line(model, photos, capsys, arguments):
+    for folder in ("empty", "bad"):
+        Path(folder).mkdir()
+    for file in ("words.png", "bad/a.png"):
+        Path(file).write_text("words")
+    assert main(["search", model, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert MISTAKES[arguments] in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
 def test_names_that_are_no_utf8_are_printed_and_one_model_beside_itself_is_shown_twice(model, photos, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from neuclip.records import RunFolder, read_lines, write_json
+from neuclip.records import RunFolder, read_lines, write_json, write_lines
 from neuclip.tasks import tasks
 
 BATCH, STEPS, LOG_EVERY = 128, 4000, 10
@@ -103,10 +103,6 @@ def gallery(queries: int = 12) -> dict[str, Any]:
         images = [match | {"image": thumbnail(colour)} for match, colour in zip(matches, COLOURS, strict=False)]
         found["text_to_image"].append(query | {"matches": images})
     return found
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def change_json(path: Path, **changes: Any) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from neuclip.cli.eval import error_text
+from neuclip import api
 from neuclip.cli.main import main
 from neuclip.settings.paper import paper_yaml
 from neuclip.settings.reading import read_settings
 from tests.builders.images import write_csv, write_shards
+from tests.builders.runs import settings_for
 
 
 def printed(capsys, command: str) -> str:
@@ -96,25 +98,30 @@ def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch
     assert error.count("\n") == 1 and "NEUCLIP_CACHE" in error
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- error -----------------------------------------------------------------------------------------------------------
 
 
-def test_errors_are_a_verdict_per_run_and_a_row_per_checkpoint():
-    def checkpoint(samples: int, method: float) -> dict:
-        estimators = {"method": {"mean": method, "image": 0.002, "text": 0.0042}, "minibatch": {"mean": 0.031}}
-        return {"samples": samples, "temperature": 0.07, "share_at_floor": 0.0, "estimators": estimators}
-
-    run = {"run": "runs/a", "objective": "neuclip", "batch_size": 1024, "own_eps": 1e-6}
-    run |= {"mean": {"method": 0.0031, "minibatch": 0.031}, "checkpoints": [checkpoint(32, 0.0031)]}
-    other = run | {"run": "runs/b", "objective": "siglip", "own_eps": 1e-4, "mean": {"minibatch": 0.031}}
-    without = {"method_note": "siglip has no normalizer", "estimators": {"minibatch": {"mean": 0.031}}}
-    other |= {"checkpoints": [checkpoint(32, 0) | without]}
-    lines = error_text({"eps": 1e-4, "anchors": 20, "seed": 0, "runs": [run, other]}).splitlines()
+@pytest.mark.slow
+def test_error_prints_a_verdict_per_run_and_a_row_per_checkpoint_of_what_its_json_says(tmp_path, monkeypatch, capsys):
+    data = write_shards(tmp_path / "shards", 40)
+    monkeypatch.chdir(tmp_path)
+    for objective in ("neuclip", "siglip"):
+        api.train(settings_for(Path("runs"), data, "--run.name", objective, "--objective", objective))
+    command = "error runs/neuclip runs/siglip --anchors 20 --checkpoints 2 --eps 1e-4"
+    capsys.readouterr()
+    lines = printed(capsys, command).splitlines()
     assert lines[1] == "eps 1e-4 for all; 20 anchors (seed 0)"
-    assert lines[3:5] == [
-        "runs/a, neuclip, batch 1,024: the error is 10x smaller than a mini-batch's (trained with eps 1e-6)",
-        "runs/b, siglip, batch 1,024: siglip has no normalizer",
-    ]
+    assert re.fullmatch(r"runs/neuclip, neuclip, batch 8: the error is .* \(trained with eps 1e-6\)", lines[3])
+    assert lines[4].startswith("runs/siglip, siglip, batch 8: SigLIP has no normalizer")
     assert lines[6].split() == ["run", "samples", "tau", "image", "text", "error", "of", "a", "batch", "at", "floor"]
-    assert lines[7].split() == ["runs/a", "32", "0.07", "0.002", "0.0042", "0.0031", "0.031", "0", "%"]
-    assert lines[8].split() == ["runs/b", "32", "0.07", "–", "–", "–", "0.031", "0", "%"]
+    rows = []
+    for run in json.loads(printed(capsys, f"{command} --json"))["runs"]:
+        for found in run["checkpoints"]:
+            method, batch = (found["estimators"].get(name, {}) for name in ("method", "minibatch"))
+            figures = [found["temperature"], *(method.get(key) for key in ("image", "text", "mean")), batch["mean"]]
+            rows.append([run["run"], str(found["samples"]), *figures])
+    assert len(rows) == 4
+    for line, row in zip(lines[7:], rows, strict=False):
+        shown = line.split()
+        assert shown[:2] == row[:2] and shown[-1] == "%"
+        assert [None if one == "–" else pytest.approx(float(one), rel=6e-3) for one in shown[2:7]] == row[2:]
