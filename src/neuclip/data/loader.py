@@ -161,9 +161,9 @@ class TrainingWindows(Dataset):
         """Image and caption, or where the rows of their features are stored. Every draw depends on (seed, epoch, id)
         alone."""
         if self.image_store and self.text_store:
-            image, captions = self.image_store.places(id), self.text_store.places(id)
-            if len(image) == len(captions) == 1:  # nothing is drawn: seeding would take most of a step's time
-                return image[0], captions[0]
+            images, captions = self.image_store.places(id), self.text_store.places(id)
+            if len(images) == len(captions) == 1:  # nothing is drawn: seeding would take most of a step's time
+                return images[0], captions[0]
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         sample = self.source[id] if self._reads_source else None

@@ -33,16 +33,13 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         log_normalizer = add_eps(batch.log_g, self.eps)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.predict_first):  # else it is only measured:
             unseen = self.predict(pairs, tau_inside) if self.normalizer.ready else None  # of a batch new to the network
+        alpha = self.known_or(log_normalizer, unseen) if self.predict_first else None
 
         if self.training:
             self.normalizer.restart(pairs)  # lines 3 and 4
             if self.update == "alternating":
                 self.learn(pairs, log_normalizer, tau, steps=self.inner_steps)  # lines 6 to 8
-        if self.predict_first and unseen is not None:
-            assert isinstance(self.normalizer, Prototypes)  # the settings refuse another network
-            written = self.normalizer.written > 0  # only the device knows: the first batches may have been all NaN
-            alpha = torch.where(written, unseen, log_normalizer.detach())
-        else:
+        if alpha is None:
             alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
         if self.pool_batch:
             alpha = self.pool(alpha, log_normalizer, pairs.batch)
@@ -68,6 +65,14 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         """Eq. 10 and 11."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.alpha_gradient == "full"):
             return add_eps(self.normalizer.log_g(pairs, tau), self.eps)
+
+    def known_or(self, log_normalizer: Tensor, alpha: Tensor | None) -> Tensor:  # (2, b), (2, b) -> (2, b)
+        """The prediction, or the batch's own where nothing was ever written: the first batches may all have been NaN,
+        and only the device knows it."""
+        if alpha is None:
+            return log_normalizer.detach()
+        assert isinstance(self.normalizer, Prototypes)  # the settings refuse another network
+        return torch.where(self.normalizer.written > 0, alpha, log_normalizer.detach())
 
     def pool(self, alpha: Tensor, log_normalizer: Tensor, batch: int) -> Tensor:  # (2, b), (2, b) -> (2, b)
         """Prototypes and batch together, weighted by their numbers. Not in the paper. Like alpha it has the gradient of

@@ -196,6 +196,11 @@ class NeuCLIPSettings(ObjectiveSettings):
                     f"give {self.prefix}network prototypes, or leave out {self.prefix}{name}",
                     *(name, "network"),
                 )
+        if self.pool_batch and self.predict_first:
+            raise OptionError(
+                f"{self.prefix}pool_batch takes in the batch that {self.prefix}predict_first leaves out; give one of them",
+                *("pool_batch", "predict_first"),
+            )
         if self.pool_batch and self.restart == "rolling":
             raise OptionError(
                 f"{self.prefix}pool_batch counts the batch twice with {self.prefix}restart rolling, which has stored "
