@@ -71,6 +71,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         for number in range(36 if "/" not in kind else 12):
             (tmp_path / kind / f"{number}.png").write_bytes(image_bytes(number))
             (tmp_path / kind / f"{number}.txt").write_text(f"{caption(number)} {number}")
+    (tmp_path / "PHOTOS" / "fashion").mkdir()
     write_csv(tmp_path, 24)
     (tmp_path / "bicycle.jpg").write_bytes(photo(0))
     shutil.copy("pairs.csv", "val.csv")
@@ -94,6 +95,8 @@ def as_run_here(command: str) -> Iterator[str]:
     words = shlex.split(command)
     for word in words[: words.index(">")] if ">" in words else words:
         yield from sorted(str(path) for path in Path().glob(word)) if "runs/" in word and "*" in word else [word]
+    if words[0] == "experiment" and not {"--list", "paper"} & set(words):
+        yield "--pages-only"  # tests/experiments runs one
     if words[0] in ("train", "doctor") and "--resume runs/NAME" not in command:
         yield from QUICK
         yield from PAIR if "locked" in words else () if "finetune" in words else SMALL

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "runs": PARTS | {"training", "evaluation", "report"},
     "api": PARTS | {"runs", "training", "evaluation", "report"},
     "experiments": PARTS | {"api", "runs", "training", "evaluation", "report", "search"},
-    "cli": FLOOR | {"api", "data", "report", "runs", "search"},
+    "cli": FLOOR | {"api", "data", "experiments", "report", "runs", "search"},
 }
 # Inside a folder, too, imports go down only: from the top of these lists to the bottom, and not among neighbours.
 INSIDE = {

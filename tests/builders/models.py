@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from neuclip.models.build import BuiltModel, build_model
+from neuclip.models.config import SHIPPED
 
 SMALL_FILE, NORMS_FILE = (Path(__file__).with_name(f"{name}.json") for name in ("small", "norms"))
 SMALL = json.loads(SMALL_FILE.read_text())
@@ -20,11 +21,14 @@ TRANSFORMERS = {
     "vision_cfg": SMALL["vision_cfg"] | {"layers": 2, "patch_dropout": 0.5},
     "text_cfg": SMALL["text_cfg"] | {"layers": 2},
 }
+CUSTOM_TEXT = TRANSFORMERS | {"custom_text": True}
+KINDS = ("open_clip", "custom text", "ResNet", "timm and transformers")
 VIT = {
     "embed_dim": 32,
     "vision_cfg": {"layers": 2, "width": 64, "head_width": 32, "image_size": 32, "patch_size": 8},
     "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 48, "heads": 3, "layers": 2},
 }
+TINY = json.loads((SHIPPED / "tiny.json").read_text())  # a ResNet and a transformer, shipped with the package
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "circle", "square"]
 
 
@@ -32,6 +36,19 @@ def build(folder: Path, config: dict = TRANSFORMERS, **arguments) -> BuiltModel:
     torch.manual_seed(0)
     (folder / "mine.json").write_text(json.dumps(config))
     return build_model(str(folder / "mine.json"), **arguments)
+
+
+def tiny_with(**sections: dict) -> dict:
+    """The config of `tiny` with other fields in these sections."""
+    return TINY | {key: TINY[key] | value for key, value in sections.items()}
+
+
+def build_kind(kind: str, folder: Path) -> BuiltModel:
+    """A small model with towers of that kind: one of KINDS."""
+    if kind == "timm and transformers":
+        bert = folder / "bert"
+        return build(folder, timm_and_bert(bert if bert.exists() else write_bert(bert)))
+    return build(folder, {"open_clip": TRANSFORMERS, "custom text": CUSTOM_TEXT, "ResNet": TINY}[kind])
 
 
 def build_vit(folder: Path, *, vision: dict | None = None, text: dict | None = None, **top) -> BuiltModel:

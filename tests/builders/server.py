@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from neuclip.data.tar.remote import Limits
-
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 ENDLESS = ("endless", "trickle")
-QUICK = Limits(timeout=20, attempts=3, first_wait=0)
 
 
 class Server(ThreadingHTTPServer):
@@ -103,17 +100,16 @@ class ShardHandler(Handler):
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves ROOT/OWNER/NAME as data sets. `breaks`: bytes after which the next answer of a file stops, once."""
+    """Serves ROOT/OWNER/NAME as data sets."""
 
     daemon_threads = True
 
     def __init__(self, root: Path):
         super().__init__(("127.0.0.1", 0), HubHandler)
         self.root = root
-        self.breaks: dict[str, int] = {}
         self.lies: dict[str, bytes] = {}  # what is sent in place of a file
         self.missing: set[str] = set()  # files that are listed and cannot be had
-        self.sent: list[tuple[str, str]] = []  # file and range of each download
+        self.sent: list[str] = []  # the files that were downloaded
         self.closing = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -167,28 +163,18 @@ class HubHandler(Handler):
     def send_file(self, file: Path, body: bool) -> None:
         content = file.read_bytes()
         etag = hashlib.sha256(content).hexdigest() if file.suffix == ".tar" else git_sha1(content)
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": REVISION, "Accept-Ranges": "bytes"}
-        content = self.server.lies.get(file.name, content)
-        asked = self.headers.get("Range", "")
         if body:
-            self.server.sent.append((file.name, asked))
-        if not asked:
-            return self.reply(200, content, body, headers, self.server.breaks.pop(file.name, None) if body else None)
-        start = int(asked.removeprefix("bytes=").partition("-")[0])
-        headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        return self.reply(206, content[start:], body, headers)
+            self.server.sent.append(file.name)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": REVISION}
+        self.reply(200, self.server.lies.get(file.name, content), body, headers)
 
-    def reply(
-        self, status: int, content: bytes, body: bool, headers: dict[str, str] | None = None, stop: int | None = None
-    ) -> None:
+    def reply(self, status: int, content: bytes, body: bool, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if body:
-            self.wfile.write(content[:stop])
-        if stop is not None:
-            self.close_connection = True
+            self.wfile.write(content)
 
 
 T = TypeVar("T", Server, Hub)

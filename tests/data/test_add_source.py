@@ -12,11 +12,12 @@ import pytest
 import neuclip
 from neuclip.cli.main import main
 from neuclip.data import open as opening
+from neuclip.data.convert import convert
 from neuclip.data.open import Kind, OpenOptions
 from neuclip.data.source import FACTS, BadSample, Sample, Source, caption_facts
 from neuclip.runs.doctor import examine
-from tests.builders.data import content, convert, fingerprint, held_out_sets, open_source, refusal, settings
 from tests.builders.images import caption, image_bytes, write_csv
+from tests.builders.reading import content, fingerprint, open_source, refusal, retrieval, settings
 
 COUNT = 24
 
@@ -82,19 +83,16 @@ def test_its_ending_is_known_wherever_endings_are(tmp_path, pairs, capsys):
     assert "holds no tar shards" in capsys.readouterr().err
 
 
-def test_it_has_the_fingerprint_of_the_same_pairs_in_other_files(tmp_path, pairs):
-    assert fingerprint(open_source(pairs)) == fingerprint(open_source(write_csv(tmp_path / "csv", COUNT)))
-
-
-def test_it_is_converted(tmp_path, pairs):
+def test_it_has_the_fingerprint_of_the_same_pairs_in_other_files_and_is_converted(tmp_path, pairs):
     source = open_source(pairs)
+    assert fingerprint(source) == fingerprint(open_source(write_csv(tmp_path / "csv", COUNT)))
     assert convert(source, tmp_path / "shards", shard_size=10).samples == COUNT
     assert content(open_source(tmp_path / "shards")) == content(source)
 
 
 def test_it_is_trained_on_held_out_and_examined(tmp_path, pairs):
     held_out = write_pairs(tmp_path / "test", range(COUNT, COUNT + 8))
-    assert list(held_out_sets("--evaluation.retrieval", str(held_out))) == [str(held_out)]
+    assert len(retrieval(held_out)) == 8
     chosen = settings(
         *f"""--data.train {pairs} --evaluation.retrieval {held_out} --run.folder {tmp_path}/runs --model.name tiny
         --run.threads 1 --data.workers 0 --train.batch_size 8 --train.samples 16

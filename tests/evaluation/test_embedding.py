@@ -9,8 +9,9 @@ import torch
 
 from neuclip.data.open import open_source
 from neuclip.errors import RunFailed
-from neuclip.evaluation.embedding import EmbeddedPairs, Embedder, add_and_look_up
+from neuclip.evaluation.embedding import EmbeddedPairs, Embedder
 from neuclip.models.build import build_model
+from tests.builders.processes import threads
 from tests.evaluation.colour_shards import colour_image, write_samples
 from tests.evaluation.small_towers import ColourTowers, colour_embedder
 
@@ -18,12 +19,9 @@ PAIRS = ["red", "blue", "red", "lime", "blue", "red", "red"]  # lime is full gre
 CAPTIONS = ["red thing", "blue thing", "red thing", "green thing", "blue thing", "red sofa", "red thing"]
 
 
-def source_of(folder, **changed):
-    samples = [
-        {"png": colour_image(colour), "txt": text.encode()} for colour, text in zip(PAIRS, CAPTIONS, strict=True)
-    ]
-    for number, members in changed.items():
-        samples[int(number.removeprefix("sample_"))] |= members
+def source_of(folder):
+    pairs = zip(PAIRS, CAPTIONS, strict=True)
+    samples = [{"png": colour_image(colour), "txt": text.encode()} for colour, text in pairs]
     return open_source(str(write_samples(folder / "pairs.tar", samples)))
 
 
@@ -51,23 +49,25 @@ def test_every_different_caption_is_embedded_once_and_belongs_to_its_image(tmp_p
     assert not embedded.image_features.requires_grad and not embedded.text_features.requires_grad
 
 
-def test_worker_processes_change_nothing(tmp_path):
-    alone, helped = (embed(ColourTowers(), source_of(tmp_path), workers) for workers in (0, 2))
-    assert torch.equal(alone.image_features, helped.image_features) and torch.equal(alone.ids, helped.ids)
+@pytest.mark.parametrize("ranks", [2, 4])  # of four, one has nothing to embed
+def test_worker_processes_and_ranks_change_nothing(ranks, tmp_path):
+    source = source_of(tmp_path)
+    alone = embed(ColourTowers(), source)
+    others = threads(ranks, lambda _: embed(ColourTowers(), source))
+    for found in [embed(ColourTowers(), source, workers=2), *others] if ranks == 2 else others:
+        assert torch.equal(found.image_features, alone.image_features) and torch.equal(found.ids, alone.ids)
+        assert torch.equal(found.text_features, alone.text_features) and found.texts == alone.texts
 
 
-def test_bad_images_are_left_out_and_named(tmp_path):
-    embedded = embed(ColourTowers(), source_of(tmp_path, sample_3={"png": b"no image"}))
-    assert embedded.ids.tolist() == [0, 1, 2, 4, 5, 6]
-    assert [fault.id for fault in embedded.faults] == [3]
-    assert "green thing" not in embedded.texts  # a caption whose image is bad is no query
-
-
-def test_images_without_a_caption_are_left_out_and_named(tmp_path):
-    samples = [{"png": colour_image("red"), "cls": b"0"}, {"png": colour_image("blue"), "cls": b"1", "txt": b"blue"}]
-    embedded = embed(ColourTowers(), open_source(str(write_samples(tmp_path / "a.tar", samples))))
-    assert embedded.ids.tolist() == [1] and embedded.texts == ["blue"] and embedded.caption_image.tolist() == [0]
-    assert [(fault.id, fault.reason) for fault in embedded.faults] == [(0, "caption is missing")]
+def test_bad_images_and_images_without_a_caption_are_left_out_and_named(tmp_path):
+    bare = {"png": colour_image("red"), "cls": b"0"}
+    spoilt = {"png": b"no image", "txt": b"green thing"}
+    sound = {"png": colour_image("blue"), "txt": b"blue"}
+    embedded = embed(ColourTowers(), open_source(str(write_samples(tmp_path / "a.tar", [bare, sound, spoilt, sound]))))
+    assert embedded.ids.tolist() == [1, 3] and embedded.caption_image.tolist() == [0, 1]
+    assert embedded.texts == ["blue"]  # a caption whose image is bad is no query
+    reasons = {fault.id: fault.reason for fault in embedded.faults}
+    assert reasons == {0: "caption is missing", 2: "image does not decode"}
 
 
 def test_an_image_comes_with_all_its_captions_or_with_the_first(tmp_path):
@@ -110,12 +110,6 @@ def test_what_was_embedded_is_not_embedded_again(tmp_path):
     assert torch.equal(first.image_features, again.image_features)
     assert torch.equal(first.text_features, again.text_features)
     assert embedder.embed_texts([], "embedding").shape == (0, 3)
-
-
-def test_what_two_ranks_embedded_has_one_feature_and_comes_in_the_order_that_is_asked_for():
-    known, features = {}, torch.eye(3)
-    assert add_and_look_up(known, ["a", "b", "a"], features, ["a", "b", "a"]).tolist() == features[[0, 1, 0]].tolist()
-    assert add_and_look_up(known, ["c", "d"], features[:2], ["d", "c"]).tolist() == features[[1, 0]].tolist()
 
 
 def test_memory_is_bounded_by_the_features_of_a_set(monkeypatch):

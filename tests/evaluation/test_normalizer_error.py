@@ -1,11 +1,13 @@
+"""How far a method's normalizers are from the exact ones: against a double loop; what is drawn and what is counted."""
+
 from __future__ import annotations
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+from neuclip import CLIP
 from neuclip.errors import UserError
 from neuclip.evaluation.normalizer_error import (
     both_log_normalizers,
@@ -15,12 +17,10 @@ from neuclip.evaluation.normalizer_error import (
     squared_errors,
     windows,
 )
-from neuclip.objectives.clip import CLIP
 from neuclip.objectives.objective import NoEstimate
+from tests.objectives.features import unit
 
-
-def unit(rows: int, dim: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return F.normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=1)
+IMAGE, TEXT = unit(40, 6, seed=1), unit(40, 6, seed=2)
 
 
 def reference(anchor_side, candidate_side, i, tau, eps):
@@ -33,11 +33,9 @@ def reference(anchor_side, candidate_side, i, tau, eps):
 
 
 def both_references(image, text, index, tau, eps):
-    image, text = image.tolist(), text.tolist()
-    return (
-        torch.tensor([reference(image, text, i, tau, eps) for i in index.tolist()], dtype=torch.float64),
-        torch.tensor([reference(text, image, i, tau, eps) for i in index.tolist()], dtype=torch.float64),
-    )
+    sides = (image.tolist(), text.tolist()), (text.tolist(), image.tolist())
+    found = [[reference(*side, i, tau, eps) for i in index.tolist()] for side in sides]
+    return tuple(torch.tensor(found, dtype=torch.float64))
 
 
 class Knows:
@@ -55,29 +53,30 @@ class CannotSay:
         raise NoEstimate("SigLIP has no normalizer")
 
 
-def measure(image, text, objective, *, captions=None, **changes):
+def measure(objective, image=IMAGE, text=TEXT, *, captions=None, **changes):
     asked = {"logit_scale": 20.0, "eps": 1e-6, "batch_size": 16, "anchors": 30, "seed": 3} | changes
     captions = torch.arange(len(image)) if captions is None else captions
     return normalizer_error(image, text, objective=objective, caption_of=captions, **asked)
+
+
+def mean_of(name, *arguments, **changes):
+    return measure(*arguments, **changes)["estimators"][name]["mean"]
 
 
 @pytest.mark.parametrize("tau", [0.001, 0.005, 0.07, 1.0])  # at the first a sum without its maximum would overflow
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("chunks", [(1, 1), (7, 5), (512, 2048)])
 def test_exact_normalizers_match_the_double_loop_for_any_chunks(tau, eps, chunks):
-    image, text = unit(60, 5, 1), unit(60, 5, 2)
-    index = torch.tensor([3, 59, 0, 17])
-    positives = (image * text).sum(dim=1)[index]
-    rows, columns = chunks
-    got = exact_log_normalizers(
-        image[index], positives, text, index, tau=tau, eps=eps, chunk_rows=rows, chunk_columns=columns
-    )
-    assert torch.allclose(got, both_references(image, text, index, tau, eps)[0], rtol=1e-10, atol=1e-10)
+    index, (rows, columns) = torch.tensor([3, 39, 0, 17]), chunks
+    positives = (IMAGE * TEXT).sum(dim=1)[index]
+    given = {"tau": tau, "eps": eps, "chunk_rows": rows, "chunk_columns": columns}
+    got = exact_log_normalizers(IMAGE[index], positives, TEXT, index, **given)
+    assert torch.allclose(got, both_references(IMAGE, TEXT, index, tau, eps)[0], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("tau", [0.005, 0.01, 0.03, 1.0])
 def test_float32_is_close_to_float64(tau):
-    image, text, index = unit(500, 16, 1), unit(500, 16, 2), torch.arange(500)
+    image, text, index = unit(500, 16, seed=1), unit(500, 16, seed=2), torch.arange(500)
     exact = torch.cat(both_log_normalizers(image, text, index, tau=tau, eps=1e-6))
     single = torch.cat(both_log_normalizers(image.float(), text.float(), index, tau=tau, eps=1e-6))
     assert single.dtype == torch.float32
@@ -92,7 +91,7 @@ def test_opposite_features_at_the_smallest_temperature_stay_finite():
 
 
 def test_a_duplicate_elsewhere_stays_in_the_sum():
-    image, text = unit(50, 16, 1), unit(50, 16, 2)
+    image, text = unit(50, 16, seed=1), unit(50, 16, seed=2)
     text[31] = text[8]
     image[31] = image[8]
     got = both_log_normalizers(image, text, torch.tensor([8]), tau=0.01, eps=0.0)
@@ -101,22 +100,18 @@ def test_a_duplicate_elsewhere_stays_in_the_sum():
 
 
 def test_an_estimator_fed_the_truth_has_no_error():
-    image, text = unit(40, 6, 1), unit(40, 6, 2)
-    truth = both_references(image, text, torch.arange(40), 1 / 20, 1e-6)
-    method = measure(image, text, Knows(*truth))["estimators"]["method"]
+    truth = both_references(IMAGE, TEXT, torch.arange(40), 1 / 20, 1e-6)
+    method = measure(Knows(*truth))["estimators"]["method"]
     assert method["mean"] < 1e-20 and method["without_estimate"] == 0
 
 
 def test_a_batch_of_the_whole_data_set_has_no_error():
-    image, text = unit(40, 6, 1), unit(40, 6, 2)
-    assert measure(image, text, CannotSay(), batch_size=40)["estimators"]["minibatch"]["mean"] < 1e-20
-    assert measure(image, text, CannotSay(), batch_size=1000)["estimators"]["minibatch"]["mean"] < 1e-20
-    assert measure(image, text, CannotSay(), batch_size=8)["estimators"]["minibatch"]["mean"] > 0.01
+    errors = {size: mean_of("minibatch", CannotSay(), batch_size=size) for size in (40, 1000, 8)}
+    assert errors[40] < 1e-20 and errors[1000] < 1e-20 and errors[8] > 0.01
 
 
 def test_the_clip_objective_is_the_minibatch_estimator():
-    image, text = unit(50, 6, 1), unit(50, 6, 2)
-    estimators = measure(image, text, CLIP(eps=1e-6), anchors=50)["estimators"]
+    estimators = measure(CLIP(eps=1e-6), unit(50, 6, seed=1), unit(50, 6, seed=2), anchors=50)["estimators"]
     assert estimators["method"]["mean"] == pytest.approx(estimators["minibatch"]["mean"], rel=1e-9)
 
 
@@ -131,10 +126,9 @@ def test_every_anchor_is_in_exactly_one_full_batch_of_different_pairs(size, anch
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_seed_others():
-    image, text = unit(60, 6, 1), unit(60, 6, 2)
-    once, again = (measure(image, text, CannotSay()) for _ in range(2))
-    assert once == again and "method" not in once["estimators"] and once["method_note"] == "SigLIP has no normalizer"
-    assert measure(image, text, CannotSay()) != measure(image, text, CannotSay(), seed=4)
+    once, again, other = (measure(CannotSay(), seed=seed) for seed in (3, 3, 4))
+    assert once == again != other
+    assert "method" not in once["estimators"] and once["method_note"] == "SigLIP has no normalizer"
 
 
 def test_anchors_without_an_estimate_are_left_out_and_counted():
@@ -150,19 +144,17 @@ def test_repeated_captions_among_the_anchors_are_counted():
     captions = torch.arange(40)
     captions[5] = captions[6] = captions[7]
     captions[20] = captions[30]
-    result = measure(unit(40, 6, 1), unit(40, 6, 2), CannotSay(), captions=captions, anchors=40)
-    assert result["duplicates"] == 5
+    assert measure(CannotSay(), captions=captions, anchors=40)["duplicates"] == 5
 
 
 def test_the_share_at_the_floor_grows_with_eps():
-    image, text = unit(40, 6, 1), unit(40, 6, 2)
-    shares = [measure(image, text, CannotSay(), eps=eps)["share_at_floor"] for eps in (0.0, 1e-12, 1e30)]
+    shares = [measure(CannotSay(), eps=eps)["share_at_floor"] for eps in (0.0, 1e-12, 1e30)]
     assert shares[0] == 0 and shares[1] < shares[2] == 1
 
 
 def test_one_pair_has_no_normalizer():
     with pytest.raises(UserError, match="two or more pairs"):
-        measure(unit(1, 6), unit(1, 6), CannotSay())
+        measure(CannotSay(), IMAGE[:1], TEXT[:1])
 
 
 def test_samples_that_cannot_be_read_leave_the_order_of_the_others():
@@ -174,10 +166,9 @@ def test_samples_that_cannot_be_read_leave_the_order_of_the_others():
 
 
 def test_a_permuted_data_set_has_the_same_error():
-    image, text, order = unit(40, 6, 1), unit(40, 6, 2), torch.randperm(40, generator=torch.Generator().manual_seed(9))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(9))
     told = Knows(torch.zeros(40, dtype=torch.float64), torch.ones(40, dtype=torch.float64))
-    plain = measure(image, text, told)
-    moved = measure(image[order], text[order], told, sample_ids=order)
+    plain, moved = measure(told), measure(told, IMAGE[order], TEXT[order], sample_ids=order)
     for name in ("method", "minibatch"):
         assert moved["estimators"][name] == pytest.approx(plain["estimators"][name], rel=1e-9)
 
@@ -190,5 +181,5 @@ def test_the_method_is_asked_with_the_eps_of_the_truth():
             asked.append(eps)
             raise NoEstimate("")
 
-    measure(unit(40, 6, 1), unit(40, 6, 2), Listens(), eps=1e-4)
+    measure(Listens(), eps=1e-4)
     assert asked == [1e-4]

@@ -133,10 +133,11 @@ def test_a_moving_average_that_forgets_at_once_is_the_mini_batch_form(settings):
         assert line[f"queue.{figure}"] != pytest.approx(line[f"batch.{figure}"], rel=1e-3)
 
 
-def test_watching_and_measuring_leave_the_run_as_it_is(settings):
+def test_watching_and_measuring_leave_run_and_estimators_as_they_are(settings):
     estimators = {"queue": ("neuclip", QUEUE), "held": (EXACT, MINIBATCH)}
     lines = gradient_figures(settings(), estimators, batches=GROUPS, moments=[100, 0, 240])
     assert [line["samples"] for line in lines] == [0, 104, 240]  # whole batches of 8
+    assert lines[-1:] == gradient_figures(settings(), estimators, batches=GROUPS, moments=[240])
     plain = api.train(settings())
     assert lines[-1]["temperature"] == json.loads((plain / "summary.json").read_text())["temperature"]
 

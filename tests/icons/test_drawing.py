@@ -1,3 +1,5 @@
+"""Every drawing becomes the same small picture, in whatever process; what shows nothing is left out."""
+
 from __future__ import annotations
 
 import io
@@ -6,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from neuclip_icons.drawing import Glyph, draw, draw_all, draw_svg
+from neuclip_icons.drawing import Glyph, draw, draw_all
 from neuclip_icons.sources import SOURCES
 
 pytest.importorskip("resvg_py", reason="the extra demo is not installed")
 
 FONTS = {source.name: source for source in SOURCES if source.where.endswith(".ttf")}
-SQUARE = '<svg xmlns="http://www.w3.org/2000/svg" {frame}><path fill="currentColor" d="M0 0h24v24H0z"/></svg>'
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" {}><path fill="currentColor" d="M{} 0h{}v{}H{}z"/></svg>'
 
 
 def glyph(characters: str, font: str = "noto") -> Glyph:
@@ -30,23 +32,21 @@ def pixels_of(art: str | Glyph) -> np.ndarray:
     return np.asarray(image)
 
 
-def ink_box(pixels: np.ndarray) -> tuple[int, int, int, int]:
+@pytest.mark.parametrize(
+    ("frame", "left", "width", "height", "box"),
+    [
+        ('viewBox="0 0 24 24"', 0, 24, 24, (2, 2, 61, 61)),
+        ('width="24" height="24"\n viewBox="0 0 24 24"', 0, 24, 24, (2, 2, 61, 61)),
+        ('viewBox="6 0 12 24"', 6, 12, 24, (17, 2, 46, 61)),  # what is not square keeps its shape, in the middle
+        ('viewBox="0 0 40 20"', 0, 40, 20, (2, 17, 61, 46)),
+    ],
+)
+def test_a_drawing_fills_all_but_two_pixels_at_each_side(frame, left, width, height, box):
+    pixels = pixels_of(SVG.format(frame, left, width, height, left))
     rows, columns = np.nonzero((pixels < 250).any(axis=2))
-    return columns.min(), rows.min(), columns.max(), rows.max()
-
-
-@pytest.mark.parametrize("frame", ['viewBox="0 0 24 24"', 'width="24" height="24"\n viewBox="0 0 24 24"'])
-def test_a_drawing_fills_all_but_two_pixels_at_each_side(frame):
-    pixels = pixels_of(SQUARE.format(frame=frame))
     assert pixels.shape == (64, 64, 3) and pixels.dtype == np.uint8
-    assert ink_box(pixels) == (2, 2, 61, 61)
-    assert (pixels[2:62, 2:62] == 0).all(), "currentColor is black"
-
-
-def test_a_drawing_that_is_not_square_keeps_its_shape_and_stands_in_the_middle():
-    assert ink_box(draw_svg(SQUARE.format(frame='viewBox="6 0 12 24"')))[1::2] == (2, 61)
-    wide = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 20"><path d="M0 0h40v20H0z"/></svg>'
-    assert ink_box(draw_svg(wide)) == (2, 17, 61, 46)
+    assert (columns.min(), rows.min(), columns.max(), rows.max()) == box
+    assert (pixels[box[1] : box[3] + 1, box[0] : box[2] + 1] == 0).all(), "currentColor is black"
 
 
 @pytest.mark.parametrize("font", ["noto", "notomono"])
@@ -63,18 +63,11 @@ def test_a_flag_is_drawn_in_its_colours():
     assert left[2] > left[0] + 50 and right[0] > right[2] + 50
 
 
-def test_what_a_font_cannot_draw_as_one_glyph_is_left_out():
-    assert draw(glyph("😀😀")) is None
-    assert draw(glyph("\U0010fffe")) is None
+def test_what_shows_nothing_or_cannot_be_drawn_is_left_out(monkeypatch):
+    broken = ["<svg viewBox='0 0 24 24'><path", "not a drawing", '<svg xmlns="http://www.w3.org/2000/svg"/>']
+    two_glyphs, no_glyph = glyph("😀😀"), glyph("\U0010fffe")
+    assert [draw(one) for one in (*broken, two_glyphs, no_glyph)] == [None] * 5
 
-
-def test_an_empty_or_broken_document_is_left_out():
-    assert draw('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"/>') is None
-    assert draw("<svg viewBox='0 0 24 24'><path") is None
-    assert draw("not a drawing") is None
-
-
-def test_a_drawing_that_resvg_panics_on_is_left_out(monkeypatch):
     class PanicException(BaseException):
         """As pyo3 makes it: no Exception. The only known case is 55 kB of somebody's emoji."""
 

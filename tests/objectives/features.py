@@ -12,35 +12,41 @@ from torch import Tensor
 from neuclip import CLIP, SCENT, AmorLIP, DRRho, FastCLIP, NeuCLIP, SigLIP
 from neuclip.objectives.objective import Objective
 
-CORNERS = ("random", "identical", "one-hot", "opposite")
-B, D, N = 6, 8, 11  # pairs of a batch, their width, samples of the data set
+B, D, N = 8, 8, 19  # pairs of a batch, their width, samples of the data set; 19 divides over neither 2 nor 4 ranks
+# What every test of a family goes over. AdaGrad from zero moves a coordinate by the whole rate whatever its gradient's
+# size, so the sign of a gradient of 1e-17 would show: masked prototypes, which are right at once, do not learn here.
 METHODS: dict[str, Callable[[], Objective]] = {
     "clip": CLIP,
-    "mini-batch form": lambda: CLIP(form="minibatch", mask_duplicates=True),
+    "mini-batch form": lambda: CLIP(form="minibatch", rho=2.0, mask_duplicates=True),
     "siglip": SigLIP,
     "siglip, masked": lambda: SigLIP(mask_duplicates=True),
     "fastclip": lambda: FastCLIP(N, gamma_decay_samples=50),
     "fastclip, constant": lambda: FastCLIP(N, temperature="constant", gamma_schedule="constant", mask_duplicates=True),
-    "fastclip, individual": lambda: FastCLIP(N, temperature="individual", total_samples=90),
+    "fastclip, individual": lambda: FastCLIP(N, temperature="individual", gamma=0.3, total_samples=90),
     "scent": lambda: SCENT(N, log_alpha=1.0),
     "scent, masked": lambda: SCENT(N, temperature_gradient="fastclip", mask_duplicates=True),
     "drrho": lambda: DRRho(N, reference=reference_features(N)),
     "drrho, with memory": lambda: DRRho(
         N, reference=reference_features(N), gamma=0.4, gamma_schedule="constant", temperature="global"
     ),
-    "amorlip": lambda: AmorLIP(D, dataset_size=3 * B, total_samples=9 * B),
-    "neuclip": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, restart_every=3),
+    "amorlip": lambda: AmorLIP(D, dataset_size=3 * B, total_samples=9 * B, network_lr=0.01),
+    "neuclip": lambda: NeuCLIP(D, num_prototypes=7, inner_steps=2, restart_every=3, network_lr=0.1),
     "neuclip, filled over several steps": lambda: NeuCLIP(
-        D, num_prototypes=25, inner_steps=2, restart_every=4, reset_optimizer_at_restart=True
+        D, num_prototypes=25, inner_steps=2, restart_every=4, reset_optimizer_at_restart=True, network_lr=0.1
     ),
-    "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=10, restart="rolling", inner_steps=1),
+    "neuclip, predicting first": lambda: NeuCLIP(
+        D, num_prototypes=12, inner_steps=2, restart_every=3, predict_first=True, network_lr=0.1
+    ),
+    "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=10, restart="rolling", inner_steps=1, network_lr=0.1),
     "neuclip, rolling and masked": lambda: NeuCLIP(
         D, num_prototypes=10, restart="rolling", inner_steps=0, mask_own_positive=True, mask_duplicates=True
     ),
-    "neuclip, pooled": lambda: NeuCLIP(D, num_prototypes=12, inner_steps=2, restart_every=3, pool_batch=True),
+    "neuclip, pooled": lambda: NeuCLIP(
+        D, num_prototypes=16, inner_steps=2, restart_every=3, network_lr=0.1, pool_batch=True
+    ),
     "neuclip, mlp": lambda: NeuCLIP(D, network="mlp", inner_steps=2),
     "neuclip, simultaneous": lambda: NeuCLIP(D, num_prototypes=4, update="simultaneous", alpha_gradient="detached"),
-    "neuclip, separate": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, fit="separate"),
+    "neuclip, separate": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, fit="separate", network_lr=0.1),
 }
 every_method = pytest.mark.parametrize("method", METHODS)
 
@@ -62,9 +68,11 @@ def number(value: float) -> Tensor:
 
 
 def batch(step: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """What an objective is given in that step; samples and captions come again and again."""
+    """What an objective is given in that step; samples and captions come again, and in step 4 a sample comes twice."""
     image, text = (unit(B, D, seed=step + shift).to(dtype).requires_grad_() for shift in (0, 100))
     ids = (3 * step + torch.arange(B)) % N
+    if step == 4:
+        ids[-1] = ids[0]
     scale, bias = (torch.tensor(x, dtype=dtype, requires_grad=True) for x in (10.0, -5.0))
     return {
         "image_features": image,
@@ -105,15 +113,3 @@ def same_gradients(got: Tensor, want: Tensor, inputs: list[Tensor], tolerance: f
     """Of two scalars in the same inputs, each difference measured by the largest number of that gradient or 1."""
     gradients = (torch.autograd.grad(x, inputs, allow_unused=True, materialize_grads=True) for x in (got, want))
     return all(close(a, b, tolerance) for a, b in zip(*gradients, strict=True))
-
-
-def corner(kind: str, size: int) -> tuple[Tensor, Tensor]:  # -> (size, 8), (size, 8)
-    """Image and text features in float32, as different as unit rows can be; `size` is at most 8."""
-    hot = torch.eye(8)[:size]
-    return {
-        "random": (unit(size, 8, seed=0).float(), unit(size, 8, seed=1).float()),
-        "identical": (hot[:1].expand(size, 8), hot[:1].expand(size, 8)),
-        "one-hot": (hot, hot),
-        "opposite": (hot, -hot),
-        "far apart": (unit(size, 8, seed=0).float(), -unit(size, 8, seed=0).float()),
-    }[kind]

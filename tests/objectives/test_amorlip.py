@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from neuclip import CLIP, AmorLIP
 from neuclip.models import open_clip_module
 from neuclip.objectives import build_objective, mlp
-from neuclip.objectives.amorlip import blend_at, rho_at
 from neuclip.settings.objectives import AmorLIPSettings
 from tests.objectives.features import close, number, same_gradients, unit
 from tests.references.residual_mlp import ResidualMLP
 
 B, D = 8, 6
-CASES = [(seed, tau) for seed in (0, 1, 2) for tau in (0.01, 0.07, 0.5)]
+CASES = [(seed, tau) for seed in (0, 1, 2) for tau in (0.01, 0.07, 0.15)]
 
 
 def inputs(seed: int, tau: float) -> list[Tensor]:
@@ -109,15 +108,13 @@ def test_loss_gradients_and_networks_follow_the_method_step_by_step_over_four_ep
     given |= {"positive_coefficient": 0.2, "rho": (5.0, -5.0, -4.0), "reinitialise": anew, "mask_duplicates": True}
     objective = AmorLIP(D, **given)
 
-    def fresh(epoch: int) -> Tensor:  # of an objective that begins that epoch
-        other = AmorLIP(D, **given)
-        if epoch:
-            other.samples_seen = epoch * 3 * B
-            other._enter_epoch()
-        return weights(other, "networks.weights")
-
-    twin = Twin(fresh)
-    blends, rhos = [0.0, 0.4, 0.8, 0.8], [5.0, -5.0, -4.0]
+    still, drawn = AmorLIP(D, **given | {"network_lr": 1e-30}), []  # whose networks stay as each epoch draws them
+    for step in range(12):
+        steps(still, range(step, step + 1))
+        drawn += [weights(still, "networks.weights").clone()] if step % 3 == 0 else []
+    assert len({tuple(side[:9].tolist()) for epoch in drawn for side in epoch}) == (8 if anew else 2)
+    twin = Twin(drawn.__getitem__)
+    blends, rhos = [0.0, 0.4, 0.8, 0.8], [5.0, -5.0, -4.0]  # of each epoch; of each third of the run
     for step in range(12):
         epoch = step // 3
         if step % 3 == 0 and step:
@@ -134,16 +131,6 @@ def test_loss_gradients_and_networks_follow_the_method_step_by_step_over_four_ep
             assert close(side, nn.utils.parameters_to_vector(network.parameters()), 1e-8)
 
 
-def test_the_blend_rises_by_a_cosine_and_stays():
-    got = [blend_at(epoch, 16, 0.8) for epoch in (0, 4, 8, 16, 33)]
-    assert got == pytest.approx([0, 0.8 * (1 - math.sqrt(0.5)) / 2, 0.4, 0.8, 0.8])
-
-
-def test_rho_changes_at_thirds_of_the_run_and_the_last_value_stays():
-    assert [rho_at(s, 100, (1.0, 2.0, 3.0)) for s in (0, 33, 34, 66, 67, 99, 100, 1000)] == [1, 1, 2, 2, 3, 3, 3, 3]
-    assert rho_at(50, 100, (4.0,)) == 4.0
-
-
 @pytest.mark.parametrize(
     ("given", "known", "epochs", "blends"),
     [
@@ -158,7 +145,7 @@ def test_epochs_and_the_blend_follow_from_the_data_and_the_run_unless_told(given
     for step, epoch in enumerate(epochs):
         steps(objective, range(step, step + 1))
         assert objective.epoch == epoch
-        assert objective.metrics["blend"] == pytest.approx(blend_at(epoch, blends, 0.8))
+        assert objective.metrics["blend"] == pytest.approx(0.4 * (1 - math.cos(math.pi * min(epoch / blends, 1))))
 
 
 # The networks.
@@ -176,17 +163,6 @@ def test_their_first_weights_are_drawn_as_torchs_and_leave_torchs_generator_alon
                 assert torch.equal(part, torch.full((40,), 1.0 if place in (2, 6) else 0.0))
             elif len(part) > 1:
                 assert 0.8 / math.sqrt(40) < part.abs().max() <= 1 / math.sqrt(40) and part.mean().abs() < 0.06
-
-
-def test_each_epoch_begins_with_other_networks_and_an_adam_that_remembers_nothing():
-    objective, drawn = AmorLIP(D, dataset_size=B), []
-    for epoch in range(3):
-        objective.samples_seen = epoch * B
-        objective._enter_epoch()
-        assert not any(weights(objective, f"networks.{name}").any() for name in ("first", "second", "steps"))
-        drawn += [*weights(objective, "networks.weights").clone()]
-        steps(objective, range(1))
-    assert len({tuple(side.tolist()) for side in drawn}) == 6
 
 
 # What it answers.

@@ -14,7 +14,10 @@ from neuclip.models import open_clip_module
 from tests.objectives.features import B, D, close, number, same_gradients, unit
 from tests.references import contrastive
 
-CASES = [(seed, tau) for seed in (0, 1, 2) for tau in (0.01, 0.07, 0.5)]
+cases = pytest.mark.parametrize(("seed", "tau"), [(seed, tau) for seed in (0, 1, 2) for tau in (0.01, 0.07, 0.15)])
+IDS, CAPTIONS = torch.tensor([5, 6, 7, 5]), torch.tensor([1, 2, 2, 3])  # of four pairs
+NEGATIVES = (IDS[:, None] != IDS) & (CAPTIONS[:, None] != CAPTIONS)
+OWN = torch.eye(4, dtype=torch.bool)
 
 
 def inputs(seed: int = 0, *, tau: float = 0.1, bias: float | None = None, size: int = B) -> list[Tensor]:
@@ -27,7 +30,7 @@ def assert_equal(got: Tensor, want: Tensor, leaves: list[Tensor], tolerance: flo
     assert close(got, want, tolerance) and same_gradients(got, want, leaves, tolerance)
 
 
-@pytest.mark.parametrize(("seed", "tau"), CASES)
+@cases
 def test_clip_equals_open_clips_loss_in_value_and_every_gradient(seed, tau):
     leaves = inputs(seed, tau=tau)
     assert_equal(CLIP()(*leaves), open_clip_module().ClipLoss()(*leaves), leaves)
@@ -39,18 +42,16 @@ def test_clips_small_losses_keep_their_digits():
     assert CLIP()(hot, hot, torch.tensor(30.0)).item() == pytest.approx(math.log1p(math.exp(-30)), rel=1e-13)
 
 
-@pytest.mark.parametrize(("seed", "tau"), CASES)
+@cases
 def test_the_mini_batch_form_is_eq_1_of_the_batch(seed, tau):
     leaves = inputs(seed, tau=tau)
-    others = ~torch.eye(B, dtype=torch.bool)
-    g = contrastive.log_g(*leaves[:2], (1 / leaves[2]).expand(2, B), others).exp()
+    g = contrastive.log_g(*leaves[:2], (1 / leaves[2]).expand(2, B), ~torch.eye(B, dtype=torch.bool)).exp()
     want = (torch.log(1e-3 + g).mean(dim=1).sum() + 2 * 3.0) / leaves[2]
     assert_equal(CLIP(form="minibatch", rho=3.0, eps=1e-3)(*leaves), want, leaves, 1e-11)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_mini_batch_form_is_two_tau_clip_at_eps_one_over_the_others(seed):
-    leaves = inputs(seed, tau=0.07)
+def test_the_mini_batch_form_is_two_tau_clip_at_eps_one_over_the_others():
+    leaves = inputs(tau=0.07)
     got = CLIP(form="minibatch", rho=0.0, eps=1 / (B - 1))(*leaves)
     assert_equal(got, 2 * 0.07 * (CLIP()(*leaves) - math.log(B - 1)), leaves[:2])
     estimates = CLIP(eps=1 / (B - 1)).log_normalizers(*leaves)
@@ -59,44 +60,34 @@ def test_the_mini_batch_form_is_two_tau_clip_at_eps_one_over_the_others(seed):
 
 @pytest.mark.parametrize("form", ["openclip", "minibatch"])
 def test_samples_drawn_twice_and_masked_captions_are_no_wrong_answers(form):
-    leaves, ids, captions = inputs(size=4), torch.tensor([5, 6, 7, 5]), torch.tensor([1, 2, 2, 3])
-    image, text, scale = leaves
-    negatives = (ids[:, None] != ids) & (captions[:, None] != captions)
+    image, text, scale = leaves = inputs(size=4)
     if form == "minibatch":
-        g = contrastive.log_g(image, text, (1 / scale).expand(2, 4), negatives).exp()
+        g = contrastive.log_g(image, text, (1 / scale).expand(2, 4), NEGATIVES).exp()
         want = (torch.log(1e-6 + g).mean(dim=1).sum() + 2 * 6.5) / scale
     else:
-        logits = (scale * image @ text.T).masked_fill(~negatives & ~torch.eye(4, dtype=torch.bool), -math.inf)
+        logits = (scale * image @ text.T).masked_fill(~NEGATIVES & ~OWN, -math.inf)
         want = (F.cross_entropy(logits, torch.arange(4)) + F.cross_entropy(logits.T, torch.arange(4))) / 2
     objective = CLIP(form=form, mask_duplicates=True)
-    assert_equal(objective(*leaves, sample_ids=ids, caption_ids=captions), want, leaves, 1e-11)
+    assert_equal(objective(*leaves, sample_ids=IDS, caption_ids=CAPTIONS), want, leaves, 1e-11)
+    nearest = (image @ text.T).masked_fill(~NEGATIVES & ~OWN, -9).argmax(dim=1)
+    assert objective.metrics["accuracy"] == (nearest == torch.arange(4)).double().mean()
     assert objective.metrics["masked_duplicates"] == 4
-    assert objective.metrics["accuracy"] == 0.5
 
 
 @pytest.mark.parametrize("bias", [-10.0, 0.3])
-@pytest.mark.parametrize(("size", "tau"), [(1, 0.1), (2, 0.01), (B, 0.07), (B, 0.5)])
-def test_siglip_in_strips_of_any_height_is_open_clips_loss_in_value_and_every_gradient(size, tau, bias, strips):
+@pytest.mark.parametrize(("size", "tau"), [(1, 0.1), (2, 0.01), (B, 0.07), (B, 0.15)])
+def test_siglip_equals_open_clips_loss_in_value_and_every_gradient(size, tau, bias):
     leaves = inputs(size=size, tau=tau, bias=bias)
     assert_equal(SigLIP()(*leaves), open_clip_module().loss.SigLipLoss()(*leaves), leaves)
 
 
 def test_for_siglip_equal_samples_and_masked_captions_are_no_negatives():
-    leaves = inputs(size=4, bias=0.5)
-    image, text, scale, bias = leaves
-    ids, captions = torch.tensor([5, 6, 7, 5]), torch.tensor([1, 2, 2, 3])
-    counted = ((ids[:, None] != ids) & (captions[:, None] != captions)) | torch.eye(4, dtype=torch.bool)
+    image, text, scale, bias = leaves = inputs(size=4, bias=0.5)
     signs = 2 * torch.eye(4, dtype=torch.float64) - 1
-    want = -(F.logsigmoid(signs * (scale * image @ text.T + bias)) * counted).sum() / 4
-    assert_equal(SigLIP(mask_duplicates=True)(*leaves, sample_ids=ids, caption_ids=captions), want, leaves)
-    ids_alone = SigLIP()(*leaves, sample_ids=ids, caption_ids=captions)
+    want = -(F.logsigmoid(signs * (scale * image @ text.T + bias)) * (NEGATIVES | OWN)).sum() / 4
+    assert_equal(SigLIP(mask_duplicates=True)(*leaves, sample_ids=IDS, caption_ids=CAPTIONS), want, leaves)
+    ids_alone = SigLIP()(*leaves, sample_ids=IDS, caption_ids=CAPTIONS)
     assert not torch.allclose(ids_alone, want) and not torch.allclose(ids_alone, SigLIP()(*leaves))
-
-
-def test_for_siglip_a_frozen_tower_or_bias_needs_no_gradient():
-    image, text, scale, bias = inputs(bias=-10.0)
-    SigLIP()(image.detach(), text, scale, bias.detach()).backward()
-    assert text.grad is not None and scale.grad is not None
 
 
 def test_metrics_are_the_means_they_are_named_after():

@@ -75,7 +75,7 @@ def test_by_default_it_has_the_papers_numbers():
 
 
 @pytest.mark.parametrize("eps", [None, 1e-9, 0.5])
-def test_an_estimate_is_the_mean_over_the_prototypes(eps, strips):
+def test_an_estimate_is_the_mean_over_the_prototypes(eps):
     objective = NeuCLIP(D, num_prototypes=M, inner_steps=2, network_lr=0.1)
     objective(*batch(0), SCALE)
     image, text = batch(1)

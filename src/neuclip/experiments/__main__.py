@@ -7,16 +7,17 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from neuclip.cli.main import exit_code_of, set_environment
+from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder, write_lines
 
 
-def main(kind: str, settings: str, folder: str) -> int:
+def main(kind: str, settings: str, folder: str) -> None:
     run = import_module(f"neuclip.experiments.{kind}").run
     write_lines(RunFolder(folder).evaluation, run(json.loads(settings), Path(folder)))
-    return 0
 
 
 if __name__ == "__main__":
-    set_environment()
-    sys.exit(exit_code_of(lambda: main(*sys.argv[1:])))
+    try:
+        main(*sys.argv[1:])
+    except (UserError, RunFailed) as error:
+        sys.exit(f"neuclip: {error}")  # one line, which the record keeps

@@ -30,7 +30,7 @@ from neuclip.objectives.contrast import contrast
 from neuclip.objectives.formulas import add_eps, unified_objective
 from neuclip.objectives.objective import Objective, objective
 from neuclip.objectives.pairs import Pairs
-from neuclip.progress import track
+from neuclip.progress import say, track
 from neuclip.runs.build import build_objective, build_run, open_training_source, resolve
 from neuclip.settings.objectives import CLIPSettings, FastCLIPSettings, NeuCLIPSettings, ObjectiveSettings
 from neuclip.settings.reading import read_settings
@@ -79,7 +79,9 @@ def gradient_figures(
         for batch in track(run.batches.steps(run.samples, steps), f"training to {moment:,} samples", steps, "steps"):
             take_step(run, encode, batch)
             run.step += 1
-        lines.append(figures_now(run, watching, batches))
+        lines.append(line := figures_now(run, watching, batches))
+        found = [f"{name} {line[f'{name}.squared_bias']:.3g} / {line[f'{name}.variance']:.3g}" for name in estimators]
+        say(f"at {run.samples:,} samples, squared bias / variance: {', '.join(found)}")
     return lines
 
 
@@ -115,17 +117,18 @@ def build_estimator(run: Run, name: str, own: ObjectiveSettings) -> Objective:
 
 
 class Watched(nn.Module):
-    """The driving objective, and others that see the same pairs: their state follows, their loss is dropped."""
+    """The driving objective, and others that see the same pairs: their state follows, their loss is dropped. Those that
+    have no state need not look."""
 
     def __init__(self, driving: Objective, watching: Mapping[str, Objective]):
         super().__init__()
-        self.driving, self.watching = driving, nn.ModuleList(watching.values())
+        self.driving = driving
+        self.watching = nn.ModuleList(watcher for watcher in watching.values() if any(watcher.state_bytes()))
 
     def forward(self, image: Tensor, text: Tensor, scale: Tensor, *bias: Tensor, **ids: Tensor) -> Tensor:
         with torch.no_grad():
             for watcher in self.watching:
-                if not isinstance(watcher, ExactNormalizers):  # it remembers nothing
-                    watcher(image, text, scale, **ids)
+                watcher(image, text, scale, **ids)
         return self.driving(image, text, scale, *bias, **ids)
 
 

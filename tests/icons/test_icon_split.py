@@ -1,3 +1,5 @@
+"""What drawings are called, and which of them a model is tested on."""
+
 from __future__ import annotations
 
 import io
@@ -10,7 +12,7 @@ from PIL import Image
 
 from neuclip_icons import split
 from neuclip_icons.drawing import Drawn, encode_png
-from neuclip_icons.names import emoji_caption, emoji_table, hex_key, icon_caption, is_brand, singular, words_of
+from neuclip_icons.names import emoji_caption, emoji_table, hex_key, icon_caption, is_brand, words_of
 from neuclip_icons.sources import SOURCES
 from neuclip_icons.split import (
     NEW_CONCEPTS,
@@ -39,26 +41,17 @@ CONCEPTS = [Concept(caption, family) for caption in CAPTIONS for family in FAMIL
         ("man: red hair", "man with red hair"),
         ("Japanese “here” button", "japanese here button"),
         ("pin\u0303ata", "piñata"),
+        (("mdi", "account-box-outline"), "account box"),
+        (("mdi", "outline"), "outline"),  # nothing would be left
+        (("tabler", "mood-happy"), "face happy"),
+        (("tabler", "device-gamepad-2"), "gamepad 2"),
+        (("phosphor", "paint-brush-alt"), "paint brush alt"),  # style words are dropped in mdi and tabler only
+        (("material", "check_circle outline"), "check circle outline"),
+        (("fontawesome", "0"), "0"),
     ],
 )
-def test_an_emoji_is_called_by_its_unicode_name(name, caption):
-    assert emoji_caption(name) == caption
-
-
-@pytest.mark.parametrize(
-    ("icon_set", "stem", "caption"),
-    [
-        ("mdi", "account-box-outline", "account box"),
-        ("mdi", "outline", "outline"),  # nothing would be left
-        ("tabler", "mood-happy", "face happy"),
-        ("tabler", "device-gamepad-2", "gamepad 2"),
-        ("phosphor", "paint-brush-alt", "paint brush alt"),  # style words are dropped in mdi and tabler only
-        ("material", "check_circle outline", "check circle outline"),
-        ("fontawesome", "0", "0"),
-    ],
-)
-def test_an_icon_is_called_by_its_file_name_without_style(icon_set, stem, caption):
-    assert icon_caption(icon_set, stem) == caption
+def test_an_emoji_is_called_by_its_unicode_name_and_an_icon_by_its_file_name_without_style(name, caption):
+    assert (emoji_caption(name) if isinstance(name, str) else icon_caption(*name)) == caption
 
 
 def test_brand_marks_are_known_by_the_set_they_come_from():
@@ -75,8 +68,8 @@ def test_the_emoji_table_holds_every_base_emoji_once_and_no_skin_tone():
 
 
 def test_words_are_compared_without_plural_and_punctuation():
-    assert words_of("Family with man, woman, boys") == {"family", "with", "man", "woman", "boy"}
-    assert [singular(word) for word in ("cats", "dress", "bus", "gas")] == ["cat", "dress", "bus", "gas"]
+    assert words_of("Family with man, woman, boys in a dress") >= {"family", "man", "woman", "boy", "dress"}
+    assert words_of("cats, bus; gas") == {"cat", "bus", "gas"}
 
 
 def test_every_caption_with_a_held_out_word_goes_to_new_concepts_and_no_other():
@@ -107,15 +100,15 @@ def test_captions_drawn_by_two_families_are_all_trained_on():
     assert set(split_by_concept(concepts)) == {TRAIN} and not widely_drawn(concepts)
 
 
-def test_all_skin_tones_of_an_emoji_are_one_concept():
-    plain, toned = (icon(np.zeros((64, 64, 3), np.uint8), caption) for caption in ("wave", "wave dark skin tone"))
-    assert plain.concept == toned.concept == Concept("wave", "openmoji")
-
-
 def icon(pixels: np.ndarray, caption: str = "a drawing", name: str = "1F600") -> Icon:
     image = Image.fromarray(pixels)
     grey = 255 - np.asarray(image.convert("L").resize((24, 24), Image.Resampling.BOX))
     return Icon(SOURCES[0], name, caption, Drawn(encode_png(image), sha256(pixels).digest(), grey.tobytes()))
+
+
+def test_all_skin_tones_of_an_emoji_are_one_concept():
+    plain, toned = (icon(np.zeros((64, 64, 3), np.uint8), caption) for caption in ("wave", "wave dark skin tone"))
+    assert plain.concept == toned.concept == Concept("wave", "openmoji")
 
 
 def test_of_equal_images_the_shortest_caption_stays_then_the_first():
