@@ -139,3 +139,14 @@ def test_what_is_missing_is_said():
     for reference in ((REFERENCE[0], REFERENCE[1][:, :3]), (REFERENCE[0][:5], REFERENCE[1][:5])):
         with pytest.raises(ValueError, match=r"give two matrices of one shape, \(11, width\), row i of both"):
             DRRho(N, reference=reference)
+
+
+def test_a_pair_without_features_has_no_reference_either():
+    other, losses = (rows.clone() for rows in REFERENCE), []
+    of_image, of_text = other
+    of_image[2], of_text[2] = REFERENCE[0][9], REFERENCE[1][9]
+    for reference in (REFERENCE, (of_image, of_text)):
+        image, text = (rows.detach().clone() for rows in batch(0))
+        image[2] = 0.0
+        losses.append(DRRho(N, reference=reference)(image, text, number(10.0), sample_ids=torch.arange(B)).item())
+    assert losses[0] == losses[1]
