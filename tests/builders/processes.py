@@ -130,10 +130,14 @@ def at_write(write: int | str, action: Callable[[], object], *, nth: int = 1) ->
     return _before_call(os, "fsync", is_chosen, action)
 
 
-def at_image(number: int, action: Callable[[], object]) -> AbstractContextManager[None]:
-    """Inside, `action` happens once, before this process decodes its `number`-th image, counted from 1."""
-    numbers = itertools.count(1)
-    return _before_call(Image, "open", lambda *_: next(numbers) == number, action)
+@contextlib.contextmanager
+def at_image(number: int, action: Callable[[], object], *, after: str = "") -> Iterator[None]:
+    """Inside, `action` happens once, before this process decodes its `number`-th image, counted from 1 and from the
+    first write of a file with `after` in its path. Data workers that are forked then count for themselves."""
+    numbers, begun = itertools.count(1), [] if after else [True]
+    decoding = _before_call(Image, "open", lambda *_: bool(begun) and next(numbers) == number, action)
+    with at_write(after, lambda: begun.append(True)), decoding:
+        yield
 
 
 @contextlib.contextmanager

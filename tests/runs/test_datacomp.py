@@ -268,7 +268,6 @@ def complaint(capsys, *arguments: str) -> str:
 
 MODEL, ROOT = "local-dir:model", "--data=root"
 MISTAKES = {
-    f"NOTHING {ROOT}": "2 neuclip: no run, checkpoint or model NOTHING",
     f"{MODEL} {ROOT} --tasks cifr10": "did you mean cifar10",
     f"{MODEL} --data=model": "has no data of these tasks",
     f"{MODEL} {ROOT} --tasks mnist": "has no data of these tasks",

@@ -66,10 +66,8 @@ def test_an_evaluation_that_fails_costs_no_step(train, shards, tmp_path):
     def fail() -> None:
         raise MemoryError
 
-    evaluation = at_image(3, fail)
-    with at_write(AT_STEP_4, evaluation.__enter__), pytest.raises(MemoryError):
+    with at_image(3, fail, after=AT_STEP_4), pytest.raises(MemoryError):
         train("--evaluation.retrieval", str(shards), *EVALUATED)
-    evaluation.__exit__(None, None, None)
     assert saved_step(tmp_path) == 4
 
 
@@ -97,11 +95,8 @@ def main_signalled(moment: str, arguments: list[str]) -> int:
     def signal_group() -> None:
         os.killpg(0, signal.SIGTERM)
 
-    if moment == "start":
-        with at_write("environment.json", signal_group):
-            return main(arguments)
-    evaluation = at_image(3, signal_group)
-    with at_write(AT_STEP_4, evaluation.__enter__):  # workers that are forked then inherit it
+    making = at_write("environment.json", signal_group)
+    with making if moment == "start" else at_image(3, signal_group, after=AT_STEP_4):
         return main(arguments)
 
 

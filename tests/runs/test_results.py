@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,6 +17,7 @@ from neuclip import api, load
 from neuclip.errors import RunFailed, UserError
 from neuclip.models import open_clip_module
 from neuclip.records import RunFolder, read_lines
+from neuclip.runs.doctor import examine
 from neuclip.settings.reading import read_settings
 from neuclip.training.observer import full_caption_test
 from tests.builders.images import write_csv, write_shards
@@ -168,10 +170,12 @@ def test_tensorboard_and_wandb_have_every_record_and_are_closed_whether_a_run_fa
 
 
 @pytest.mark.parametrize("package", ["wandb", "tensorboard"])
-def test_a_missing_package_is_named_with_what_installs_it(train, package, monkeypatch):
+def test_a_missing_package_is_named_with_what_installs_it_also_by_doctor(train, small_settings, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"log\.{package} needs {package}; install with: pip install .*\[{package}\]"):
+    needed = rf"log\.{package} needs {package}; install with: pip install .*\[{package}\]"
+    with pytest.raises(UserError, match=needed) as told:
         train(f"--log.{package}", "true")
+    assert examine(small_settings(Path("runs"), f"--log.{package}", "true")).problems == [str(told.value)]
 
 
 def test_a_narrow_terminal_shows_the_first_figures_whole(train, monkeypatch, capsys):

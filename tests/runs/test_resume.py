@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.builders import processes
 from tests.builders.images import write_shard, write_shards
 from tests.builders.models import SMALL_FILE
 from tests.builders.processes import at_write, main_killed_at_write, main_on_ranks, of_rank, on_ranks, rank_variables
-from tests.builders.runs import BATCH, STEPS, assert_equal_runs, last_checkpoint, losses
+from tests.builders.runs import BATCH, STEPS, assert_equal_runs, assert_equal_weights, last_checkpoint, losses, weights
 
 pytestmark = pytest.mark.slow
 
@@ -130,26 +129,19 @@ def test_an_attempt_that_torchrun_restarts_finds_its_run_wherever_the_one_before
     assert_equal_runs(run, finished.path)
 
 
-@pytest.mark.parametrize("name", ["", "named"])
-def test_only_a_restart_of_the_same_torchrun_finds_its_run_again(train, tmp_path, monkeypatch, name):
+def test_only_a_restart_of_the_same_torchrun_finds_its_run_again(train, tmp_path, monkeypatch):
     def attempt(job: str, restarts: int) -> Path:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-        return train(f"--run.name={name}", "--train.samples", str(BATCH)).path
+        return train("--run.name=", "--train.samples", str(BATCH)).path
 
     first = attempt("job", 0)
     half = tmp_path / "runs" / f".half.ab{UNFINISHED}"  # of an attempt that was killed while it made its folder
-    another = tmp_path / "runs" / "another"
-    for folder, content in ((half, (first / "run.lock").read_bytes()), (another, b"damaged")):
+    for folder, content in ((half, (first / "run.lock").read_bytes()), (tmp_path / "runs" / "another", b"damaged")):
         folder.mkdir()
         (folder / "run.lock").write_bytes(content)
     assert attempt("job", 2) == first
-    for job, restarts in (("job", 0), ("other", 1)):
-        if name:
-            with pytest.raises(UserError, match=r"named exists; give another --run\.name, or continue it"):
-                attempt(job, restarts)
-        else:
-            assert attempt(job, restarts) != first
+    assert first not in (attempt("job", 0), attempt("other", 1))
 
 
 def test_auto_starts_a_run_continues_it_and_leaves_a_finished_one_as_it_is(finished, settings_file, capsys):
@@ -191,18 +183,6 @@ def test_a_disk_that_fills_up_stops_the_run_and_it_can_go_on(finished, settings_
         api.train(settings)
     assert checkpoints_in(folder)[-1].stem.endswith(str(4 * BATCH))
     assert_equal_runs(api.train(settings, resume=folder.path), finished.path)
-
-
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_temporary_folder_without_room_is_one_line(copied, settings_file, monkeypatch, capsys, resumed):
-    def nowhere() -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    code = main(["train", "--resume", str(copied.path)] if resumed else ["train", settings_file("x")])
-    told = capsys.readouterr().err
-    assert code == 0 or ("TMPDIR" in told.splitlines()[-1] and "Traceback" not in told)
 
 
 # --- Files that are damaged, or planted
@@ -333,26 +313,12 @@ def test_a_checkpoint_of_another_objective_is_one_line(finished, train):
         train("--objective", "clip", resume=run.path)
 
 
-def test_old_checkpoints_and_milestones_load_and_nothing_in_a_file_runs_code(finished, copied, train):
-    kept = checkpoints_in(train("--checkpoint.milestones", "2", "--checkpoint.keep", "1"))
-    assert [load_checkpoint(path)["samples"] for path in kept] == [48, 96]
+def test_a_checkpoint_is_loaded_into_memory_of_its_own_and_nothing_in_its_file_runs_code(finished, copied):
     newest = checkpoints_in(copied)[-1]
+    loaded = load_checkpoint(newest)["model"]
+    newest.write_bytes(b"")
+    assert_equal_weights(loaded, weights(finished.path))
     for value in (last_checkpoint(finished.path) | {"model": Path("x")}, {"model": 1}, [1, 2]):
         torch.save(value, newest)
         with pytest.raises(UserError, match=r"096\.pt: is damaged, or not what it should be .*one before it is .*072"):
             load_checkpoint(newest)
-
-
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system does not count what is read")
-def test_a_checkpoint_is_read_once_into_memory_of_its_own(copied):
-    path = checkpoints_in(copied)[-1]
-    size, before = path.stat().st_size, bytes_read()
-    loaded = load_checkpoint(path)
-    assert size <= bytes_read() - before < 1.1 * size
-    total = sum(x.double().sum() for x in loaded["model"].values())
-    path.write_bytes(b"")
-    assert sum(x.double().sum() for x in loaded["model"].values()) == total
-
-
-def bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
