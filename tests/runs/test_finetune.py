@@ -104,6 +104,8 @@ def test_a_temperature_below_the_minimum_is_kept_and_a_bias_only_learns_where_it
     state = last_checkpoint(train(*flags, "--temperature.learning_rate", "0").path)
     assert state["model"]["logit_scale"] == torch.tensor(math.log(117))
     assert (state["model"]["logit_bias"] == torch.tensor(-12.9)) == (objective == "clip")
+    trained = sum(len(group["params"]) for group in state["optimizer"]["adamw"]["param_groups"])
+    assert trained == len([*built.towers.model.parameters()]) - (objective == "clip")
 
 
 @pytest.mark.parametrize(("objective", "bias"), [("clip", None), ("siglip", -10.0)])
