@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from neuclip.cli.main import main
 from neuclip.errors import RunFailed, RunInterrupted
@@ -119,6 +121,18 @@ def test_sigterm_to_a_run_and_its_workers_ends_it_in_one_line_and_no_step_is_los
         assert saved_step(tmp_path) == 4 and not read_lines(RunFolder(tmp_path / "runs" / "r").evaluation)
     else:
         assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_signal_within_a_step_ends_the_run_after_that_step_which_is_saved(train, tmp_path):
+    calls = count(1)
+    ask = lambda *_: signal.raise_signal(signal.SIGTERM) if next(calls) == 5 else None  # noqa: E731
+    hook = register_optimizer_step_post_hook(ask)
+    try:
+        with pytest.raises(RunInterrupted, match="stopped and saved at 40 of 96"):
+            train("--objective", "clip")
+    finally:
+        hook.remove()
+    assert saved_step(tmp_path) == len(losses(tmp_path / "runs" / "r")) == 5
 
 
 def test_a_request_to_stop_does_not_wait_for_a_data_worker_that_hangs(train, monkeypatch):
