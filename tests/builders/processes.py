@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import pickle
 import signal
@@ -22,11 +23,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from PIL import Image
 from torch import distributed as dist
 
 from tests.builders.fork_server import Start, Wait, receive, send
@@ -101,51 +104,60 @@ def run(function: Callable[..., int | None], *arguments: Any, **environment: str
     return start(function, *arguments, **environment).wait()
 
 
-def main_killed_at_write(number: int, arguments: Sequence[str]) -> Ended:
-    """A command whose process is killed within its `number`-th write of a file that must last, counted from 1 and
-    without those in the cache.
+def main_killed_at_write(write: int | str, arguments: Sequence[str]) -> Ended:
+    """A command whose process is killed within a write of a file that must last: the `write`-th, counted from 1 and
+    without those in the cache, or the first of a file with `write` in its path. Any code but -9: there was none."""
+    return run(killed_at_write, write, list(arguments))
 
-    Everything that must last is flushed to the disk by `os.fsync`: that is where the process ends, before the flush.
-    Any exit code but -9 says that there were fewer writes.
+
+def killed_at_write(write: int | str, arguments: list[str]) -> int:
+    with at_write(write, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        return _main(arguments)
+
+
+def at_write(write: int | str, action: Callable[[], object], *, nth: int = 1) -> AbstractContextManager[None]:
+    """Inside, `action` happens once, within the write that `main_killed_at_write` would be killed in; `nth`: not in the
+    first of such a file. Everything that must last is flushed to the disk by `os.fsync`: it happens before the flush.
     """
-    return run(_killed_at_write, number, list(arguments))
+    numbers = itertools.count(1)
 
-
-def _killed_at_write(number: int, arguments: list[str]) -> int:
-    from neuclip.cli.main import main
-
-    flush, writes = os.fsync, 0
-
-    def killing(file: int) -> None:
-        nonlocal writes
+    def is_chosen(file: int) -> bool:
         path = Path(f"/proc/self/fd/{file}").readlink()
-        writes += not path.is_relative_to(os.environ["NEUCLIP_CACHE"])
-        if writes == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        flush(file)
+        if isinstance(write, str):
+            return write in str(path) and next(numbers) == nth
+        return not path.is_relative_to(os.environ["NEUCLIP_CACHE"]) and next(numbers) == write
 
-    os.fsync = killing
-    return main(arguments)
+    return _before_call(os, "fsync", is_chosen, action)
 
 
-def main_killed_at_step(step: int, arguments: Sequence[str]) -> Ended:
-    """`train` whose process is killed before it takes that step, while no file is being written."""
-    return run(_killed_at_step, step, list(arguments))
+@contextlib.contextmanager
+def at_image(number: int, action: Callable[[], object], *, after: str = "") -> Iterator[None]:
+    """Inside, `action` happens once, before this process decodes its `number`-th image, counted from 1 and from the
+    first write of a file with `after` in its path. Data workers that are forked then count for themselves."""
+    numbers, begun = itertools.count(1), [] if after else [True]
+    decoding = _before_call(Image, "open", lambda *_: bool(begun) and next(numbers) == number, action)
+    with at_write(after, lambda: begun.append(True)), decoding:
+        yield
 
 
-def _killed_at_step(step: int, arguments: list[str]) -> int:
-    from neuclip.cli.main import main
-    from neuclip.training import loop
+@contextlib.contextmanager
+def _before_call(
+    owner: object, name: str, is_chosen: Callable[..., bool], action: Callable[[], object]
+) -> Iterator[None]:
+    real, happened = getattr(owner, name), False
 
-    take_step = loop.take_step
+    def call(*arguments: Any, **options: Any) -> Any:
+        nonlocal happened
+        if not happened and is_chosen(*arguments):
+            happened = True
+            action()
+        return real(*arguments, **options)
 
-    def killing(run: Any, *rest: Any) -> Any:
-        if run.step == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return take_step(run, *rest)
-
-    loop.take_step = killing
-    return main(arguments)
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
 
 
 def main_on_ranks(number: int, arguments: Sequence[str]) -> list[Ended]:

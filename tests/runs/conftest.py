@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,7 @@ def shards(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def small_settings(shards):
     """Settings of a run on 40 drawings: small_settings(folder, *flags)."""
-
-    def make(folder: Path, *flags: str):
-        return settings_for(folder, shards, *flags)
-
-    return make
+    return lambda folder, *flags: settings_for(folder, shards, *flags)
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +28,20 @@ def finished(small_settings, shards, tmp_path_factory) -> RunFolder:
     flags = ["--run.name", "whole", "--evaluation.retrieval", str(shards), "--evaluation.every", str(4 * BATCH)]
     folder = tmp_path_factory.mktemp("runs")
     return RunFolder(api.train(small_settings(folder, *flags, "--evaluation.error_anchors", "20")))
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> RunFolder:
+    """The finished run, to write into."""
+    return RunFolder(shutil.copytree(finished.path, tmp_path / "whole"))
+
+
+@pytest.fixture
+def train(small_settings, tmp_path):
+    """A run in `runs` on the drawings: train(*flags), its folder. It is called `r`, or as the flags say."""
+
+    def train(*flags: str, **options) -> RunFolder:
+        settings = small_settings(tmp_path / "runs", "--run.name", "r", *flags)
+        return RunFolder(api.train(settings, **options))
+
+    return train

@@ -17,7 +17,7 @@ from neuclip.distributed import collectives, ranks
 from neuclip.distributed.collectives import any_rank, rank
 from neuclip.distributed.ranks import on_main_rank, process_group
 from neuclip.errors import RunFailed
-from tests.builders.processes import Child, Ended, of_rank, rank_variables, start
+from tests.builders.processes import Child, of_rank, rank_variables, start
 
 pytestmark = pytest.mark.slow
 
@@ -93,11 +93,8 @@ def test_a_lost_rank_is_named_in_one_line_and_ends_the_other(what, where, whom):
     if what == "stopped":
         children[whom].signal(signal.SIGKILL)
     children[whom].wait()
-    assert_one_line(ended, f"rank {whom} of 2 has ended or does not answer; its own message, or torchrun's, may say")
-
-
-def assert_one_line(ended: Ended, line: str) -> None:
-    assert ended.output.startswith(line) and ended.output.count("\n") == 1, ended
+    told = f"rank {whom} of 2 has ended or does not answer; its own message, or torchrun's, may say"
+    assert ended.output.startswith(told) and ended.output.count("\n") == 1, ended
     assert "continue with --resume" in ended.output and "Traceback" not in ended.errors
 
 

@@ -13,47 +13,45 @@ import torch
 
 from neuclip import api
 from neuclip.cli.main import main
-from neuclip.errors import RunFailed, UserError
-from neuclip.models import export as formats
+from neuclip.errors import UserError
 from neuclip.models.build import build_model
-from neuclip.models.export import Format, export_model, largest_difference
+from neuclip.models.export import export_model, largest_difference
 from neuclip.records import RunFolder, read_lines
-from neuclip.runs.export import about_run, export, interpolate, public
+from neuclip.runs.export import interpolate, public
 from neuclip.runs.folder import checkpoints_in, samples_at
-from neuclip.runs.load import open_target
 from neuclip.settings.reading import read_settings
 from tests.builders.models import NORMS_FILE, build, inputs, timm_and_bert, write_bert
-from tests.builders.processes import main_killed_at_write
+from tests.builders.processes import at_write, main_killed_at_write
+from tests.builders.runs import assert_equal_weights, summary
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def run(finished, tmp_path) -> RunFolder:
-    """A copy of the finished run, to write into."""
-    return RunFolder(shutil.copytree(finished.path, tmp_path / "whole"))
-
-
 def weights(target: str | Path) -> dict[str, torch.Tensor]:
-    return open_target(str(target))[0].towers.model.state_dict()
+    return api.load(str(target))[0].state_dict()
 
 
-def test_a_run_exported_by_command_encodes_as_before_and_is_described(run, capsys):
-    assert main(["export", str(run.path), "--to", "open_clip"]) == 0
-    folder = run.path / "open_clip"
-    printed = capsys.readouterr()
-    said = printed.out.splitlines()
-    assert said[0].startswith(f"{folder}: features equal those of {run.path} (1 - cosine at most ")
-    assert float(said[0].split()[-1].rstrip(")")) < 1e-14 and f"hf upload NAME {folder}\n" in printed.err
-    exported = weights(f"local-dir:{folder}")
-    assert all(torch.equal(tensor, exported[name]) for name, tensor in weights(run.path).items())
-    card = (folder / "README.md").read_text()
-    figures = json.loads(run.summary.read_text())["evaluation"]
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """The folder of another model of the run's architecture."""
+    folder = tmp_path_factory.mktemp("base") / "start"
+    export_model(build_model(str(NORMS_FILE)), folder)
+    return folder
+
+
+def test_a_run_exported_by_command_encodes_as_before_and_is_described(copied, capsys):
+    assert main(["export", str(copied.path), "--to", "open_clip"]) == 0
+    folder, printed = copied.path / "open_clip", capsys.readouterr()
+    said = printed.out.splitlines()[0]
+    assert said.startswith(f"{folder}: features equal those of {copied.path} (1 - cosine at most ")
+    assert float(said.split()[-1].rstrip(")")) < 1e-14 and f"hf upload NAME {folder}\n" in printed.err
+    assert_equal_weights(weights(f"local-dir:{folder}"), weights(copied.path))
+    card, figures = (folder / "README.md").read_text(), summary(copied.path)["evaluation"]
     recall = next(value for key, value in figures.items() if key.endswith("image_to_text_recall_at_1"))
     assert re.search(rf"\| image to text \| [^|]+ \| {100 * recall:.1f} % \(chance", card)
     assert "| objective.name | neuclip |" in card and "| pairs | 40 |" in card and "| train.batch_size | 8 |" in card
     assert card.startswith("---\nlibrary_name: open_clip\n") and "## Licence\n\nNot chosen yet." in card
-    assert str(run.path.parent) not in card and "/shapes" not in card  # no folder of this machine
+    assert str(copied.path.parent) not in card and "/shapes" not in card  # no folder of this machine
     assert "data.workers" not in card  # which does not matter to anybody else
 
 
@@ -63,11 +61,10 @@ def test_the_code_on_the_card_loads_a_pair_from_elsewhere_from_its_folder_alone(
     pytest.importorskip("onnxscript", reason="needs the extra `export`")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     bert = write_bert(tmp_path / "bert")
-    built = build(tmp_path, timm_and_bert(bert))
+    built, folder = build(tmp_path, timm_and_bert(bert)), tmp_path / "out"
     export_model(built, tmp_path / "start")
     shutil.rmtree(bert)
-    folder = tmp_path / "out"
-    assert export(f"local-dir:{tmp_path / 'start'}", form, folder) < 1e-6
+    assert main(["export", f"local-dir:{tmp_path / 'start'}", "--to", form, str(folder)]) == 0
     card = (folder / "README.md").read_text()
     assert "Unknown: this model was made from weights alone." in card
     code = card.split("```")[1].removeprefix("python\n").replace("FOLDER", str(folder))
@@ -83,54 +80,55 @@ def test_the_code_on_the_card_loads_a_pair_from_elsewhere_from_its_folder_alone(
     assert largest_difference(towers.encode_text(tokens[:1]), torch.as_tensor(names["text"])) < 1e-6
 
 
-def test_the_card_of_a_checkpoint_has_the_figures_of_that_moment_or_none(run):
-    checkpoint, last = checkpoints_in(run)[0], read_lines(run.evaluation)[-1]
-    assert samples_at(checkpoint) not in {line["samples"] for line in read_lines(run.evaluation)}
-    assert about_run(str(checkpoint))["results"] == ""
-    run.evaluation.write_text(json.dumps(last | {"samples": samples_at(checkpoint)}) + "\n")
-    about = about_run(str(checkpoint))
-    assert "recall@1" in about["results"] and f"| samples seen | {samples_at(checkpoint)} |" in about["training"]
-
-
-def test_an_existing_folder_is_refused_and_untouched(run, tmp_path):
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="taken exists; give another folder"):
-        export(str(run.path), "open_clip", tmp_path / "taken")
-    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["mine.txt"]
-
-
-def test_an_export_that_fails_its_check_leaves_nothing(run, tmp_path, monkeypatch):
-    other = build_model(str(NORMS_FILE))
-    wrong = Format(lambda built, folder: export_model(other, folder), formats.encode_with_open_clip)
-    monkeypatch.setitem(formats.FORMATS, "open_clip", wrong)
-    (tmp_path / "out").mkdir()
-    with pytest.raises(RunFailed, match="gives other features"):
-        export(str(run.path), "open_clip", tmp_path / "out" / "model")
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_an_export_killed_at_any_write_leaves_nothing_on_which_the_run_cannot_go_on(run):
-    writes = 0
-    while main_killed_at_write(writes + 1, ["export", str(run.path), "--to", "open_clip"]).code == -9:
-        writes += 1
-        assert not (run.path / "open_clip").exists()
-    assert writes >= 3 and (run.path / "open_clip" / "README.md").exists()
-    assert api.train(read_settings(run.settings), resume=run.path) == run.path
-    assert main(["eval", str(run.path)]) == main(["report", str(run.path)]) == 0
+def test_the_card_of_a_checkpoint_has_the_figures_of_that_moment_or_none(copied, tmp_path):
+    checkpoint, last = checkpoints_in(copied)[0], read_lines(copied.evaluation)[-1]
+    cards = []
+    for samples in (last["samples"], samples_at(checkpoint)):
+        copied.evaluation.write_text(json.dumps(last | {"samples": samples}) + "\n")
+        folder = tmp_path / str(samples)
+        assert main(["export", str(checkpoint), "--to", "open_clip", str(folder)]) == 0
+        cards.append((folder / "README.md").read_text())
+    assert ["recall@1" in card for card in cards] == [False, True]
+    assert all(f"| samples seen | {samples_at(checkpoint)} |" in card for card in cards)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["local-dir:{run}/model", "--to", "open_clip"], "say where to write, as the last argument"),
-        (["{run}", "--to", "open_clip", "/proc/x"], "/proc/x: cannot be written ("),
-        (["{run}", "--to", "open_clip", "n" * 300], "cannot be written (File name too long)"),
+        (["local-dir:{run}/model"], "say where to write, as the last argument"),
+        (["{run}", "/proc/x"], "/proc/x: cannot be written ("),
+        (["{run}", "n" * 300], "cannot be written (File name too long)"),
+        (["{run}", "{run}/model"], "model exists; give another folder"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(finished, capsys, arguments, message):
-    assert main(["export", *(argument.format(run=finished.path) for argument in arguments)]) == 2
+def test_what_cannot_be_exported_is_one_line_and_touches_nothing(copied, capsys, arguments, message):
+    before = {path: path.stat().st_mtime_ns for path in copied.path.rglob("*")}
+    given = [argument.format(run=copied.path) for argument in arguments]
+    assert main(["export", given[0], "--to", "open_clip", *given[1:]]) == 2
     assert message in (told := capsys.readouterr().err) and told.count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in copied.path.rglob("*")} == before
+
+
+def test_an_export_that_fails_its_check_leaves_nothing(finished, base, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+
+    def exchange() -> None:
+        (file,) = (tmp_path / "out").rglob("*open_clip_model*")
+        file.write_bytes((base / "open_clip_model.safetensors").read_bytes())
+
+    with at_write("open_clip_model", exchange, nth=2):  # safetensors writes a file of its own in place of the first
+        assert main(["export", str(finished.path), "--to", "open_clip", str(tmp_path / "out" / "model")]) == 1
+    assert "gives other features" in capsys.readouterr().err and list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_export_killed_at_any_write_leaves_nothing_on_which_the_run_cannot_go_on(copied):
+    writes = 0
+    while main_killed_at_write(writes + 1, ["export", str(copied.path), "--to", "open_clip"]).code == -9:
+        writes += 1
+        assert not (copied.path / "open_clip").exists()
+    assert writes >= 3 and (copied.path / "open_clip" / "README.md").exists()
+    assert api.train(read_settings(copied.settings), resume=copied.path) == copied.path
+    assert main(["eval", str(copied.path)]) == main(["report", str(copied.path)]) == 0
 
 
 def test_addresses_on_a_card_lose_their_folders_and_secrets():
@@ -143,22 +141,13 @@ def test_addresses_on_a_card_lose_their_folders_and_secrets():
 # --- Merging
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """The folder of another model of the run's architecture."""
-    folder = tmp_path_factory.mktemp("base") / "start"
-    export_model(build_model(str(NORMS_FILE)), folder)
-    return folder
-
-
 @pytest.mark.parametrize("weight", ["0", "0.25", "1"])
 def test_a_merged_model_is_the_weighted_mean_of_both(finished, base, weight, tmp_path, capsys):
-    folder = tmp_path / "merged"
+    folder, share = tmp_path / "merged", float(weight)
     assert main(["merge", f"local-dir:{base}", str(finished.path), str(folder), "--weight", weight]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"local-dir:{folder}\n" and "BatchNorm: its statistics are interpolated" in printed.err
     first, second, merged = map(weights, (f"local-dir:{base}", finished.path, f"local-dir:{folder}"))
-    share = float(weight)
     for name, tensor in merged.items():
         wanted = (1 - share) * first[name].double() + share * second[name].double()
         if tensor.is_floating_point():
@@ -176,15 +165,15 @@ def test_half_precision_is_merged_in_float32_and_integers_are_those_of_the_tuned
         interpolate(base | {"w": torch.zeros(3)}, tuned | {"v": torch.zeros(1)}, 0.5)
 
 
-def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(run, base, capsys):
-    assert main(["merge", f"local-dir:{base}", str(run.path), "--curve"]) == 0
+def test_the_curve_ends_at_the_figures_of_both_models_and_writes_no_model(copied, base, capsys):
+    assert main(["merge", f"local-dir:{base}", str(copied.path), "--curve"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 12
-    lines = read_lines(run.merges)
+    lines = read_lines(copied.merges)
     assert [line.pop("weight") for line in lines] == [step / 10 for step in range(11)]
-    held_out = read_settings(run.settings, []).evaluation.retrieval
+    held_out = read_settings(copied.settings).evaluation.retrieval
     assert lines[0] == pytest.approx(api.evaluate(f"local-dir:{base}", retrieval=held_out, zero_shot=()), abs=1e-6)
-    assert lines[10] == pytest.approx(api.evaluate(str(run.path)), abs=1e-6)
-    assert lines[5] != lines[0] and not list(run.path.glob("merged*"))
+    assert lines[10] == pytest.approx(api.evaluate(str(copied.path)), abs=1e-6)
+    assert lines[5] != lines[0] and not list(copied.path.glob("merged*"))
 
 
 @pytest.mark.parametrize(
@@ -204,11 +193,11 @@ def test_another_architecture_or_preprocessing_is_refused(finished, other, mean,
     assert f"differ in {what}" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_a_run_with_lora_is_merged_as_the_plain_model_that_it_saved(finished, small_settings, tmp_path):
-    flags = ["--run.name", "adapted", "--model.text_tower", "lora", "--optimizer.learning_rate", "0.01"]
-    adapted = api.train(small_settings(tmp_path, "--model.pretrained", str(finished.path), *flags))
-    assert main(["merge", str(finished.path), str(adapted), str(tmp_path / "half")]) == 0
-    base, saved, half = map(weights, (finished.path, f"local-dir:{adapted / 'model'}", f"local-dir:{tmp_path}/half"))
+def test_a_run_with_lora_is_merged_as_the_plain_model_that_it_saved(finished, train, tmp_path):
+    flags = ["--model.text_tower", "lora", "--optimizer.learning_rate", "0.01"]
+    adapted: RunFolder = train("--model.pretrained", str(finished.path), *flags)
+    assert main(["merge", str(finished.path), str(adapted.path), str(tmp_path / "half")]) == 0
+    base, saved, half = map(weights, (finished.path, f"local-dir:{adapted.model}", f"local-dir:{tmp_path}/half"))
     name = "transformer.resblocks.0.attn.in_proj_weight"
     assert not torch.equal(saved[name], base[name])
     torch.testing.assert_close(half[name], (base[name] + saved[name]) / 2)
