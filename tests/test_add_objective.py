@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
 from neuclip import FastCLIP, api, objectives
+from neuclip.cli.main import main
 from neuclip.objectives.objective import objective
 from neuclip.records import RunFolder, read_lines
-from neuclip.report.charts import CURVES
-from neuclip.report.contents import read_contents
-from neuclip.report.findings import findings
+from neuclip.report.run_report import write_report
 from neuclip.runs.doctor import examine
 from neuclip.settings import objectives as settings_table
 from neuclip.settings.objectives import FastCLIPSettings
 from neuclip.settings.options import option
 from neuclip.settings.reading import read_settings
-from neuclip.settings.writing import help_text
 from tests.builders.images import write_csv, write_shards
+from tests.builders.pages import read_page
+from tests.builders.run_folders import change_json
 
 BATCH, STEPS, PAIRS = 8, 6, 40
 
@@ -62,18 +62,20 @@ def test_an_objective_defined_elsewhere_is_trained_evaluated_measured_and_report
     assert "calibration_image" in records[-1]
     assert any("recall" in key for key in api.evaluate(str(folder.path)))
     assert api.normalizer_errors([folder.path], anchors=10, seed=0)["runs"][0]["mean"]["method"] > 0
-    contents = read_contents(folder)
-    poor = replace(contents, summary=contents.summary | {"calibration": 3.0})
-    assert "too small. Try a larger objective.power." in next(s for s in findings(poor) if "Calibration" in s)
-    assert {curve.key for curve in CURVES} <= {key for record in contents.records for key in record}
-    assert "PowerCLIP" in folder.report.read_text()
     assert "power: 1.5" in folder.settings.read_text()
+    change_json(folder.summary, calibration=3.0)
+    page = read_page(write_report(folder))
+    assert "PowerCLIP · tiny" in page.text and any("Try a larger objective.power." in one for one in page.findings)
+    drawn = {"Loss", "Calibration", "In-batch accuracy", "Normalizers at eps", "Capped exponents", "Normalizer error"}
+    assert drawn <= set(page.charts)
 
 
-def test_doctor_and_help_know_the_new_objective(settings):
+def test_doctor_and_help_know_the_new_objective(settings, capsys):
     found = examine(settings)
     assert found.ready and any("visited 1.2 times" in what for what, _, _ in found.warnings)
-    text = help_text(["objective"])
+    capsys.readouterr()
+    assert main(["train", "--help", "objective"]) == 0
+    text = capsys.readouterr().out
     assert "a large power forgets no hard batch" in text and "--objective.power X" in text
 
 

@@ -198,7 +198,7 @@ class NeuCLIPSettings(ObjectiveSettings):
                 )
         if self.pool_batch and self.predict_first:
             raise OptionError(
-                f"{self.prefix}pool_batch takes in the batch that {self.prefix}predict_first leaves out; give one of them",
+                f"{self.prefix}pool_batch takes in the batch that {self.prefix}predict_first leaves out; give one",
                 *("pool_batch", "predict_first"),
             )
         if self.pool_batch and self.restart == "rolling":
