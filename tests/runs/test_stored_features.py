@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from neuclip import api
 from neuclip.errors import RunFailed
@@ -91,6 +92,34 @@ def test_with_both_towers_locked_a_second_run_reads_bad_samples_alone_whatever_i
     read.clear()
     second = train("second", *IMAGE, *TEXT, "--data.hold_out", "8", "--evaluation.retrieval", "")
     assert {*read} == {BAD_IMAGE} and summary(second)["samples_seen"] == 96
+
+
+@pytest.mark.parametrize("locked", [[*IMAGE, *TEXT], TEXT], ids=["both towers", "the text tower"])
+def test_evaluations_on_stored_features_give_the_figures_of_computed_ones(train, table, locked):
+    """Of held-out samples with several captions, a bad one and one without a caption, and of the normalizer error."""
+    held_out = ["--evaluation.retrieval", f"same={table}", "--data.hold_out", "6", "--evaluation.every", "48"]
+    flags = [*locked, *held_out, "--evaluation.error_anchors", "20", "--train.samples", "96"]
+    stored, computed = (
+        read_lines(RunFolder(train(name, *flags, *more)).evaluation)
+        for name, more in (("stored", []), ("computed", OFF))
+    )
+    assert len(stored) == 2 and any(line["same.skipped"] == 2 for line in stored)
+    for ours, theirs in zip(stored, computed, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_an_evaluation_of_locked_towers_decodes_no_image_again(train, table, monkeypatch):
+    flags = [*IMAGE, *TEXT, "--evaluation.retrieval", f"same={table}", "--evaluation.gallery", "0"]
+    train("first", *flags)
+    decoded, real = set(), Image.open
+
+    def noted(file, *rest, **more):
+        decoded.add(bytes(file.getbuffer()))
+        return real(file, *rest, **more)
+
+    monkeypatch.setattr(Image, "open", noted)
+    train("second", *flags)
+    assert decoded <= {b"bad"}  # to say why
 
 
 def test_features_are_stored_by_weights_and_images(train, features, table):
