@@ -21,7 +21,7 @@ import yaml
 from neuclip.errors import UserError, proposal
 from neuclip.report.contents import flatten
 from neuclip.settings.paper import paper_yaml
-from neuclip.settings.reading import build_settings, find_recipe, parse_recipe, read_flags, read_recipe
+from neuclip.settings.reading import build_settings, parse_recipe, read_flags, read_recipe
 from neuclip.settings.writing import settings_as_dict
 
 FOLDER = Path(__file__).parent
@@ -185,11 +185,16 @@ def settings_of(experiment: Experiment, scale: str, case: str, variant: str, cho
     return settings
 
 
+def base_recipe(name: str) -> Path:
+    """What the settings of a job are added to: a file that does not change when a recipe for users does."""
+    return FOLDER / "recipes" / f"{name}.yaml"
+
+
 def typed_settings(job: Job) -> dict[str, Any]:
     """All settings of its run, flat and typed; without the addresses of the data, which differ between machines."""
     own = dict(job.settings)
     data, recipe = own.pop("data"), own.pop("recipe", "")
     setting, objective = own.pop(SETTING, ""), own.pop(OBJECTIVE, "")
-    text = parse_recipe(paper_yaml(setting, objective), setting) if setting else read_recipe(find_recipe(Path(recipe)))
+    text = parse_recipe(paper_yaml(setting, objective), setting) if setting else read_recipe(base_recipe(recipe))
     known = build_settings(text, read_flags([f"--{key}={value}" for key, value in own.items()]))
     return flatten(settings_as_dict(known)) | {"data.train": data}

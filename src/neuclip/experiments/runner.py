@@ -21,7 +21,7 @@ from statistics import median
 
 from neuclip import files
 from neuclip.errors import RunFailed, UserError
-from neuclip.experiments.definition import TRAIN, Flat, Job, common
+from neuclip.experiments.definition import TRAIN, Flat, Job, base_recipe, common
 from neuclip.experiments.records import FILE, Records, main_figure, read_records, record_failed, record_finished
 from neuclip.formatting import format_duration, percent
 from neuclip.progress import say
@@ -49,9 +49,10 @@ def lacks_data(job: Job, data: Mapping[str, str]) -> bool:
 
 
 def resolved(job: Job, data: Mapping[str, str]) -> Flat:
-    """Its settings with the addresses of its data; what the job itself says wins."""
+    """Its settings with the addresses of its data and recipe; what the job itself says wins."""
     settings = dict(job.settings)
     name = settings.pop("data")
+    settings["recipe"] = str(base_recipe(settings["recipe"]))
     of_set = {
         key: str(value).replace("{path}", data.get(name, "PATH")) for key, value in common()["data"][name].items()
     }
