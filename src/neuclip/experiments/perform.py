@@ -62,8 +62,8 @@ def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: i
     for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
         planned, records = jobs(experiment), read_records(request.results)
         here = [job for job in planned if not lacks_data(job, request.data)]
-        if missing := sorted({job.settings["data"] for job in planned} - {job.settings["data"] for job in here}):
-            say(f"left out: cases on {', '.join(missing)}; give --data {missing[0]}=PATH")
+        if missing := sorted({lacks_data(job, request.data) for job in planned} - {""}):
+            say(f"left out: runs that need {', '.join(missing)}; give --data {missing[0]}=PATH")
         waiting = unfinished(here, records)
         if here:
             seconds = format_duration(expected_seconds(waiting, records, parallel))

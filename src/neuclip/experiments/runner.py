@@ -21,18 +21,22 @@ from statistics import median
 
 from neuclip import files
 from neuclip.errors import RunFailed, UserError
-from neuclip.experiments.definition import TRAIN, Flat, Job, base_recipe, common
+from neuclip.experiments.definition import TRAIN, Flat, Job, base_recipe, common, flat
 from neuclip.experiments.records import FILE, Records, main_figure, read_records, record_failed, record_finished
 from neuclip.formatting import format_duration, percent
 from neuclip.progress import say
 from neuclip.records import RunFolder
 
+REFERENCE, IN_SETTINGS = (
+    "reference",
+    "{reference}",
+)  # the model of DRRho, whose place --data gives like that of a data set
 USUAL_SECONDS = 60.0  # of a job, before one has finished
 
 
 def known_data(data: Sequence[str]) -> dict[str, str]:
     """Where the data sets are that need a path, from `NAME=PATH`."""
-    sets, found = common()["data"], {}
+    sets, found = [*common()["data"], REFERENCE], {}
     for given in data:
         name, equals, path = given.partition("=")
         if not equals or name not in sets:
@@ -43,9 +47,12 @@ def known_data(data: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def lacks_data(job: Job, data: Mapping[str, str]) -> bool:
+def lacks_data(job: Job, data: Mapping[str, str]) -> str:
+    """The name of what it needs and nobody has given the place of; '' if there is none."""
     name = job.settings["data"]
-    return name not in data and "{path}" in json.dumps(common()["data"][name])
+    if name not in data and "{path}" in json.dumps(common()["data"][name]):
+        return name
+    return REFERENCE if REFERENCE not in data and IN_SETTINGS in job.settings.values() else ""
 
 
 def resolved(job: Job, data: Mapping[str, str]) -> Flat:
@@ -54,9 +61,10 @@ def resolved(job: Job, data: Mapping[str, str]) -> Flat:
     name = settings.pop("data")
     settings["recipe"] = str(base_recipe(settings["recipe"]))
     of_set = {
-        key: str(value).replace("{path}", data.get(name, "PATH")) for key, value in common()["data"][name].items()
+        key: value.replace("{path}", data.get(name, "PATH")) for key, value in flat(common()["data"][name]).items()
     }
-    return of_set | settings
+    given = data.get(REFERENCE, "")
+    return of_set | {key: given if value == IN_SETTINGS else value for key, value in settings.items()}
 
 
 def arguments(job: Job, runs: Path, data: Mapping[str, str]) -> list[str]:
