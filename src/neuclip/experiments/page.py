@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
+from statistics import correlation, fmean
 
 from neuclip.experiments.definition import Choice, Experiment, Flat, Job
 from neuclip.experiments.records import Records, main_figure, member
@@ -26,6 +27,8 @@ from neuclip.report.measures import (
     DEFINITION,
     DIFFERENT_DEFINITION,
     ERROR_KEY,
+    MEAN_RECALL,
+    NORMALIZER_ERROR,
     Measure,
     error_chart,
     evaluation_lines,
@@ -33,6 +36,7 @@ from neuclip.report.measures import (
 )
 from neuclip.report.page import Cell, Charts, Notes, Page, Section, Table, latex_table, markdown_table
 
+FEWEST = 4  # variants that a correlation is taken over
 OTHER_SCALE = "From the paper: other data, other models and a far larger scale; compare the order, not the values."
 SUMMARY = {  # of a run: how a column is headed, its decimals and unit
     "calibration": ("calibration", 2, 1.0),
@@ -260,7 +264,41 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
         for experiment, cases, seconds in rows
     ]
     head = ["experiment", "question", "answer", "runs", "time of one core"]
-    return Page("index", "Experiments", sections=[Section("", [Table("", head, cells, 3)])])
+    predicting = predictors_table([case for _, cases, _ in rows for case in cases])
+    more = [Section("What goes along with recall", [predicting])] if predicting.rows else []
+    return Page("index", "Experiments", sections=[Section("", [Table("", head, cells, 3)]), *more])
+
+
+def predictors_table(cases: Sequence[Case]) -> Table:
+    """Rank correlation over the variants of a case, of means over seeds; only of variants that estimate normalizers."""
+    rows = []
+    for case in cases:
+        groups = [group for group in case.groups if all(run.calibration for run in group.runs)]
+        if case.measure.metric != MEAN_RECALL or len(groups) < FEWEST:
+            continue
+        recall = [fmean(group.values(case.measure)) for group in groups]
+        figures = {
+            "normalizer error": [fmean(group.values(NORMALIZER_ERROR) or [0.0]) for group in groups],
+            "distance of the calibration from 1": [
+                fmean(abs(math.log(run.calibration or 1.0)) for run in group.runs) for group in groups
+            ],
+            "temperature": [fmean(run.number("temperature") or 0.0 for run in group.runs) for group in groups],
+        }
+        rows.append(
+            [case.name, str(len(groups)), *(f"{rank_correlation(recall, own):+.2f}" for own in figures.values())]
+        )
+    head = ["case", "variants", "normalizer error", "distance of the calibration from 1", "temperature"]
+    note = "Spearman's rank correlation with recall@1: −1 where the smallest value goes along with the best recall."
+    return Table("", head, rows, 1, [note])
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """
+    >>> rank_correlation([1.0, 2.0, 4.0], [9.0, 5.0, 1.0])
+    -1.0
+    """
+    ranks = [[sorted(values).index(value) for value in values] for values in (first, second)]
+    return correlation(*ranks) if all(len(set(own)) > 1 for own in ranks) else 0.0
 
 
 # --- Jobs that are no runs: lines with keys NAME.METRIC ---------------------------------------------------------------
