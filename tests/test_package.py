@@ -81,6 +81,7 @@ WORK = {  # command: arguments that lead it to its work
     "error": "runs/one",
     "report": "runs/one",
     "compare": "runs/one runs/two",
+    "experiment": "restarts",
     "search": "local-dir:model photos words",
     "merge": "local-dir:model local-dir:model",
     "export": "local-dir:model --to open_clip",

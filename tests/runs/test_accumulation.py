@@ -13,6 +13,7 @@ from neuclip import CLIP, LargeBatch, SigLIP
 from neuclip.objectives import OBJECTIVES, build_objective
 from neuclip.objectives.objective import Objective
 from neuclip.settings.objectives import OBJECTIVES as OBJECTIVE_SETTINGS
+from tests.objectives.features import reference_features
 
 B, WIDTH, VOCABULARY, LENGTH = 8, 6, 20, 3
 
@@ -48,7 +49,8 @@ def batch(number: int = 0) -> tuple[Tensor, Tensor]:
 
 def objective_named(name: str) -> Objective:
     known = {"embed_dim": WIDTH, "dataset_size": 4 * B, "epoch_samples": 4 * B, "total_samples": 8 * B}
-    return build_objective(name, OBJECTIVE_SETTINGS[name](), **known).double()
+    reference = {"reference": reference_features(4 * B)} if OBJECTIVE_SETTINGS[name].needs_reference else {}
+    return build_objective(name, OBJECTIVE_SETTINGS[name](), **known, **reference).double()
 
 
 def gradients(encode: Callable[..., tuple[Tensor, ...]], model: nn.Module, objective: Objective) -> list[Tensor]:

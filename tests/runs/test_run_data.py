@@ -18,9 +18,9 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.records import RunFolder
 from neuclip.runs.folder import checkpoints_in
 from neuclip.settings.reading import read_settings
-from tests.builders.data import training_data
 from tests.builders.images import caption, image_bytes, write_csv, write_shards
 from tests.builders.models import NORMS_FILE
+from tests.builders.reading import training_data
 from tests.builders.runs import BATCH, STEPS, assert_equal_runs, last_checkpoint, losses, recorded, summary
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_run_never_trains_on_what_it_holds_out_and_all_commands_know_it(train,
     flags = ["--data.train", str(table), "--data.hold_out", "10", "--evaluation.every", str(4 * BATCH)]
     run = train(*flags)
     assert "30 samples, 1 caption each" in capsys.readouterr().err
-    source = training_data(*flags[:4])
+    source = training_data(table, *flags[2:4])
     trained_on = {int(source.where(id).rpartition("row ")[2]) - 1 for id in range(len(source))}
     whole = shutil.copytree(run.path, tmp_path / "whole")
     for path in checkpoints_in(run)[-2:]:

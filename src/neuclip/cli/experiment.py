@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from neuclip.cli.command import Count
+from neuclip.errors import require
 from neuclip.report.page import write_page
 
 Scale = Literal["smoke", "laptop", "paper"]
@@ -58,6 +59,7 @@ def experiment(
         for one in map(definition.read_experiment, definition.experiments()):
             print(f"{one.name:<24}{one.question}")
         return 0
+    require("experiment", "jinja2", "open_clip", extra="train")  # before anything is run
     chosen = [definition.read_experiment(one) for one in ([name] if name else definition.experiments())]
     request = Request(scale, seeds, cases, known_data(data), Path(results))
     for one in chosen if not pages_only else ():
