@@ -137,7 +137,8 @@ def plan(
         tuned_as = own["cases"][case].get("tuned_as", case)
         for seed in range(count):
             for variant in experiment.variants:
-                chosen = (best or {}).get((tuned_as, variant))
+                like = (experiment.variants[variant] or {}).get("tuned_like", variant)
+                chosen = (best or {}).get((tuned_as, like))
                 settings = settings_of(experiment, scale, case, variant, chosen)
                 if settings is not None and (chosen is not None or not experiment.tuned):
                     jobs.append(Job(case, variant, seed, experiment.kind, settings | {"run.seed": str(seed)}))
@@ -154,6 +155,8 @@ def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dic
     for case in dict.fromkeys(own["cases"][case].get("tuned_as", case) for case in cases):
         hold_out = {"data.hold_out": listed["hold_out"][own["cases"][case]["data"]], "run.seed": TUNING_SEED}
         for variant in experiment.variants:
+            if "tuned_like" in (experiment.variants[variant] or {}):
+                continue
             settings = settings_of(experiment, scale, case, variant, {})
             for one in listed["tries"].get(variant, listed["tries"]["all"]) if settings is not None else ():
                 whole = flat(settings, one, listed["settings"], hold_out, own.get("always"))
@@ -171,10 +174,12 @@ def cases_of(experiment: Experiment, scale: str, *, own_data: bool = False, word
 
 
 def settings_of(experiment: Experiment, scale: str, case: str, variant: str, chosen: Flat | None) -> Flat | None:
-    """None where a variant leaves out this case: `only: [case, ...]`."""
+    """None where a variant leaves out this case: `only: [case, ...]`. `method` names settings of common.yaml that it
+    starts from, `tuned_like` the variant whose best tries it takes over."""
     own, wide = dict(experiment.variants[variant] or {}), common()["scales"][scale]
     if case not in own.pop("only", [case]):
         return None
+    own.pop("tuned_like", None)
     method = common()["methods"].get(own.pop("method", variant), {})
     of_case = dict(wide["cases"][case])
     of_case.pop("tuned_as", None)
