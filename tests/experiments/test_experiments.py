@@ -19,8 +19,9 @@ from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_scr
 from neuclip.experiments.perform import Request, write_pages
 from neuclip.experiments.records import read_records
 from neuclip.experiments.runner import known_data, run_jobs
-from neuclip.records import append_line
+from neuclip.records import RunFolder, append_line
 from tests.builders.images import write_shard
+from tests.builders.run_folders import write_results, write_run
 
 ALL = definition.experiments()
 
@@ -69,14 +70,14 @@ def test_a_script_for_slurm_runs_each_command_once(tmp_path):
     experiment = read_experiment("restarts")
     jobs = paper_jobs(experiment)
     script = tmp_path / "run.slurm"
-    script.write_text(slurm_script(experiment, jobs).replace('eval "', 'echo "'))
+    script.write_text(slurm_script(experiment, jobs, "runs").replace('eval "', 'echo "'))
     shown = [
         subprocess.run(
             ["bash", script], env={"SLURM_ARRAY_TASK_ID": str(n)}, capture_output=True, text=True, check=True
         )
         for n in range(len(jobs))
     ]
-    assert [one.stdout.strip() for one in shown] == [paper_command(job) for job in jobs]
+    assert [one.stdout.strip() for one in shown] == [paper_command(job, "runs") for job in jobs]
     assert "--objective.restart_every 2500" in " ".join(one.stdout for one in shown)
 
 
@@ -184,3 +185,14 @@ def test_the_list_and_the_paper_s_commands_need_no_data(capsys, tmp_path, monkey
     assert main(["experiment", "inner-steps", "--scale", "paper"]) == 0
     assert "neuclip recipe dfn-14m neuclip >" in capsys.readouterr().out
     assert (tmp_path / "experiments" / "inner-steps.slurm").is_file()
+
+
+def test_runs_of_the_paper_s_scale_that_came_back_give_the_same_page(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for job in paper_jobs(read_experiment("inner-steps"))[:2]:
+        run = write_run(tmp_path / "runs" / job.name, [0.1, 0.2])
+        write_results(RunFolder(run).tasks, add=0.1 * ("t-u-5" in job.name))
+    assert main(["experiment", "inner-steps", "--scale", "paper", "--runs", "runs"]) == 0
+    text = (tmp_path / "experiments" / "inner-steps.html").read_text()
+    assert "dfn-14m: T_u 5 is first in mean of 38 tasks" in text and "39.16" in text
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # they stay

@@ -66,8 +66,8 @@ def experiment(
         if scale == PAPER:
             jobs = request.jobs(one)
             collect(one, request, Path(runs))
-            print(*map(paper_scale.paper_command, jobs), sep="\n")
-            print(write_page(Path(pages) / f"{one.name}.slurm", paper_scale.slurm_script(one, jobs)))
+            print(*(paper_scale.paper_command(job, runs) for job in jobs), sep="\n")
+            print(write_page(Path(pages) / f"{one.name}.slurm", paper_scale.slurm_script(one, jobs, runs)))
         else:
             perform(one, request, Path(runs), parallel=parallel, keep=keep)
     print(*write_pages(chosen, request, Path(pages)), sep="\n")

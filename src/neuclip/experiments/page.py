@@ -177,17 +177,18 @@ class Case:
         )
 
 
-def finished_cases(experiment: Experiment, jobs: Sequence[Job], records: Records) -> list[Case]:
+def finished_cases(experiment: Experiment, jobs: Sequence[Job], records: Records, metric: str) -> list[Case]:
+    """Those of which some run has finished and has the figure that counts."""
     cases = []
     for name in dict.fromkeys(job.case for job in jobs):
         groups = []
-        for variant in experiment.variants:
+        for variant in dict.fromkeys(job.variant for job in jobs):
             own = [job for job in jobs if (job.case, job.variant) == (name, variant)]
             members = [member(job, records[job.key]) for job in own if is_finished(job, records)]
             if members:
                 groups.append(Group(variant, members))
-        if groups:
-            cases.append(Case(name, groups, experiment.against, experiment.measure))
+        if any(metric in (one.metric, one.key) for one in Comparison(groups).measures):
+            cases.append(Case(name, groups, experiment.against, metric))
     return cases
 
 

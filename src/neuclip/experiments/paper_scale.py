@@ -33,7 +33,7 @@ def paper_jobs(experiment: Experiment, seeds: int = 0) -> list[Job]:
     return jobs
 
 
-def paper_command(job: Job, runs: str = "runs/paper") -> str:
+def paper_command(job: Job, runs: str) -> str:
     """Writes the recipe, trains or continues, and measures the 38 tasks."""
     settings = dict(job.settings)
     setting, objective = settings.pop(SETTING), settings.pop(OBJECTIVE)
@@ -50,6 +50,6 @@ def paper_command(job: Job, runs: str = "runs/paper") -> str:
     )
 
 
-def slurm_script(experiment: Experiment, jobs: Sequence[Job]) -> str:
-    commands = "\n".join(f"  {shlex.quote(paper_command(job))}" for job in jobs)
+def slurm_script(experiment: Experiment, jobs: Sequence[Job], runs: str) -> str:
+    commands = "\n".join(f"  {shlex.quote(paper_command(job, runs))}" for job in jobs)
     return SLURM.format(gpus=GPUS, last=len(jobs) - 1, name=experiment.name, commands=commands)

@@ -74,6 +74,7 @@ def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: i
 
 def collect(experiment: Experiment, request: Request, runs: Path) -> None:
     """Records of the runs of the paper's scale that have come back. Their folders stay."""
+    request.results.mkdir(parents=True, exist_ok=True)
     for job in unfinished(request.jobs(experiment), read_records(request.results)):
         if RunFolder(runs / job.name).summary.is_file():
             finish(job, request.results, runs, 0.0, keep=True)
@@ -87,7 +88,8 @@ def write_pages(experiments: Sequence[Experiment], request: Request, folder: Pat
         jobs, tried = request.jobs(experiment), request.tried(experiment)
         planned = {job.key for job in (*jobs, *request.tuning(experiment))}
         seconds = sum(records[key].get("wall_seconds", 0.0) for key in planned if key in records)
-        cases = finished_cases(experiment, jobs, records) if experiment.kind == TRAIN else []
+        metric = experiment.measure if request.scale != PAPER else "average"  # of DataComp's 38 tasks
+        cases = finished_cases(experiment, jobs, records, metric) if experiment.kind == TRAIN else []
         extra = [] if experiment.kind == TRAIN else plain_sections(jobs, records, experiment.across or "samples seen")
         tables = tuning_tables(tried, records, experiment.measure)
         scale = f" --scale {request.scale}" if request.scale != "laptop" else ""
