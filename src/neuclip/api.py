@@ -41,8 +41,8 @@ def train(settings: Settings | None = None, *, resume: Path | Literal["auto"] | 
         sets = results.open_held_out(settings)
         with lifecycle.open_run(settings, folder, stop) as run:
             results.say_before_training(run, sets)
-            results.evaluate_missed(run, sets)
             store_features(run, stop)
+            results.evaluate_missed(run, sets)
             loop.train(
                 run,
                 stop,
