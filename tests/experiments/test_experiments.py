@@ -185,6 +185,8 @@ def test_the_list_and_the_paper_s_commands_need_no_data(capsys, tmp_path, monkey
     assert main(["experiment", "inner-steps", "--scale", "paper"]) == 0
     assert "neuclip recipe dfn-14m neuclip >" in capsys.readouterr().out
     assert (tmp_path / "experiments" / "inner-steps.slurm").is_file()
+    assert main(["experiment", "convergence", "--scale", "paper"]) == 2
+    assert "convergence has no runs at the paper's scale; give --scale laptop" in capsys.readouterr().err
 
 
 def test_runs_of_the_paper_s_scale_that_came_back_give_the_same_page(capsys, tmp_path, monkeypatch):

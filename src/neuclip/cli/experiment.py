@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from neuclip.cli.command import Count
-from neuclip.errors import require
+from neuclip.errors import UserError, require
 from neuclip.report.page import write_page
 
 Scale = Literal["smoke", "laptop", "paper"]
@@ -65,6 +65,8 @@ def experiment(
     for one in chosen if not pages_only else ():
         if scale == PAPER:
             jobs = request.jobs(one)
+            if not jobs:
+                raise UserError(f"{one.name} has no runs at the paper's scale; give --scale laptop")
             collect(one, request, Path(runs))
             print(*(paper_scale.paper_command(job, runs) for job in jobs), sep="\n")
             print(write_page(Path(pages) / f"{one.name}.slurm", paper_scale.slurm_script(one, jobs, runs)))
