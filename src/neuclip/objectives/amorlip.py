@@ -54,7 +54,7 @@ class AmorLIP(Objective, AmorLIPSettings):
         # log( sum_{j != i} exp(s_ij / tau) + c exp(s_ii / tau) )
         log_sum = add_eps(batch.log_g, self.positive_coefficient / negatives) + scaled + math.log(negatives)
         with torch.no_grad():
-            unseen = self.estimates(pairs, tau, self.eps) if self.steps else None
+            unseen = self.estimates(pairs, tau, self.eps) if self.steps and self.measures else None
             if self.training:
                 self._enter_epoch()
             normalizer = self._blend(pairs, log_sum)

@@ -32,7 +32,8 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         batch = contrast(pairs, tau_inside)
         log_normalizer = add_eps(batch.log_g, self.eps)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.predict_first):  # else it is only measured:
-            unseen = self.predict(pairs, tau_inside) if self.normalizer.ready else None  # of a batch new to the network
+            wanted = self.normalizer.ready and (self.predict_first or self.measures)
+            unseen = self.predict(pairs, tau_inside) if wanted else None  # of a batch new to the network
         alpha = self.known_or(log_normalizer, unseen) if self.predict_first else None
 
         if self.training:

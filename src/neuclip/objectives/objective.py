@@ -67,6 +67,7 @@ class Objective(nn.Module, ObjectiveSettings):
     """
 
     prefix = ""  # errors name an argument here, not a setting
+    measures = True  # False in steps whose `metrics` nobody reads: what only they need is not computed
     embed_dim: int | None = None
     __eq__, __hash__ = object.__eq__, object.__hash__  # of a module, not of its settings
 
@@ -236,6 +237,8 @@ class Objective(nn.Module, ObjectiveSettings):
     @torch.no_grad()
     def record_normalizers(self, log_normalizer: Tensor, predicted: Tensor | None, used: Tensor) -> None:  # (2, b) each
         """The batch's log-normalizers, those predicted before the method saw it, and those that the loss uses."""
+        if not self.measures:
+            return
         floor, largest = math.log(self.eps) if self.eps else -math.inf, LARGEST_EXPONENT[used.dtype]
         image = text = mean = deviation = None
         if predicted is not None:  # 1 in expectation if the prediction is right

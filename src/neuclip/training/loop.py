@@ -50,6 +50,7 @@ def train(run: Run, stop: StopRequest, *, evaluate: Callable[[Run], object], sav
                 batch = batches.read()
             if batch is None:  # asked to stop
                 break
+            run.objective.measures = observer.logs_at(run.step + 1)
             loss, gradient_norm = take_step(run, encode, batch, observer.phase)
             run.step += 1
             observer.record(loss, gradient_norm, batch.tokens)

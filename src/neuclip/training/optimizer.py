@@ -34,6 +34,9 @@ class TowerOptimizer:
             # One pass over the parameters instead of ten: 10 against 78 ms per step for the tiny model on a CPU.
             fused=towers.device.type in ("cpu", "cuda"),
         )
+        # Listed once: a walk through all modules takes a third of a step of locked towers.
+        temperature = towers.model.logit_scale
+        self.weights = [p for p in towers.parameters() if p.requires_grad and p is not temperature]
         # Weights may come with a temperature outside the range, as SigLIP's 1/117: it is not cut at the first step.
         loaded = towers.log_scale
         self.log_scale_range = (
@@ -73,8 +76,7 @@ class TowerOptimizer:
         (tau rho and more) can be larger than all others together, and would take their share of a common norm."""
         limit = self.settings.clip_gradient_norm or torch.inf
         temperature = self.towers.model.logit_scale
-        others = [parameter for parameter in self.towers.parameters() if parameter is not temperature]
-        return nn.utils.clip_grad_norm_(others, limit), nn.utils.clip_grad_norm_(temperature, limit)
+        return nn.utils.clip_grad_norm_(self.weights, limit), nn.utils.clip_grad_norm_(temperature, limit)
 
     def _set_rates(self, step: int) -> None:
         rate = self.learning_rate(step)
