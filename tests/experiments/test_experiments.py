@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -55,7 +56,7 @@ def test_the_tables_of_the_paper_are_rectangular_and_its_runs_are_recipes(name):
 
 
 def test_every_method_has_as_many_tries():
-    tried = definition.tuning_plan(read_experiment("comparison"), "laptop", ["photos, batch 128"])
+    tried = definition.tuning_plan(read_experiment("comparison"), "laptop", ["photos, batch 128, 197k samples"])
     assert {len(tries) for tries in tried.values()} == {6}
     assert not {job.settings["run.seed"] for tries in tried.values() for _, job in tries} & {str(n) for n in range(50)}
     assert all(job.settings["evaluation.retrieval"] == "auto" for tries in tried.values() for _, job in tries)
@@ -130,6 +131,23 @@ run_jobs(small_jobs(), Path({str(results)!r}), Path({str(runs)!r}), parallel=2, 
     assert not [path for path in runs.iterdir() if path.is_dir()]
     lines = [json.loads(line) for line in (results / "runs.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines].count(jobs[0].key) == 1
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_experiment_runs_at_scale_smoke_and_writes_its_page(name, smoke, data, capsys):
+    places = [f"--{what}={smoke / what}" for what in ("results", "runs", "pages")]
+    own = ["experiment", name, "--scale=smoke", "--seeds=1", "--parallel=2", f"--data=own={data['own']}", *places]
+    assert main(own) == 0, capsys.readouterr().err
+    before = (smoke / "results" / "runs.jsonl").read_text()
+    assert all(json.loads(line)["finished"] for line in before.splitlines())
+    page = (smoke / "pages" / f"{name}.html").read_text()
+    assert read_experiment(name).question in html.unescape(page)
+    assert main(own) == 0 and (smoke / "results" / "runs.jsonl").read_text() == before  # nothing is run twice
 
 
 # Pages

@@ -51,15 +51,17 @@ def experiment(
     neuclip experiment restarts --scale smoke
     neuclip experiment comparison --data photos=PHOTOS/fashion --parallel 2
     """
-    from neuclip.experiments import definition, paper_scale
-    from neuclip.experiments.perform import PAPER, Request, collect, perform, write_pages
-    from neuclip.experiments.runner import known_data
+    from neuclip.experiments import definition
 
     if list_ or not (name or pages_only):
         for one in map(definition.read_experiment, definition.experiments()):
             print(f"{one.name:<24}{one.question}")
         return 0
     require("experiment", "jinja2", "open_clip", extra="train")  # before anything is run
+    from neuclip.experiments import paper_scale
+    from neuclip.experiments.perform import PAPER, Request, collect, perform, write_pages
+    from neuclip.experiments.runner import known_data
+
     chosen = [definition.read_experiment(one) for one in ([name] if name else definition.experiments())]
     request = Request(scale, seeds, cases, known_data(data), Path(results))
     for one in chosen if not pages_only else ():

@@ -47,6 +47,7 @@ class Experiment:
     seeds: int = 4
     tuned: bool = False  # each variant's best try on held-out data is what counts
     settings: Mapping[str, Any] = field(default_factory=dict)  # of all jobs
+    smoke: Mapping[str, Any] = field(default_factory=dict)  # of those at this scale
     variants: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     paper: Sequence[Mapping[str, Any]] = ()  # its tables: caption, head, rows
     paper_scale: Mapping[str, Any] = field(default_factory=dict)  # settings (of Table 1), seeds, variants
@@ -137,8 +138,7 @@ def plan(
         tuned_as = own["cases"][case].get("tuned_as", case)
         for seed in range(count):
             for variant in experiment.variants:
-                like = (experiment.variants[variant] or {}).get("tuned_like", variant)
-                chosen = (best or {}).get((tuned_as, like))
+                chosen = (best or {}).get((tuned_as, variant))
                 settings = settings_of(experiment, scale, case, variant, chosen)
                 if settings is not None and (chosen is not None or not experiment.tuned):
                     jobs.append(Job(case, variant, seed, experiment.kind, settings | {"run.seed": str(seed)}))
@@ -155,10 +155,9 @@ def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dic
     for case in dict.fromkeys(own["cases"][case].get("tuned_as", case) for case in cases):
         hold_out = {"data.hold_out": listed["hold_out"][own["cases"][case]["data"]], "run.seed": TUNING_SEED}
         for variant in experiment.variants:
-            if "tuned_like" in (experiment.variants[variant] or {}):
-                continue
             settings = settings_of(experiment, scale, case, variant, {})
-            for one in listed["tries"].get(variant, listed["tries"]["all"]) if settings is not None else ():
+            tries = listed["tries"].get(variant, listed["tries"]["all"])[: own.get("most_tries")]
+            for one in tries if settings is not None else ():
                 whole = flat(settings, one, listed["settings"], hold_out, own.get("always"))
                 tried.setdefault((case, variant), []).append((flat(one), Job(case, variant, TUNING_SEED, TRAIN, whole)))
     return tried
@@ -174,17 +173,19 @@ def cases_of(experiment: Experiment, scale: str, *, own_data: bool = False, word
 
 
 def settings_of(experiment: Experiment, scale: str, case: str, variant: str, chosen: Flat | None) -> Flat | None:
-    """None where a variant leaves out this case: `only: [case, ...]`. `method` names settings of common.yaml that it
-    starts from, `tuned_like` the variant whose best tries it takes over."""
+    """None where a variant leaves out this case. `method` names settings of common.yaml that a variant starts from,
+    `not_in` cases that it leaves out, and `within` has settings for some: both by words that a case contains."""
     own, wide = dict(experiment.variants[variant] or {}), common()["scales"][scale]
-    if case not in own.pop("only", [case]):
+    if any(words in case for words in own.pop("not_in", ())):
         return None
-    own.pop("tuned_like", None)
+    for words, settings in own.pop("within", {}).items():
+        own |= settings if words in case else {}
     method = common()["methods"].get(own.pop("method", variant), {})
     of_case = dict(wide["cases"][case])
     of_case.pop("tuned_as", None)
     factor = of_case.pop("rate_factor", None)
-    settings = flat(wide["settings"], of_case, experiment.settings, method, own, chosen, wide.get("always"))
+    last = flat(wide.get("always"), experiment.smoke if scale == "smoke" else {})
+    settings = flat(wide["settings"], of_case, experiment.settings, method, own, chosen, last)
     if factor is not None:
         settings["optimizer.learning_rate"] = f"{float(settings['optimizer.learning_rate']) * factor:g}"
     return settings

@@ -1,4 +1,5 @@
-"""Runs the jobs of an experiment: each in a process of its own with one thread, several at a time.
+"""Runs the jobs of an experiment: each in a process of its own with one thread, several at a time. They are forks of
+one process that has imported everything: an interpreter of its own would take a third of a short run.
 
 A kill at any moment costs nothing: a job whose record is missing is started again, and `train --resume auto` continues
 where its run was saved. A run's folder is removed once its record is written.
@@ -7,31 +8,39 @@ where its run was saved. A run's folder is removed once its record is written.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
 
-from neuclip import files
+import torch
+
+from neuclip import api, files
 from neuclip.errors import RunFailed, UserError
 from neuclip.experiments.definition import TRAIN, Flat, Job, base_recipe, common, flat
 from neuclip.experiments.records import FILE, Records, main_figure, read_records, record_failed, record_finished
 from neuclip.formatting import format_duration, percent
 from neuclip.progress import say
-from neuclip.records import RunFolder
+from neuclip.records import RunFolder, write_lines
+from neuclip.settings.reading import read_settings
 
 REFERENCE, IN_SETTINGS = (
     "reference",
     "{reference}",
 )  # the model of DRRho, whose place --data gives like that of a data set
 USUAL_SECONDS = 60.0  # of a job, before one has finished
+Processes = ForkServerContext | SpawnContext  # ways to start one
+PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
 
 
 def known_data(data: Sequence[str]) -> dict[str, str]:
@@ -67,14 +76,15 @@ def resolved(job: Job, data: Mapping[str, str]) -> Flat:
     return of_set | {key: given if value == IN_SETTINGS else value for key, value in settings.items()}
 
 
-def arguments(job: Job, runs: Path, data: Mapping[str, str]) -> list[str]:
-    """Of Python: `-m neuclip train RECIPE --flags`."""
-    settings = resolved(job, data)
+def perform_job(job: Job, runs: Path, data: Mapping[str, str]) -> None:
+    """Train its run in the folder of its name, or write the figures of another kind of job there."""
+    settings, folder = resolved(job, data), RunFolder(runs / job.name)
     if job.kind != TRAIN:
-        return ["-m", "neuclip.experiments", job.kind, json.dumps(settings), str(runs / job.name)]
-    recipe = settings.pop("recipe")
-    flags = [f"--{key}={value}" for key, value in settings.items()]
-    return ["-m", "neuclip", TRAIN, recipe, *flags, f"--run.folder={runs}", f"--run.name={job.name}", "--resume=auto"]
+        write_lines(folder.evaluation, import_module(f"neuclip.experiments.{job.kind}").run(settings, folder.path))
+        return
+    recipe = Path(settings.pop("recipe"))
+    place = {"run.folder": str(runs), "run.name": job.name}
+    api.train(read_settings(recipe, [f"--{key}={value}" for key, value in (settings | place).items()]), resume="auto")
 
 
 def unfinished(jobs: Sequence[Job], records: Records) -> list[Job]:
@@ -97,13 +107,18 @@ def run_jobs(
 ) -> None:
     """Those without a finished record. One that fails is recorded with its reason, and the others go on."""
     waiting, failed = unfinished(jobs, read_records(results)), 0
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[BaseProcess] = []
+    forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    start = multiprocessing.get_context
+    processes: Processes = start("forkserver") if forks else start("spawn")
+    if forks:
+        processes.set_forkserver_preload(PRELOADED)
     runs.mkdir(parents=True, exist_ok=True)
     with files.lock(results / "lock", wait=False) as alone, sigterm_exits(), ThreadPoolExecutor(parallel) as pool:
         if not alone:
             raise UserError(f"another experiment writes to {results}; wait for it, or give another --results")
         started = time.monotonic()
-        futures = {pool.submit(run_job, job, runs, data, children): job for job in waiting}
+        futures = {pool.submit(run_job, job, runs, data, processes, children): job for job in waiting}
         try:
             for number, future in enumerate(as_completed(futures), start=1):
                 job, (reason, seconds) = futures[future], future.result()
@@ -136,23 +151,29 @@ def sigterm_exits() -> Iterator[None]:
 
 
 def run_job(
-    job: Job, runs: Path, data: Mapping[str, str], children: list[subprocess.Popen[bytes]]
+    job: Job, runs: Path, data: Mapping[str, str], processes: Processes, children: list[BaseProcess]
 ) -> tuple[str, float]:
     """Why it failed, empty if it did not, and its seconds. Its output is in a file beside its folder."""
-    if (lock := RunFolder(runs / job.name).lock).exists():
-        with files.lock(lock):  # a process that outlived a killed runner still trains this run: it is waited for
-            pass
     log, started = runs / f"{job.name}.log", time.monotonic()
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, *arguments(job, runs, data)], stdout=output, stderr=output, env=environment
-        )
-        children.append(child)
-        code = child.wait()
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    reason = "" if code == 0 else f"failed: {lines[-1] if lines else f'ended with code {code}'}"
+    child = processes.Process(target=in_child, args=(job, runs.resolve(), data, log.resolve(), dict(os.environ)))
+    child.start()
+    children.append(child)
+    child.join()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    reason = "" if child.exitcode == 0 else f"failed: {lines[-1] if lines else f'ended with code {child.exitcode}'}"
     return reason, time.monotonic() - started
+
+
+def in_child(job: Job, runs: Path, data: Mapping[str, str], log: Path, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)  # as it is now, not as it was when the process was started that this one is a fork of
+    torch.set_num_threads(1)
+    with files.lock(log.with_suffix(".lock")), log.open("wb") as output:  # of a killed runner, who trains it goes on
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
+        try:
+            perform_job(job, runs, data)
+        except (UserError, RunFailed) as error:
+            sys.exit(f"neuclip: {error}")  # one line, which the record keeps
 
 
 def finish(job: Job, results: Path, runs: Path, seconds: float, *, keep: bool) -> str:
@@ -160,6 +181,7 @@ def finish(job: Job, results: Path, runs: Path, seconds: float, *, keep: bool) -
     record = record_finished(results, job, runs / job.name, seconds)
     if not keep:
         shutil.rmtree(runs / job.name)
-        (runs / f"{job.name}.log").unlink(missing_ok=True)
+        for end in (".log", ".lock"):
+            (runs / f"{job.name}{end}").unlink(missing_ok=True)
     figure = main_figure(record)
     return "done" if figure is None else percent(figure)
