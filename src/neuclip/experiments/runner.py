@@ -165,7 +165,7 @@ def run_job(
 
 
 def in_child(job: Job, runs: Path, data: Mapping[str, str], log: Path, environment: Mapping[str, str]) -> None:
-    os.environ.update(environment)  # as it is now, not as it was when the process was started that this one is a fork of
+    os.environ.update(environment)  # as it is now, not as it was for the process that this one is a fork of
     torch.set_num_threads(1)
     with files.lock(log.with_suffix(".lock")), log.open("wb") as output:  # of a killed runner, who trains it goes on
         for standard in (1, 2):
