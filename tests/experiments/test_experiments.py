@@ -16,10 +16,11 @@ from neuclip.cli.main import main
 from neuclip.errors import RunFailed, UserError
 from neuclip.experiments import definition
 from neuclip.experiments.definition import TRAIN, Job, read_experiment
+from neuclip.experiments.page import failures
 from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_script
 from neuclip.experiments.perform import Request, write_pages
 from neuclip.experiments.records import read_records
-from neuclip.experiments.runner import known_data, run_jobs
+from neuclip.experiments.runner import known_data, run_jobs, waiting_jobs
 from neuclip.records import RunFolder, append_line
 from tests.builders.images import write_shard
 from tests.builders.run_folders import write_results, write_run
@@ -60,6 +61,17 @@ def test_every_method_has_as_many_tries():
     assert {len(tries) for tries in tried.values()} == {6}
     assert not {job.settings["run.seed"] for tries in tried.values() for _, job in tries} & {str(n) for n in range(50)}
     assert all(job.settings["evaluation.retrieval"] == "auto" for tries in tried.values() for _, job in tries)
+
+
+def test_a_variant_may_differ_between_cases_and_leave_some_out():
+    def settings(case: str, variant: str) -> definition.Flat | None:
+        return definition.settings_of(read_experiment("comparison"), "laptop", case, variant, {})
+
+    large, small = (settings(f"photos, batch {size}", "NeuCLIP") for size in ("128, 197k samples", "32, 393k samples"))
+    assert large is not None and small is not None and small["objective.num_prototypes"] == "256"
+    assert "objective.num_prototypes" not in large and float(small["optimizer.learning_rate"]) == 0.0005
+    assert settings("icons, batch 32, 393k samples", "queue") is None
+    assert settings("photos, batch 128, 197k samples", "queue") is not None
 
 
 def test_experiments_share_runs_with_equal_settings():
@@ -114,6 +126,10 @@ def test_a_killed_runner_loses_nothing_and_a_failed_run_is_recorded_and_tried_ag
         run_jobs([broken], results, runs, parallel=1, data=data, keep=False)
     failed = read_records(results)[broken.key]
     assert not failed["finished"] and "no-such-model" in failed["error"]
+    assert waiting_jobs([broken], read_records(results)) == []
+    assert waiting_jobs([broken], read_records(results), retry=True) == [broken]
+    (section,) = failures([broken], read_records(results))
+    assert "no-such-model" in str(section)
 
     jobs = small_jobs()
     script = f"""
@@ -125,7 +141,7 @@ run_jobs(small_jobs(), Path({str(results)!r}), Path({str(runs)!r}), parallel=2, 
     assert any("1 of 2" in line for line in child.stderr)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    run_jobs(jobs, results, runs, parallel=2, data=data, keep=False)
+    run_jobs(waiting_jobs(jobs, read_records(results)), results, runs, parallel=2, data=data, keep=False)
     records = read_records(results)
     assert all(records[job.key]["finished"] for job in jobs)
     assert not [path for path in runs.iterdir() if path.is_dir()]

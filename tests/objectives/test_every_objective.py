@@ -327,6 +327,17 @@ def test_metrics_are_finite_or_none_where_nothing_can_be_said(method):
     assert ("masked_duplicates" in metrics) is objective.mask_duplicates
 
 
+@every_method
+def test_steps_that_measure_nothing_learn_the_same(method):
+    measuring, silent = METHODS[method](), METHODS[method]()
+    silent.measures = False
+    assert run(silent, range(5)) == run(measuring, range(5))
+    assert same_state(silent.state_dict(), measuring.state_dict())
+    assert silent.metrics.get("weight_deviation") is None
+    silent.measures = True
+    assert run(silent, range(5, 6)) == run(measuring, range(5, 6)) and silent.metrics == measuring.metrics
+
+
 @pytest.mark.parametrize("method", ["fastclip", "scent", "amorlip", "neuclip"])
 def test_calibration_compares_the_batch_with_what_was_predicted_before_the_method_saw_it(method):
     objective = METHODS[method]()

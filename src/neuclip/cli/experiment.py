@@ -24,6 +24,7 @@ def experiment(
     runs: str = "runs/experiments",
     pages: str = "experiments",
     keep: bool = False,
+    retry: bool = False,
     list_: bool = False,
     pages_only: bool = False,
 ) -> int:
@@ -43,6 +44,7 @@ def experiment(
     --results: folder of the records (runs.jsonl)
     --runs: folder of the runs while they train
     --pages: folder of the pages
+    --retry: also run again what failed before
     --keep: keep the runs' folders after their records are written
     --list: print all experiments with their questions
     --pages-only: run nothing, write the pages of all records
@@ -73,6 +75,6 @@ def experiment(
             print(*(paper_scale.paper_command(job, runs) for job in jobs), sep="\n")
             print(write_page(Path(pages) / f"{one.name}.slurm", paper_scale.slurm_script(one, jobs, runs)))
         else:
-            perform(one, request, Path(runs), parallel=parallel, keep=keep)
+            perform(one, request, Path(runs), parallel=parallel, keep=keep, retry=retry)
     print(*write_pages(chosen, request, Path(pages)), sep="\n")
     return 0

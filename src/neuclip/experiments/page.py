@@ -196,6 +196,7 @@ def experiment_page(
     experiment: Experiment,
     cases: Sequence[Case],
     extra: Sequence[Section],
+    failed: Sequence[Section],
     tried: Mapping[str, Table],
     commands: Sequence[str],
     seconds: float,
@@ -206,6 +207,7 @@ def experiment_page(
         *([Section("Answer", [Notes(answers(cases), as_list=True)])] if cases or not extra else []),
         *extra,
         *(Section(case.name, [case.table(), Charts(case.charts(experiment.across)), case.more()]) for case in cases),
+        *failed,
         *([Section("In the paper", [*map(paper_table, experiment.paper)])] if experiment.paper else []),
         *(Section(f"Tuning: {name}", [table], folded=True) for name, table in tried.items()),
         *(Section(f"Settings: {case.name}", [settings_table(case.groups)], folded=True) for case in cases),
@@ -283,12 +285,15 @@ def predictors_table(cases: Sequence[Case]) -> Table:
             "distance of the calibration from 1": [
                 fmean(abs(math.log(run.calibration or 1.0)) for run in group.runs) for group in groups
             ],
+            "spread of the weights": [
+                fmean(run.number("weight_deviation") or 0.0 for run in group.runs) for group in groups
+            ],
             "temperature": [fmean(run.number("temperature") or 0.0 for run in group.runs) for group in groups],
         }
         rows.append(
             [case.name, str(len(groups)), *(f"{rank_correlation(recall, own):+.2f}" for own in figures.values())]
         )
-    head = ["case", "variants", "normalizer error", "distance of the calibration from 1", "temperature"]
+    head = ["case", "variants", "normalizer error", "distance of the calibration from 1", "spread of the weights", "τ"]
     note = "Spearman's rank correlation with recall@1: −1 where the smallest value goes along with the best recall."
     return Table("", head, rows, 1, [note])
 
@@ -327,6 +332,16 @@ def plain_sections(jobs: Sequence[Job], records: Records, across: str) -> list[S
             table = moments_table(own, list(names), list(metrics), across)
             sections.append(Section(case, [Charts(drawable(charts)), table]))
     return sections
+
+
+def failures(jobs: Sequence[Job], records: Records) -> list[Section]:
+    """What failed, and why; nothing where nothing did."""
+    failed = [job for job in jobs if job.key in records and not is_finished(job, records)]
+    if not failed:
+        return []
+    rows = [[job.case, job.variant, str(job.seed), records[job.key]["error"]] for job in failed]
+    note = "They are left out above; --retry runs them again."
+    return [Section("Failed runs", [Table("", ["case", "variant", "seed", "reason"], rows, 4, [note])])]
 
 
 def is_finished(job: Job, records: Records) -> bool:

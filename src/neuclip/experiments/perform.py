@@ -10,6 +10,7 @@ from neuclip.experiments import definition
 from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
 from neuclip.experiments.page import (
     experiment_page,
+    failures,
     figures_text,
     finished_cases,
     index_page,
@@ -18,7 +19,7 @@ from neuclip.experiments.page import (
 )
 from neuclip.experiments.paper_scale import paper_jobs
 from neuclip.experiments.records import best_tries, read_records
-from neuclip.experiments.runner import expected_seconds, finish, lacks_data, run_jobs, unfinished
+from neuclip.experiments.runner import expected_seconds, finish, lacks_data, run_jobs, waiting_jobs
 from neuclip.formatting import format_duration, plural
 from neuclip.progress import say
 from neuclip.records import RunFolder
@@ -57,17 +58,20 @@ class Request:
         return definition.plan(experiment, self.scale, self.cases(experiment), self.seeds, best)
 
 
-def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool) -> None:
+def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool, retry: bool) -> None:
     """Tune, then train. Both say first what they will cost."""
     for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
         planned, records = jobs(experiment), read_records(request.results)
         here = [job for job in planned if not lacks_data(job, request.data)]
         if missing := sorted({lacks_data(job, request.data) for job in planned} - {""}):
             say(f"left out: runs that need {', '.join(missing)}; give --data {missing[0]}=PATH")
-        waiting = unfinished(here, records)
+        waiting = waiting_jobs(here, records, retry=retry)
         if here:
             seconds = format_duration(expected_seconds(waiting, records, parallel))
-            say(f"{what}: {plural(len(here), 'run')}, {len(here) - len(waiting)} finished; about {seconds}")
+            failed = sum(not records[job.key]["finished"] for job in here if job.key in records)
+            skipped = f", {failed} failed before and not tried again without --retry" if failed and not retry else ""
+            finished = len(here) - len(waiting) - (0 if retry else failed)
+            say(f"{what}: {plural(len(here), 'run')}, {finished} finished{skipped}; about {seconds}")
         if waiting:
             run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
 
@@ -75,7 +79,7 @@ def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: i
 def collect(experiment: Experiment, request: Request, runs: Path) -> None:
     """Records of the runs of the paper's scale that have come back. Their folders stay."""
     request.results.mkdir(parents=True, exist_ok=True)
-    for job in unfinished(request.jobs(experiment), read_records(request.results)):
+    for job in waiting_jobs(request.jobs(experiment), read_records(request.results), retry=True):
         if RunFolder(runs / job.name).summary.is_file():
             finish(job, request.results, runs, 0.0, keep=True)
 
@@ -92,10 +96,10 @@ def write_pages(experiments: Sequence[Experiment], request: Request, folder: Pat
         cases = finished_cases(experiment, jobs, records, metric) if experiment.kind == TRAIN else []
         extra = [] if experiment.kind == TRAIN else plain_sections(jobs, records, experiment.across or "samples seen")
         tables = tuning_tables(tried, records, experiment.measure)
+        failed = failures([*request.tuning(experiment), *jobs], records)
         scale = f" --scale {request.scale}" if request.scale != "laptop" else ""
-        page = experiment_page(
-            experiment, cases, extra, tables, [f"neuclip experiment {experiment.name}{scale}"], seconds
-        )
+        command = f"neuclip experiment {experiment.name}{scale}"
+        page = experiment_page(experiment, cases, extra, failed, tables, [command], seconds)
         written.append(write_page(folder / f"{experiment.name}.html", render_html(page)))
         for end in ENDS if cases else ():
             written.append(write_page(folder / f"{experiment.name}{end}", figures_text(cases, end)))

@@ -16,7 +16,12 @@ from neuclip.report.measures import BATCH_ERROR_KEY, ERROR_KEY, MEAN_RECALL, REC
 
 KEPT = ("seconds", "samples_per_second", "peak_memory_bytes", "temperature", "calibration", "samples_seen")
 FILE = "runs.jsonl"
-SHARES = ("normalizer_share", "towers_share", "data_share")  # of a step
+LATE = (  # of a step: shares of its time, and how unequal the weights of anchors are
+    "normalizer_share",
+    "towers_share",
+    "data_share",
+    "weight_deviation",
+)
 Records = dict[str, dict[str, Any]]  # by the job's key; the newest of each
 
 
@@ -44,11 +49,11 @@ def about(job: Job) -> dict[str, Any]:
 def record_of_run(folder: RunFolder) -> dict[str, Any]:
     """What pages show of a run: a few hundred bytes per evaluation."""
     run = read_contents(folder)
-    shares = {name: late_median(run.records, name) for name in SHARES}
+    late = {name: late_median(run.records, name) for name in LATE}
     tasks = read_tasks(folder.tasks) if folder.tasks.is_file() else {}
     return {
         "data": run.environment.get("data.sha256", ""),
-        "summary": {name: run.summary.get(name) for name in KEPT} | {k: v for k, v in shares.items() if v is not None},
+        "summary": {name: run.summary.get(name) for name in KEPT} | {k: v for k, v in late.items() if v is not None},
         "evaluations": [slim(line) for line in run.evaluations],
         **({"tasks": tasks} if tasks else {}),
     }
@@ -77,11 +82,12 @@ def main_figure(record: Mapping[str, Any], metric: str = MEAN_RECALL) -> float |
 
 
 def best_tries(tried: Mapping[Choice, Sequence[tuple[Flat, Job]]], records: Records, metric: str) -> dict[Choice, Flat]:
-    """Of each case and variant whose tries have all finished, the one with the highest figure."""
+    """Of each case and variant whose tries have all been run, the one with the highest figure; one that failed has
+    none."""
     found = {}
     for choice, candidates in tried.items():
-        figures = [main_figure(records.get(job.key, {}), metric) for _, job in candidates]
-        if None not in figures:
+        if all(job.key in records for _, job in candidates):
+            figures = [main_figure(records[job.key], metric) for _, job in candidates]
             found[choice] = candidates[max(range(len(figures)), key=lambda number: figures[number] or 0.0)][0]
     return found
 

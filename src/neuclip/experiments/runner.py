@@ -15,20 +15,20 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 from neuclip import api, files
 from neuclip.errors import RunFailed, UserError
 from neuclip.experiments.definition import TRAIN, Flat, Job, base_recipe, common, flat
-from neuclip.experiments.records import FILE, Records, main_figure, read_records, record_failed, record_finished
+from neuclip.experiments.records import FILE, Records, main_figure, record_failed, record_finished
 from neuclip.formatting import format_duration, percent
 from neuclip.progress import say
 from neuclip.records import RunFolder, write_lines
@@ -39,8 +39,15 @@ REFERENCE, IN_SETTINGS = (
     "{reference}",
 )  # the model of DRRho, whose place --data gives like that of a data set
 USUAL_SECONDS = 60.0  # of a job, before one has finished
-Processes = ForkServerContext | SpawnContext  # ways to start one
 PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
+
+
+class Running(NamedTuple):
+    """A job in its process."""
+
+    job: Job
+    process: BaseProcess
+    started: float
 
 
 def known_data(data: Sequence[str]) -> dict[str, str]:
@@ -87,9 +94,10 @@ def perform_job(job: Job, runs: Path, data: Mapping[str, str]) -> None:
     api.train(read_settings(recipe, [f"--{key}={value}" for key, value in (settings | place).items()]), resume="auto")
 
 
-def unfinished(jobs: Sequence[Job], records: Records) -> list[Job]:
-    """Each once, in order."""
-    return list({job.key: job for job in jobs if not records.get(job.key, {}).get("finished")}.values())
+def waiting_jobs(jobs: Sequence[Job], records: Records, *, retry: bool = False) -> list[Job]:
+    """Those without a record, each once, in order; with `retry` also those that failed."""
+    done = {key for key, record in records.items() if record["finished"] or not retry}
+    return list({job.key: job for job in jobs if job.key not in done}.values())
 
 
 def expected_seconds(jobs: Sequence[Job], records: Records, parallel: int) -> float:
@@ -105,39 +113,40 @@ def expected_seconds(jobs: Sequence[Job], records: Records, parallel: int) -> fl
 def run_jobs(
     jobs: Sequence[Job], results: Path, runs: Path, *, parallel: int, data: Mapping[str, str], keep: bool
 ) -> None:
-    """Those without a finished record. One that fails is recorded with its reason, and the others go on."""
-    waiting, failed = unfinished(jobs, read_records(results)), 0
-    children: list[BaseProcess] = []
-    forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
-    start = multiprocessing.get_context
-    processes: Processes = start("forkserver") if forks else start("spawn")
-    if forks:
-        processes.set_forkserver_preload(PRELOADED)
+    """One that fails is recorded with its reason, and the others go on."""
+    waiting, running, failed, began = list(jobs), list[Running](), 0, time.monotonic()
     runs.mkdir(parents=True, exist_ok=True)
-    with files.lock(results / "lock", wait=False) as alone, sigterm_exits(), ThreadPoolExecutor(parallel) as pool:
+    with files.lock(results / "lock", wait=False) as alone, sigterm_exits():
         if not alone:
             raise UserError(f"another experiment writes to {results}; wait for it, or give another --results")
-        started = time.monotonic()
-        futures = {pool.submit(run_job, job, runs, data, processes, children): job for job in waiting}
         try:
-            for number, future in enumerate(as_completed(futures), start=1):
-                job, (reason, seconds) = futures[future], future.result()
-                if reason:
-                    failed += 1
-                    record_failed(results, job, reason)
-                else:
-                    reason = finish(job, results, runs, seconds, keep=keep)
-                left = (time.monotonic() - started) / number * (len(waiting) - number)
-                what = f"{job.case}, {job.variant}, seed {job.seed}: {reason}, {format_duration(seconds)}"
-                say(f"{number} of {len(waiting)}  {what}  {format_duration(left)} left")
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    running.append(start(waiting.pop(0), runs, data))
+                connection.wait([one.process.sentinel for one in running])
+                for one in [one for one in running if not one.process.is_alive()]:
+                    running.remove(one)
+                    outcome = why_failed(one, runs)
+                    seconds = time.monotonic() - one.started
+                    if outcome:
+                        failed += 1
+                        record_failed(results, one.job, outcome)
+                    else:
+                        outcome = finish(one.job, results, runs, seconds, keep=keep)
+                    number = len(jobs) - len(waiting) - len(running)
+                    left = (time.monotonic() - began) / number * (len(jobs) - number)
+                    what = f"{one.job.case}, {one.job.variant}, seed {one.job.seed}: {outcome}"
+                    say(f"{number} of {len(jobs)}  {what}, {format_duration(seconds)}  {format_duration(left)} left")
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in children:
-                child.terminate()  # each saves its run first
+            for one in running:
+                one.process.terminate()  # it saves its run first
+            for one in running:
+                one.process.join()
             say("stopped; the same command continues where the runs were saved")
             raise
     if failed:
-        raise RunFailed(f"{failed} of {len(waiting)} runs failed; {results / FILE} has their reasons; run it again")
+        why = f"{results / FILE} and the page have their reasons"
+        raise RunFailed(f"{failed} of {len(jobs)} runs failed; {why}; --retry runs them again")
 
 
 @contextmanager
@@ -150,23 +159,35 @@ def sigterm_exits() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_job(
-    job: Job, runs: Path, data: Mapping[str, str], processes: Processes, children: list[BaseProcess]
-) -> tuple[str, float]:
-    """Why it failed, empty if it did not, and its seconds. Its output is in a file beside its folder."""
-    log, started = runs / f"{job.name}.log", time.monotonic()
-    child = processes.Process(target=in_child, args=(job, runs.resolve(), data, log.resolve(), dict(os.environ)))
+def start(job: Job, runs: Path, data: Mapping[str, str]) -> Running:
+    forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    if forks:
+        multiprocessing.set_forkserver_preload(PRELOADED)
+    process = multiprocessing.get_context("forkserver" if forks else "spawn").Process  # type: ignore[attr-defined]
+    arguments = (job, runs.resolve(), data, dict(os.environ))
+    child = process(target=in_child, args=arguments)
     child.start()
-    children.append(child)
-    child.join()
+    return Running(job, child, time.monotonic())
+
+
+def why_failed(one: Running, runs: Path) -> str:
+    """Empty if it did not. Its output is in a file beside its folder."""
+    one.process.join()
+    if one.process.exitcode == 0:
+        return ""
+    log = log_of(one.job, runs)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    reason = "" if child.exitcode == 0 else f"failed: {lines[-1] if lines else f'ended with code {child.exitcode}'}"
-    return reason, time.monotonic() - started
+    return f"failed: {lines[-1] if lines else f'ended with code {one.process.exitcode}'}"
 
 
-def in_child(job: Job, runs: Path, data: Mapping[str, str], log: Path, environment: Mapping[str, str]) -> None:
+def log_of(job: Job, runs: Path) -> Path:
+    return runs / f"{job.name}.log"
+
+
+def in_child(job: Job, runs: Path, data: Mapping[str, str], environment: Mapping[str, str]) -> None:
     os.environ.update(environment)  # as it is now, not as it was for the process that this one is a fork of
     torch.set_num_threads(1)
+    log = log_of(job, runs)
     with files.lock(log.with_suffix(".lock")), log.open("wb") as output:  # of a killed runner, who trains it goes on
         for standard in (1, 2):
             os.dup2(output.fileno(), standard)
@@ -182,6 +203,6 @@ def finish(job: Job, results: Path, runs: Path, seconds: float, *, keep: bool) -
     if not keep:
         shutil.rmtree(runs / job.name)
         for end in (".log", ".lock"):
-            (runs / f"{job.name}{end}").unlink(missing_ok=True)
+            log_of(job, runs).with_suffix(end).unlink(missing_ok=True)
     figure = main_figure(record)
     return "done" if figure is None else percent(figure)
