@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import correlation, fmean
 
-from neuclip.experiments.definition import Choice, Experiment, Flat, Job
+from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
 from neuclip.experiments.records import Records, main_figure, member
 from neuclip.formatting import UNKNOWN, format_duration, format_number, percent, plural
 from neuclip.report.charts import Chart, Line, column, group_lines
@@ -55,6 +55,11 @@ class Case:
     groups: Sequence[Group]
     against: Sequence[str]
     metric: str
+    planned: int  # runs, finished or not
+
+    @property
+    def finished(self) -> int:
+        return sum(len(group.members) for group in self.groups)
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -82,6 +87,8 @@ class Case:
 
     def answer(self) -> str:
         """Who is first, and by how much."""
+        if len(self.groups) < 2:
+            return f"{self.name}: {self.finished} of {plural(self.planned, 'run')} finished, nothing to compare yet."
         ahead: list[str] = []
         level: list[str] = []
         for name, gap in self.differences(self.first).items():
@@ -135,6 +142,8 @@ class Case:
         return [one for one in shown if one != self.measure]
 
     def notes(self) -> Iterator[str]:
+        if self.finished < self.planned:
+            yield f"{self.finished} of {self.planned} planned runs have finished."
         if any(len(group.counted) > 1 for group in self.groups):
             yield DEVIATION
         if any(self.differences(group) for group in self.groups):
@@ -181,14 +190,14 @@ def finished_cases(experiment: Experiment, jobs: Sequence[Job], records: Records
     """Those of which some run has finished and has the figure that counts."""
     cases = []
     for name in dict.fromkeys(job.case for job in jobs):
-        groups = []
+        groups, planned = [], sum(job.case == name for job in jobs)
         for variant in dict.fromkeys(job.variant for job in jobs):
             own = [job for job in jobs if (job.case, job.variant) == (name, variant)]
             members = [member(job, records[job.key]) for job in own if is_finished(job, records)]
             if members:
                 groups.append(Group(variant, members))
         if any(metric in (one.metric, one.key) for one in Comparison(groups).measures):
-            cases.append(Case(name, groups, experiment.against, metric))
+            cases.append(Case(name, groups, experiment.against, metric, planned))
     return cases
 
 
@@ -255,13 +264,14 @@ def figures_text(cases: Sequence[Case], end: str) -> str:
 
 
 def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page:
-    """All experiments: the question, the answer, the file of the page."""
+    """All experiments: the question, the answer, the file of the page. Only runs can be ranked: of other jobs the page
+    itself has the figures."""
     cells: list[list[str | Cell]] = [
         [
             Cell(f"{experiment.name}.html", link=f"{experiment.name}.html"),
             experiment.question,
-            " ".join(answers(cases)),
-            str(sum(len(group.members) for case in cases for group in case.groups)),
+            " ".join(answers(cases)) if experiment.kind == TRAIN or not seconds else "Figures are on its page.",
+            str(sum(case.finished for case in cases)),
             format_duration(seconds),
         ]
         for experiment, cases, seconds in rows
