@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,3 +90,17 @@ def write_csv(folder: Path, count: int) -> Path:
             (folder / f"{number:06d}.png").write_bytes(image_bytes(number))
             writer.writerow([f"{number:06d}.png", caption(number)])
     return folder / "pairs.csv"
+
+
+TABLE_SIZE, BAD_IMAGE, NO_CAPTION = 40, 7, 20
+
+
+def write_table(folder: Path) -> Path:
+    """Images with one to three captions each; one does not decode, one has no caption."""
+    lines = []
+    for number in range(TABLE_SIZE):
+        (folder / f"{number}.png").write_bytes(b"bad" if number == BAD_IMAGE else image_bytes(number))
+        captions = [caption(number), f"{caption(number)} {number}", "a shape"][: 1 + number % 3]
+        lines.append(json.dumps({"image": f"{number}.png", "caption": [] if number == NO_CAPTION else captions}))
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder / "pairs.jsonl"

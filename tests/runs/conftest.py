@@ -7,13 +7,18 @@ import pytest
 
 from neuclip import api
 from neuclip.records import RunFolder
-from tests.builders.images import write_shards
+from tests.builders.images import write_shards, write_table
 from tests.builders.runs import BATCH, settings_for
 
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory) -> Path:
     return write_shards(tmp_path_factory.mktemp("shapes"), 40)
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    return write_table(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -21,31 +20,17 @@ from neuclip.runs.folder import checkpoints_in
 from neuclip.runs.load import open_target
 from neuclip.training import stored_features
 from neuclip.training.run import Run
-from tests.builders.images import caption, image_bytes
+from tests.builders.images import BAD_IMAGE, NO_CAPTION
 from tests.builders.models import SMALL_FILE
 from tests.builders.runs import STEPS, last_checkpoint, losses, settings_for
 
 DRRHO = ["--objective", "drrho", "--objective.reference"]
-COUNT, BAD_IMAGE, NO_CAPTION = 24, 7, 20
 
 
 @pytest.fixture(scope="session")
 def reference(shards, tmp_path_factory) -> Path:
     """A run of a model without dropout. No test may change it."""
     return api.train(settings_for(tmp_path_factory.mktemp("runs"), shards, "--run.name", "reference", model=SMALL_FILE))
-
-
-@pytest.fixture
-def table(tmp_path) -> Path:
-    """Images with one to three captions each; one does not decode, one has no caption."""
-    lines = []
-    for number in range(COUNT):
-        (tmp_path / f"{number}.png").write_bytes(b"bad" if number == BAD_IMAGE else image_bytes(number))
-        captions = [caption(number), f"{caption(number)} {number}", "a shape"][: 1 + number % 3]
-        lines.append(json.dumps({"image": f"{number}.png", "caption": [] if number == NO_CAPTION else captions}))
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(lines))
-    return path
 
 
 def store(settings) -> Run:

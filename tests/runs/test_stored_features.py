@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -20,13 +19,13 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import stored_features
 from tests.builders import processes
-from tests.builders.images import caption, image_bytes
+from tests.builders.images import BAD_IMAGE, NO_CAPTION, image_bytes
+from tests.builders.images import TABLE_SIZE as COUNT
 from tests.builders.models import SMALL_FILE
 from tests.builders.processes import at_write
 from tests.builders.runs import assert_equal_runs, settings_for, summary
 
 IMAGE, TEXT = ["--model.image_tower", "locked", "--data.crop_scale", "1,1"], ["--model.text_tower", "locked"]
-COUNT, BAD_IMAGE, NO_CAPTION = 40, 7, 20
 OFF = ["--data.stored_features", "off"]
 BLOCK = {"image": 8, "text": 8}
 
@@ -35,18 +34,6 @@ BLOCK = {"image": 8, "text": 8}
 def features(cache) -> Path:
     """Where features are stored."""
     return cache / "features"
-
-
-@pytest.fixture
-def table(tmp_path) -> Path:
-    """Images with one to three captions each; one does not decode, one has no caption."""
-    lines = []
-    for number in range(COUNT):
-        (tmp_path / f"{number}.png").write_bytes(b"bad" if number == BAD_IMAGE else image_bytes(number))
-        captions = [caption(number), f"{caption(number)} {number}", "a shape"][: 1 + number % 3]
-        lines.append(json.dumps({"image": f"{number}.png", "caption": [] if number == NO_CAPTION else captions}))
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    return tmp_path / "pairs.jsonl"
 
 
 def settings_of(table: Path, name: str, *flags: str) -> Settings:
