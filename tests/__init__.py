@@ -56,6 +56,7 @@ training.optimizer
 experiments.convergence
 experiments.definition
 experiments.gradient
+experiments.page
 experiments.paper_scale
 experiments.perform
 experiments.records
