@@ -41,9 +41,6 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "neuclip, rolling and masked": lambda: NeuCLIP(
         D, num_prototypes=10, restart="rolling", inner_steps=0, mask_own_positive=True, mask_duplicates=True
     ),
-    "neuclip, pooled": lambda: NeuCLIP(
-        D, num_prototypes=16, inner_steps=2, restart_every=3, network_lr=0.1, pool_batch=True
-    ),
     "neuclip, mlp": lambda: NeuCLIP(D, network="mlp", inner_steps=2),
     "neuclip, simultaneous": lambda: NeuCLIP(D, num_prototypes=4, update="simultaneous", alpha_gradient="detached"),
     "neuclip, separate": lambda: NeuCLIP(D, num_prototypes=4, inner_steps=2, fit="separate", network_lr=0.1),

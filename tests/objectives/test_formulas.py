@@ -14,7 +14,6 @@ from neuclip.objectives.formulas import (
     add_eps,
     conjugate,
     gradient_only,
-    pool_normalizers,
     ratio,
     robust_loss,
     unified_objective,
@@ -82,19 +81,3 @@ def test_a_value_that_is_gradient_only_is_exactly_zero_with_its_gradient():
     nothing = gradient_only(3 * x)
     nothing.backward()
     assert nothing.item() == 0 and x.grad.item() == 3
-
-
-@pytest.mark.parametrize(("m", "batch"), [(0, 5), (1, 1), (7, 3), (1_000_000, 2)])
-def test_pooled_normalizers_are_one_mean_over_prototypes_and_batch(m, batch):
-    pairs = zip(ALPHA.flatten().tolist(), LOGS.flatten().tolist(), strict=True)
-    want = [math.log((m * math.exp(alpha) + batch * math.exp(log)) / (m + batch)) for alpha, log in pairs]
-    pooled = pool_normalizers(ALPHA, LOGS, torch.tensor(m), batch)
-    assert pooled.flatten().tolist() == pytest.approx(want, rel=1e-12)
-    rounded = pool_normalizers(ALPHA.float(), LOGS.float(), torch.tensor(m), batch)
-    assert rounded.flatten().tolist() == pytest.approx(want, rel=1e-6) and rounded.dtype == torch.float32
-
-
-@pytest.mark.parametrize("large", [-200.0, 200.0])
-def test_pooled_normalizers_hold_what_no_exponential_of_float32_holds(large):
-    alpha, log = torch.full((2, 1), large), torch.full((2, 1), -large)
-    assert torch.allclose(pool_normalizers(alpha, log, torch.tensor(1), 1), torch.tensor(200 - math.log(2)))

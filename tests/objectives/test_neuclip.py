@@ -169,54 +169,7 @@ def test_masked_prototypes_have_the_gradient_of_the_masked_mean(own):
     assert close(got, want, 1e-12) and same_gradients(got, want, leaves, 1e-11)
 
 
-# Prototypes and batch as one mean.
-
-
-def pooled_by_hand(leaves: list[Tensor], prototypes: Tensor, *, eps: float, full: bool) -> Tensor:
-    """Eq. 12 where exp(alpha) is (m (eps + g of the prototypes) + B (eps + g of the batch)) / (m + B), pair by pair."""
-    (image, text), tau, loss = leaves[:2], 1 / leaves[2], 2 * (RHO - 1)
-    for anchors, partners, rows in ((image, text, prototypes[0]), (text, image, prototypes[1])):
-        for i in range(B):
-            positive = anchors[i] @ partners[i]
-            batch = [torch.exp((anchors[i] @ partners[j] - positive) / tau) for j in range(B) if j != i]
-            said = [torch.exp((anchors[i] @ row / row.norm() - positive) / tau) for row in rows]
-            normalizer, predicted = eps + sum(batch) / (B - 1), eps + sum(said) / len(rows)
-            pooled = (len(rows) * predicted + B * normalizer) / (len(rows) + B)
-            pooled = pooled if full else pooled.detach()
-            loss = loss + (normalizer / pooled + torch.log(pooled)) / B
-    return tau * loss
-
-
-@pytest.mark.filterwarnings("ignore:logit_scale is 2")
-@pytest.mark.parametrize("tau", [0.07, 0.5])
-@pytest.mark.parametrize(("eps", "gradient"), [(1e-6, "full"), (1e-2, "full"), (1e-6, "detached")])
-def test_pooled_with_the_batch_the_loss_is_that_of_one_mean_over_the_written_prototypes_and_it(eps, gradient, tau):
-    given = {"eps": eps, "alpha_gradient": gradient, "network_lr": 0.1, "inner_steps": 2, "restart_every": 3}
-    objective = NeuCLIP(D, num_prototypes=B + 3, pool_batch=True, **given)
-    for step, written in enumerate([B, B + 3, B + 3, B + 3]):  # the first batch fills a part of them
-        leaves = [*batch(step), number(1 / tau)]
-        got = objective(*leaves)
-        want = pooled_by_hand(leaves, rows(objective)[:, :written], eps=eps, full=gradient == "full")
-        assert close(got, want, 1e-12) and same_gradients(got, want, leaves, 1e-10)
-
-
-def test_pooling_changes_the_loss_alone_and_not_what_the_prototypes_learn_or_answer():
-    pooled, plain = (NeuCLIP(D, num_prototypes=M, network_lr=0.1, pool_batch=pool) for pool in (True, False))
-    for step in range(3):
-        losses = [objective(*batch(step), SCALE) for objective in (pooled, plain)]
-        assert abs(losses[0] - losses[1]) > 1e-4
-        for name in ("calibration", "calibration_image", "log_ratio_deviation"):  # of the network, before it saw them
-            assert pooled.metrics[name] == plain.metrics[name]
-        assert pooled.metrics["mean_log_normalizer_image"] != plain.metrics["mean_log_normalizer_image"]
-    assert torch.equal(rows(pooled), rows(plain))
-    answers = [torch.stack(objective.log_normalizers(*batch(9), SCALE)) for objective in (pooled, plain)]
-    assert torch.equal(*answers)
-
-
-def test_in_eval_mode_without_prototypes_pooling_is_the_batch():
-    objective, leaves = NeuCLIP(D, num_prototypes=M, pool_batch=True).eval(), [*batch(0), number(1 / TAU)]
-    got, want = objective(*leaves), CLIP(form="minibatch")(*leaves)
-    assert close(got, want, 1e-13) and same_gradients(got, want, leaves, 1e-12)
+# Predicting before learning.
 
 
 def test_predicting_first_the_loss_uses_what_the_prototypes_said_before_they_saw_the_batch():

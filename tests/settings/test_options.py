@@ -79,10 +79,6 @@ REFUSALS = {
     "network_lr is 0.0; give a number above 0": lambda: NeuCLIP(8, network_lr=0.0),
     "fit is 'unify'; choose unified or separate (did you mean unified?)": lambda: NeuCLIP(8, fit="unify"),
     "mask_own_positive is 1; give True or False (default False)": lambda: NeuCLIP(8, mask_own_positive=1),
-    "pool_batch counts the batch twice with restart rolling, which has stored it among the prototypes; give": lambda: (
-        NeuCLIP(8, pool_batch=True, restart="rolling")
-    ),
-    "pool_batch is for prototypes, and network mlp has none; give": lambda: NeuCLIP(8, pool_batch=True, network="mlp"),
     "predict_first is for prototypes, and network": lambda: NeuCLIP(8, predict_first=True, network="mlp"),
     "form is None; choose openclip or minibatch": lambda: CLIP(form=None),
     "gamma is 1.5; give a number above 0 and at most 1 (default 0.2)": lambda: FastCLIP(9, gamma=1.5),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from neuclip.objectives.contrast import contrast
-from neuclip.objectives.formulas import add_eps, conjugate, pool_normalizers, unified_objective
+from neuclip.objectives.formulas import add_eps, conjugate, unified_objective
 from neuclip.objectives.mlp import MLPNetwork
 from neuclip.objectives.objective import NoEstimate, Objective, objective
 from neuclip.objectives.pairs import Pairs
@@ -42,8 +42,6 @@ class NeuCLIP(Objective, NeuCLIPSettings):
                 self.learn(pairs, log_normalizer, tau, steps=self.inner_steps)  # lines 6 to 8
         if alpha is None:
             alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
-        if self.pool_batch:
-            alpha = self.pool(alpha, log_normalizer, pairs.batch)
         loss = unified_objective(log_normalizer, alpha, tau, self.rho)  # line 11
         if self.training and self.update == "simultaneous":
             self.learn(pairs, log_normalizer, tau, steps=1)  # Algorithm 3
@@ -74,13 +72,6 @@ class NeuCLIP(Objective, NeuCLIPSettings):
             return log_normalizer.detach()
         assert isinstance(self.normalizer, Prototypes)  # the settings refuse another network
         return torch.where(self.normalizer.written > 0, alpha, log_normalizer.detach())
-
-    def pool(self, alpha: Tensor, log_normalizer: Tensor, batch: int) -> Tensor:  # (2, b), (2, b) -> (2, b)
-        """Prototypes and batch together, weighted by their numbers. Not in the paper. Like alpha it has the gradient of
-        both its parts, or of neither. A batch that has just been stored by a restart counts in both."""
-        assert isinstance(self.normalizer, Prototypes)  # the settings refuse another network
-        given = log_normalizer if self.alpha_gradient == "full" else log_normalizer.detach()
-        return pool_normalizers(alpha, given, self.normalizer.written, batch)
 
     def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:
         if not self.normalizer.ready:

@@ -183,29 +183,14 @@ class NeuCLIPSettings(ObjectiveSettings):
     predict_first: bool = option(
         False, "the loss uses what the network predicts before it learns from the batch; the paper: afterwards"
     )
-    pool_batch: bool = option(
-        False, "the loss uses the mean over prototypes and batch together; only with prototypes and restart periodic"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("pool_batch", "predict_first"):
-            if self.network == "mlp" and getattr(self, name):
-                raise OptionError(
-                    f"{self.prefix}{name} is for prototypes, and {self.prefix}network mlp has none; "
-                    f"give {self.prefix}network prototypes, or leave out {self.prefix}{name}",
-                    *(name, "network"),
-                )
-        if self.pool_batch and self.predict_first:
+        if self.network == "mlp" and self.predict_first:
             raise OptionError(
-                f"{self.prefix}pool_batch takes in the batch that {self.prefix}predict_first leaves out; give one",
-                *("pool_batch", "predict_first"),
-            )
-        if self.pool_batch and self.restart == "rolling":
-            raise OptionError(
-                f"{self.prefix}pool_batch counts the batch twice with {self.prefix}restart rolling, which has stored "
-                f"it among the prototypes; give {self.prefix}restart periodic, or leave out {self.prefix}pool_batch",
-                *("pool_batch", "restart"),
+                f"{self.prefix}predict_first is for prototypes, and {self.prefix}network mlp has none; "
+                f"give {self.prefix}network prototypes, or leave out {self.prefix}predict_first",
+                *("predict_first", "network"),
             )
 
     def advice(self, run: PlannedRun) -> list[Advice]:
