@@ -101,9 +101,9 @@ def test_without_a_summary_the_calibration_is_the_median_of_the_last_quarter(run
 CALIBRATIONS = {
     1.15: "good",
     0.87: "good",
-    1.3: "fair, predicted normalizers are 1.3x too small",
-    0.4: "poor, predicted normalizers are 2.5x too large",
-    0.0: "poor, predicted normalizers are far too large",
+    1.3: "predicted normalizers are 1.3x too small",
+    0.4: "predicted normalizers are 2.5x too large",
+    0.0: "predicted normalizers are far too large",
 }
 ERRORS = {
     (2.0, 1.0): "2.0x larger than a mini-batch's",
@@ -182,8 +182,12 @@ RULES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one spike": (records(loss=[3.0] * 50 + [1.0] * 49 + [9.0]), ""),
     "one record": (records(loss=[3.0]), ""),
-    "calibration": (summary(calibration=3.0), f"Calibration is 3.00: poor, {SMALL} Try more objective.inner_steps"),
+    "calibration": (summary(calibration=3.0), f"Calibration is 3.00: {SMALL} Try more objective.inner_steps"),
     "fair calibration": (summary(calibration=1.4), ""),
+    "calibration of a queue": (
+        {"settings": {"objective": {"name": "neuclip", "restart": "rolling"}}, **summary(calibration=3.0)},
+        "",
+    ),
     "minimum": (
         summary(temperature=0.01),
         "The temperature is at its minimum, 0.01. For a higher one, try a smaller t",
@@ -209,7 +213,7 @@ RULES: dict[str, tuple[dict[str, Any], str]] = {
 }
 for name, kind in OBJECTIVES.items():
     poor = {"settings": {"objective": {"name": name}}, **summary(calibration=3.0)}
-    sentence = f"Calibration is 3.00: poor, {SMALL} {kind.calibration_advice}"
+    sentence = f"Calibration is 3.00: {SMALL} {kind.calibration_advice}"
     RULES[f"calibration of {name}"] = (poor, sentence.rstrip())
 
 
