@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import correlation, fmean
 
 from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
 from neuclip.experiments.records import Records, main_figure, member
 from neuclip.formatting import UNKNOWN, format_duration, format_number, percent, plural
-from neuclip.report.charts import Chart, Line, column, group_lines
+from neuclip.report.charts import Chart, column, group_lines
 from neuclip.report.compare import Comparison, Difference, Group
 from neuclip.report.compare_page import (
     DEVIATION,
@@ -36,6 +36,7 @@ from neuclip.report.measures import (
 )
 from neuclip.report.page import Cell, Charts, Notes, Page, Section, Table, latex_table, markdown_table
 
+RESTART = "objective.restart_every"
 FEWEST = 4  # variants that a correlation is taken over
 OTHER_SCALE = "From the paper: other data, other models and a far larger scale; compare the order, not the values."
 SUMMARY = {  # of a run: how a column is headed, its decimals and unit
@@ -160,26 +161,38 @@ class Case:
     def charts(self, across: str = "") -> list[Chart]:
         evaluations = {group.name: [run.evaluations for run in group.runs] for group in self.groups}
         curves = [
-            measure_chart(self.measure, evaluations),
+            replace(measure_chart(self.measure, evaluations), from_zero=False),
             error_chart(evaluation_lines(ERROR_KEY, evaluations)),
         ]
         return ([self._chart_across(across)] if across else []) + drawable(curves)
 
     def _chart_across(self, setting: str) -> Chart:
-        """The final figure over the values of one setting, each seed thin and the mean thick."""
-        by_value: dict[float, list[float]] = {}
-        seeds: dict[int | None, list[tuple[float, float]]] = {}
-        for one in (one for group in self.groups for one in group.counted):
-            value = one.settings.get(setting)
-            if value is not None and self.measure in one.figures:
-                by_value.setdefault(float(value), []).append(one.figures[self.measure])
-                seeds.setdefault(one.seed, []).append((float(value), one.figures[self.measure]))
-        points = [(value, fmean(figures)) for value, figures in sorted(by_value.items())]
-        line = Line("mean", points, [sorted(own) for own in seeds.values()])
+        """The final figure over the values of one setting, each seed thin and the mean thick. A line has runs that are
+        alike but for it, and for how often the network restarts, which goes with its size."""
+        names: dict[str, dict[str, float]] = {}  # of a line, the variants in it with their values
+        curves: dict[str, dict[int | None, list[tuple[float, float]]]] = {}  # of a line, by seed
+        for group in self.groups:
+            for one in group.counted:
+                others = {key: value for key, value in one.settings.items() if not key.startswith("run.")}
+                value = others.pop(setting, None)
+                never = setting == RESTART and not value  # 0 is the far end of its axis
+                others.pop(RESTART, None)
+                if value is not None and not never and self.measure in one.figures:
+                    line = str(sorted(others.items()))
+                    names.setdefault(line, {})[group.name] = float(value)
+                    curves.setdefault(line, {}).setdefault(one.seed, []).append(
+                        (float(value), one.figures[self.measure])
+                    )
+        drawn = {}
+        for line, own in names.items():
+            first, *_, last = sorted(own, key=own.__getitem__) if len(own) > 1 else ("", "")
+            if first:
+                drawn[f"{first} to {last}"] = [sorted(points) for points in curves[line].values()]
         return Chart(
             title=f"{self.measure.words} over {setting}",
             unit=self.measure.words,
-            lines=[line],
+            lines=group_lines(drawn),
+            from_zero=False,
             across=setting,
             percent=self.measure.percent,
             dots=True,

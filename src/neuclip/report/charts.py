@@ -42,6 +42,7 @@ class Chart:
     log: bool = False  # a logarithmic scale where the values differ by more than a factor of ten
     reference: float | None = None  # a value with a dotted line
     dots: bool = False  # at every point: it was measured nowhere else
+    from_zero: bool = True  # shares begin at 0 %, or where the lines do: to tell methods apart
 
     def last_values(self) -> list[tuple[str, str]]:
         """What is read without a script: the name of each line and its last value."""

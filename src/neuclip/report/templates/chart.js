@@ -44,7 +44,7 @@ function frame(chart, values) {
   }
   const at = (share) => sorted[Math.round(share * (sorted.length - 1))];
   const margin = 0.5 * (at(0.98) - at(0.02));
-  const fixed = [chart.reference, chart.percent ? 0 : null].filter((value) => value !== null);
+  const fixed = [chart.reference, chart.percent && chart.from_zero ? 0 : null].filter((value) => value !== null);
   const low = Math.min(Math.max(sorted[0], at(0.02) - margin), ...fixed);
   const high = Math.max(Math.min(sorted.at(-1), at(0.98) + margin), ...fixed);
   const room = 0.06 * (high - low) || 0.1 * Math.abs(high) || 1;
