@@ -190,10 +190,10 @@ class Case:
                 drawn[f"{first} to {last}"] = [sorted(points) for points in curves[line].values()]
         return Chart(
             title=f"{self.measure.words} over {setting}",
-            unit=self.measure.words,
+            unit=self.measure.words.partition(",")[0],  # both fit below the frame
             lines=group_lines(drawn),
             from_zero=False,
-            across=setting,
+            across=setting.rpartition(".")[2],
             percent=self.measure.percent,
             dots=True,
         )
