@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from neuclip.cli.main import main
-from neuclip.errors import RunFailed, UserError
+from neuclip.errors import UserError
 from neuclip.experiments import definition
 from neuclip.experiments.definition import TRAIN, Job, read_experiment
 from neuclip.experiments.page import failures
@@ -122,8 +122,7 @@ def small_jobs(**more: str) -> list[Job]:
 def test_a_killed_runner_loses_nothing_and_a_failed_run_is_recorded_and_tried_again(tmp_path, data):
     results, runs = tmp_path / "results", tmp_path / "runs"
     (broken,) = small_jobs(**{"model.name": "no-such-model"})[:1]
-    with pytest.raises(RunFailed, match="1 of 1 runs failed"):
-        run_jobs([broken], results, runs, parallel=1, data=data, keep=False)
+    assert run_jobs([broken], results, runs, parallel=1, data=data, keep=False) == 1
     failed = read_records(results)[broken.key]
     assert not failed["finished"] and "no-such-model" in failed["error"]
     assert waiting_jobs([broken], read_records(results)) == []
@@ -141,12 +140,22 @@ run_jobs(small_jobs(), Path({str(results)!r}), Path({str(runs)!r}), parallel=2, 
     assert any("1 of 2" in line for line in child.stderr)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    run_jobs(waiting_jobs(jobs, read_records(results)), results, runs, parallel=2, data=data, keep=False)
+    assert run_jobs(waiting_jobs(jobs, read_records(results)), results, runs, parallel=2, data=data, keep=False) == 0
     records = read_records(results)
     assert all(records[job.key]["finished"] for job in jobs)
     assert not [path for path in runs.iterdir() if path.is_dir()]
     lines = [json.loads(line) for line in (results / "runs.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines].count(jobs[0].key) == 1
+
+
+def test_a_failed_run_is_on_the_page_and_the_command_ends_with_1(tmp_path, data, capsys, monkeypatch):
+    monkeypatch.setitem(definition.common()["scales"]["smoke"]["always"], "model.name", "no-such-model")
+    places = [f"--{what}={tmp_path / what}" for what in ("results", "runs", "pages")]
+    own = ["experiment", "length", "--scale=smoke", "--seeds=1", f"--data=own={data['own']}", *places]
+    assert main(own) == 1 and "4 runs failed; the page says why; --retry" in capsys.readouterr().err
+    assert "no-such-model is not known" in (tmp_path / "pages" / "length.html").read_text()
+    assert main(own) == 0 and "4 failed before and not tried again without --retry" in capsys.readouterr().err
+    assert main([*own, "--retry"]) == 1
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from neuclip.cli.command import Count
-from neuclip.errors import UserError, require
+from neuclip.errors import RunFailed, UserError, require
 from neuclip.report.page import write_page
 
 Scale = Literal["smoke", "laptop", "paper"]
@@ -66,6 +66,7 @@ def experiment(
 
     chosen = [definition.read_experiment(one) for one in ([name] if name else definition.experiments())]
     request = Request(scale, seeds, cases, known_data(data), Path(results))
+    failure: RunFailed | None = None  # told after the pages are written, which show it
     for one in chosen if not pages_only else ():
         if scale == PAPER:
             jobs = request.jobs(one)
@@ -75,6 +76,11 @@ def experiment(
             print(*(paper_scale.paper_command(job, runs) for job in jobs), sep="\n")
             print(write_page(Path(pages) / f"{one.name}.slurm", paper_scale.slurm_script(one, jobs, runs)))
         else:
-            perform(one, request, Path(runs), parallel=parallel, keep=keep, retry=retry)
+            try:
+                perform(one, request, Path(runs), parallel=parallel, keep=keep, retry=retry)
+            except RunFailed as error:
+                failure = error
     print(*write_pages(chosen, request, Path(pages)), sep="\n")
+    if failure:
+        raise failure
     return 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neuclip.errors import RunFailed
 from neuclip.experiments import definition
 from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
 from neuclip.experiments.page import (
@@ -59,7 +60,8 @@ class Request:
 
 
 def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool, retry: bool) -> None:
-    """Tune, then train. Both say first what they will cost."""
+    """Tune, then train. Both say first what they will cost. Where runs failed it says so at the end."""
+    failed_now = 0
     for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
         planned, records = jobs(experiment), read_records(request.results)
         here = [job for job in planned if not lacks_data(job, request.data)]
@@ -73,7 +75,9 @@ def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: i
             finished = len(here) - len(waiting) - (0 if retry else failed)
             say(f"{what}: {plural(len(here), 'run')}, {finished} finished{skipped}; about {seconds}")
         if waiting:
-            run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
+            failed_now += run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
+    if failed_now:
+        raise RunFailed(f"{plural(failed_now, 'run')} failed; the page says why; --retry tries again")
 
 
 def collect(experiment: Experiment, request: Request, runs: Path) -> None:

@@ -28,16 +28,13 @@ import torch
 from neuclip import api, files
 from neuclip.errors import RunFailed, UserError
 from neuclip.experiments.definition import TRAIN, Flat, Job, base_recipe, common, flat
-from neuclip.experiments.records import FILE, Records, main_figure, record_failed, record_finished
+from neuclip.experiments.records import Records, main_figure, record_failed, record_finished
 from neuclip.formatting import format_duration, percent
 from neuclip.progress import say
 from neuclip.records import RunFolder, write_lines
 from neuclip.settings.reading import read_settings
 
-REFERENCE, IN_SETTINGS = (
-    "reference",
-    "{reference}",
-)  # the model of DRRho, whose place --data gives like that of a data set
+REFERENCE, IN_SETTINGS = "reference", "{reference}"  # DRRho's model: --data gives its place like that of a data set
 USUAL_SECONDS = 60.0  # of a job, before one has finished
 PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
 
@@ -112,8 +109,8 @@ def expected_seconds(jobs: Sequence[Job], records: Records, parallel: int) -> fl
 
 def run_jobs(
     jobs: Sequence[Job], results: Path, runs: Path, *, parallel: int, data: Mapping[str, str], keep: bool
-) -> None:
-    """One that fails is recorded with its reason, and the others go on."""
+) -> int:
+    """How many failed: they are recorded with their reason, and the others go on."""
     waiting, running, failed, began = list(jobs), list[Running](), 0, time.monotonic()
     runs.mkdir(parents=True, exist_ok=True)
     with files.lock(results / "lock", wait=False) as alone, sigterm_exits():
@@ -144,9 +141,7 @@ def run_jobs(
                 one.process.join()
             say("stopped; the same command continues where the runs were saved")
             raise
-    if failed:
-        why = f"{results / FILE} and the page have their reasons"
-        raise RunFailed(f"{failed} of {len(jobs)} runs failed; {why}; --retry runs them again")
+    return failed
 
 
 @contextmanager
@@ -188,7 +183,8 @@ def in_child(job: Job, runs: Path, data: Mapping[str, str], environment: Mapping
     os.environ.update(environment)  # as it is now, not as it was for the process that this one is a fork of
     torch.set_num_threads(1)
     log = log_of(job, runs)
-    with files.lock(log.with_suffix(".lock")), log.open("wb") as output:  # of a killed runner, who trains it goes on
+    # A process that outlived a killed runner may still train this run: it is waited for.
+    with files.lock(log.with_suffix(".lock")), log.open("wb") as output:
         for standard in (1, 2):
             os.dup2(output.fileno(), standard)
         try:
