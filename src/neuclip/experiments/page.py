@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import correlation, fmean
@@ -22,13 +22,12 @@ from neuclip.report.compare_page import (
     figures_csv,
     settings_table,
 )
-from neuclip.report.contents import Figures
+from neuclip.report.contents import Figures, RunContents
 from neuclip.report.measures import (
     DEFINITION,
     DIFFERENT_DEFINITION,
     ERROR_KEY,
     MEAN_RECALL,
-    NORMALIZER_ERROR,
     Measure,
     error_chart,
     evaluation_lines,
@@ -290,35 +289,35 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
         for experiment, cases, seconds in rows
     ]
     head = ["experiment", "question", "answer", "runs", "time of one core"]
-    predicting = predictors_table([case for _, cases, _ in rows for case in cases])
+    predicting = predictors_table([(experiment.title, case) for experiment, cases, _ in rows for case in cases])
     more = [Section("What goes along with recall", [predicting])] if predicting.rows else []
     return Page("index", "Experiments", sections=[Section("", [Table("", head, cells, 3)]), *more])
 
 
-def predictors_table(cases: Sequence[Case]) -> Table:
-    """Rank correlation over the variants of a case, of means over seeds; only of variants that estimate normalizers."""
+def predictors_table(cases: Sequence[tuple[str, Case]]) -> Table:
+    """Rank correlation over the variants of a case, of means over seeds; only of variants that estimate normalizers,
+    and only where all runs have the figure."""
+    figures: dict[str, Callable[[RunContents], float | None]] = {
+        "normalizer error": lambda run: run.final.get(ERROR_KEY),
+        "distance of the calibration from 1": lambda run: abs(math.log(run.calibration or 1.0)),
+        "spread of the weights": lambda run: run.number("weight_deviation"),
+        "τ": lambda run: run.number("temperature"),
+    }
     rows = []
-    for case in cases:
+    for title, case in cases:
         groups = [group for group in case.groups if all(run.calibration for run in group.runs)]
         if case.measure.metric != MEAN_RECALL or len(groups) < FEWEST:
             continue
-        recall = [fmean(group.values(case.measure)) for group in groups]
-        figures = {
-            "normalizer error": [fmean(group.values(NORMALIZER_ERROR) or [0.0]) for group in groups],
-            "distance of the calibration from 1": [
-                fmean(abs(math.log(run.calibration or 1.0)) for run in group.runs) for group in groups
-            ],
-            "spread of the weights": [
-                fmean(run.number("weight_deviation") or 0.0 for run in group.runs) for group in groups
-            ],
-            "temperature": [fmean(run.number("temperature") or 0.0 for run in group.runs) for group in groups],
-        }
-        rows.append(
-            [case.name, str(len(groups)), *(f"{rank_correlation(recall, own):+.2f}" for own in figures.values())]
-        )
-    head = ["case", "variants", "normalizer error", "distance of the calibration from 1", "spread of the weights", "τ"]
+        recall, cells = [fmean(group.values(case.measure)) for group in groups], []
+        for read in figures.values():
+            found = [[read(run) for run in group.runs] for group in groups]
+            known = [[value for value in own if value is not None] for own in found]
+            whole = found == known
+            cells.append(f"{rank_correlation(recall, [fmean(own) for own in known]):+.2f}" if whole else UNKNOWN)
+        rows.append([title, case.name, str(len(groups)), *cells])
+    head = ["experiment", "case", "variants", *figures]
     note = "Spearman's rank correlation with recall@1: −1 where the smallest value goes along with the best recall."
-    return Table("", head, rows, 1, [note])
+    return Table("", head, rows, 2, [note])
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
