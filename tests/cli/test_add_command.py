@@ -83,6 +83,8 @@ def test_flags_have_the_types_and_limits_of_their_parameters(typed):
         **{"share": 1.0, "size": 10_000, "json": True},
     }
     assert typed("draw cats --to wall --fast=false", draw).kwargs == {"to": "wall", "fast": False}
+    assert typed("draw cats --to wall --data.key x --data.key y,z", draw).kwargs["data_key"] == ("x", "y", "z")
+    assert typed("draw cats --to wall --size 4 --size 5", draw).kwargs["size"] == 5
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,10 @@ def call(command: Command, arguments: Sequence[str]) -> int:
         if name is None:
             operands.append(value or "")
         elif parameter := by_name.get(name.replace(".", "_")):
-            values[parameter] = flags[parameter].convert(value)
+            converted = flags[parameter].convert(value)
+            if isinstance(converted, tuple):  # a list may come in several flags
+                converted = (*values.get(parameter, ()), *converted)
+            values[parameter] = converted
         else:
             refuse_unknown(name, flags.values(), takes_settings=takes_settings)
             settings.append(f"--{name}" if value is None else f"--{name}={value}")
