@@ -8,12 +8,12 @@ from pathlib import Path
 
 from neuclip.errors import RunFailed
 from neuclip.experiments import definition
+from neuclip.experiments.case import finished_cases
 from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
 from neuclip.experiments.page import (
     experiment_page,
     failures,
     figures_text,
-    finished_cases,
     index_page,
     plain_sections,
     tuning_tables,

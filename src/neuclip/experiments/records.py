@@ -16,12 +16,10 @@ from neuclip.report.measures import BATCH_ERROR_KEY, ERROR_KEY, MEAN_RECALL, REC
 
 KEPT = ("seconds", "samples_per_second", "peak_memory_bytes", "temperature", "calibration", "samples_seen")
 FILE = "runs.jsonl"
-LATE = (  # of a step: shares of its time, and how unequal the weights of anchors are
-    "normalizer_share",
-    "towers_share",
-    "data_share",
-    "weight_deviation",
-)
+LATE = {  # of a step: its speed without start and evaluations, shares of its time, how unequal weights of anchors are
+    "steady_samples_per_second": "samples_per_second",
+    **{name: name for name in ("normalizer_share", "towers_share", "data_share", "weight_deviation")},
+}
 Records = dict[str, dict[str, Any]]  # by the job's key; the newest of each
 
 
@@ -49,7 +47,7 @@ def about(job: Job) -> dict[str, Any]:
 def record_of_run(folder: RunFolder) -> dict[str, Any]:
     """What pages show of a run: a few hundred bytes per evaluation."""
     run = read_contents(folder)
-    late = {name: late_median(run.records, name) for name in LATE}
+    late = {name: late_median(run.records, key) for name, key in LATE.items()}
     tasks = read_tasks(folder.tasks) if folder.tasks.is_file() else {}
     return {
         "data": run.environment.get("data.sha256", ""),
