@@ -20,7 +20,7 @@ from neuclip.experiments.page import failures
 from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_script
 from neuclip.experiments.perform import Request, write_pages
 from neuclip.experiments.records import read_records
-from neuclip.experiments.runner import known_data, run_jobs, waiting_jobs
+from neuclip.experiments.runner import expected_seconds, known_data, run_jobs, waiting_jobs
 from neuclip.records import RunFolder, append_line
 from tests.builders.images import write_shard
 from tests.builders.run_folders import write_results, write_run
@@ -196,12 +196,47 @@ def test_the_page_names_who_is_first_and_what_is_not_shown(tmp_path):
     invent(tmp_path, request, {"alternating": 0.03})
     pages = write_pages([read_experiment("simultaneous")], request, tmp_path / "pages")
     text = (tmp_path / "pages" / "simultaneous.html").read_text()
-    assert "alternating is first in recall@1, mean of both directions, 23" in text
-    assert "ahead of CLIP (+3" in text and "mini-batch form (+3" in text
+    assert "alternating is best, recall@1 23" in text
+    assert "; ahead of CLIP (+3" in text and "mini-batch form (+3" in text
+    assert "alternating</span></td>" in (tmp_path / "pages" / "index.html").read_text()
     assert "**+3" in (tmp_path / "pages" / "simultaneous.md").read_text()
     rows = (tmp_path / "pages" / "simultaneous.csv").read_text().splitlines()
     assert rows[0].startswith("case,group,run,seed") and len(rows) == 1 + 5 * 4
     assert {path.suffix for path in pages} == {".html", ".md", ".csv", ".tex"}
+
+
+def test_a_baseline_that_is_better_than_every_variant_is_named_and_not_called_best(tmp_path):
+    request = Request("laptop", results=tmp_path)
+    invent(tmp_path, request, {"CLIP": 0.05, "alternating": 0.03})
+    write_pages([read_experiment("simultaneous")], request, tmp_path / "pages")
+    text = (tmp_path / "pages" / "simultaneous.html").read_text()
+    assert "alternating is best" in text and "; ahead of mini-batch form (+" in text and "; behind CLIP (−" in text
+
+
+def test_the_page_of_costs_has_the_network_s_share_of_a_step_and_memory_beside_clip_s(tmp_path):
+    request, cost = Request("laptop", results=tmp_path), read_experiment("cost")
+    steps = {"CLIP": (640.0, 0.1, 1e9), "mini-batch form": (640.0, 0.1, 1e9), "NeuCLIP": (512.0, 0.28, 1.1e9)}
+    for job in request.jobs(cost):
+        if job.variant in steps:
+            names = ("steady_samples_per_second", "normalizer_share", "peak_memory_bytes")
+            summary = dict(zip(names, steps[job.variant], strict=True)) | {"samples_per_second": 1.0}
+            about = {"key": job.key, "kind": job.kind, "case": job.case, "settings": job.settings, "finished": True}
+            append_line(tmp_path / "runs.jsonl", about | {"wall_seconds": 30, "summary": summary, "evaluations": []})
+    write_pages([cost], request, tmp_path / "pages")
+    table = (tmp_path / "pages" / "cost.md").read_text()
+    assert "| CLIP | 200.0 | 20.0 | 0.0 | 0 % | 1,000 | 0 % |" in table
+    assert "| NeuCLIP | 250.0 | 70.0 | 50.0 | 20.0 % | 1,100 | 10.0 % |" in table
+
+
+def test_the_expected_time_follows_from_runs_of_the_same_case(tmp_path):
+    def record(job: Job, seconds: float) -> dict:
+        return {"finished": True, "case": job.case, "settings": job.settings, "wall_seconds": seconds}
+
+    short, long = small_jobs()[0], small_jobs(**{"train.samples": "6400"})[1]
+    alone = expected_seconds([long], {"a": record(short, 6.0)}, parallel=1)
+    assert alone == pytest.approx(602.0) and expected_seconds([long] * 2, {"a": record(short, 6.0)}, 2) == alone
+    other = record(short, 60.0) | {"case": "another"}
+    assert expected_seconds([long], {"a": record(short, 6.0), "b": other}, parallel=1) == alone
 
 
 def test_equal_methods_get_no_verdict(tmp_path):
@@ -239,5 +274,5 @@ def test_runs_of_the_paper_s_scale_that_came_back_give_the_same_page(capsys, tmp
         write_results(RunFolder(run).tasks, add=0.1 * ("t-u-5" in job.name))
     assert main(["experiment", "inner-steps", "--scale", "paper", "--runs", "runs"]) == 0
     text = (tmp_path / "experiments" / "inner-steps.html").read_text()
-    assert "dfn-14m: T_u 5 is first in mean of 38 tasks" in text and "39.16" in text
+    assert "T_u 5 is best, mean of 38 tasks" in text and "39.16" in text
     assert len(list((tmp_path / "runs").iterdir())) == 2  # they stay

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from neuclip.experiments.definition import Experiment, Job
 from neuclip.experiments.records import Records, member
-from neuclip.formatting import UNKNOWN, percent, plural
+from neuclip.formatting import UNKNOWN, percent
 from neuclip.report.charts import Chart, group_lines
 from neuclip.report.compare import Comparison, Difference, Group
 from neuclip.report.compare_page import DEVIATION, decimals, difference_text, drawable, figure_cell
@@ -28,6 +28,7 @@ from neuclip.report.page import Cell, Table
 
 RESTART = "objective.restart_every"
 SMALLEST, WITHOUT_NETWORK = "CLIP", "mini-batch form"  # variants that costs are compared with
+AHEAD, BEHIND, LEVEL = "ahead of", "behind", "not shown to differ from"
 SUMMARY = {  # of a run: how a column is headed, its decimals and unit
     "calibration": ("calibration", 2, 1.0),
     "temperature": ("τ", 3, 1.0),
@@ -67,36 +68,51 @@ class Case:
         return {name: Comparison(self.groups, against=name, measure=self.measure.key) for name in chosen}
 
     @cached_property
-    def first(self) -> Group:
+    def best(self) -> Group:
+        """The best variant; a baseline only where there is nothing else."""
         sign = self.measure.better or 1  # of speed, which is no score, the highest
-        return max(self.groups, key=lambda group: sign * fmean(group.values(self.measure)))
+        own = [group for group in self.groups if group.name not in self.against] or self.groups
+        return max(own, key=lambda group: sign * fmean(group.values(self.measure)))
+
+    @property
+    def best_figure(self) -> str:
+        return self.measure.text(fmean(self.best.values(self.measure)))
 
     def differences(self, group: Group) -> dict[str, Difference]:
         """To each baseline, where there are seeds enough."""
         gaps = {name: one.difference(group, self.measure) for name, one in self.baselines.items()}
         return {name: gap for name, gap in gaps.items() if gap}
 
+    def standing(self) -> dict[str, dict[str, Difference]]:
+        """The baselines that the best variant is shown to be ahead of or behind, and the others."""
+        found: dict[str, dict[str, Difference]] = {AHEAD: {}, BEHIND: {}, LEVEL: {}}
+        for name, gap in self.differences(self.best).items():
+            side = AHEAD if self.measure.better * gap.mean > 0 else BEHIND
+            found[side if gap.is_shown else LEVEL][name] = gap
+        return found
+
     def answer(self) -> str:
-        """Who is first, and by how much."""
+        """Which variant is best, and by how much."""
+        so_far = f" ({self.finished} of {self.planned} runs so far)" if self.finished < self.planned else ""
         if len(self.groups) < 2:
-            return f"{self.name}: {self.finished} of {plural(self.planned, 'run')} finished, nothing to compare yet."
-        ahead: list[str] = []
-        level: list[str] = []
-        for name, gap in self.differences(self.first).items():
-            (ahead if gap.is_shown else level).append(f"{name} ({self._points(gap)})")
-        value = self.measure.text(fmean(self.first.values(self.measure)))
-        parts = [f"{self.name}: {self.first.name} is first in {self.measure.words}, {value}"]
-        parts += [f"ahead of {', '.join(ahead)}"] if ahead else []
-        parts += [f"not shown to differ from {', '.join(level)}"] if level else []
+            return f"{self.name}{so_far}: nothing to compare yet."
+        parts = [
+            f"{self.name}{so_far}: {self.best.name} is best, {self.measure.words.partition(',')[0]} {self.best_figure}"
+        ]
+        places = decimals(self.best.values(self.measure), self.measure)
+        for words, gaps in self.standing().items():
+            named = [f"{name} ({difference_text(gap, self.measure, places)})" for name, gap in gaps.items()]
+            parts += [f"{words} {', '.join(named)}"] if named else []
         return "; ".join(parts) + "."
 
-    def _points(self, gap: Difference) -> str:
-        return difference_text(gap, self.measure, decimals(self.first.values(self.measure), self.measure))
-
-    def table(self) -> Table:
-        """One row per variant: the measure that counts, with its differences to the baselines."""
+    def tables(self) -> list[Table]:
+        """What counts comes first."""
         if self.measure == SPEED:
-            return cost_table(self.groups, list(self.notes()))
+            return [cost_table(self.groups, list(self.notes()))]
+        return [self._table(), self._more()]
+
+    def _table(self) -> Table:
+        """One row per variant: the measure that counts, with its differences to the baselines."""
         head = ["variant", "seeds", self.measure.words, *(f"to {name}" for name in self.baselines)]
         rows: list[list[str | Cell]] = []
         for group in self.groups:
@@ -108,7 +124,7 @@ class Case:
             rows.append([group.name, str(len(group.counted)), self._cell(group, self.measure), *cells])
         return Table("", head, rows, 1, list(self.notes()))
 
-    def more(self) -> Table:
+    def _more(self) -> Table:
         """The other figures, without verdict."""
         others = self._others()
         runs = [run for group in self.groups for run in group.runs]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import correlation, fmean
 
-from neuclip.experiments.case import Case, is_finished
+from neuclip.experiments.case import AHEAD, BEHIND, LEVEL, Case, is_finished
 from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
 from neuclip.experiments.records import Records, main_figure
 from neuclip.formatting import UNKNOWN, format_duration, format_number, percent, plural
@@ -17,6 +17,9 @@ from neuclip.report.measures import ERROR_KEY, MEAN_RECALL
 from neuclip.report.page import Cell, Charts, Notes, Page, Section, Table, latex_table, markdown_table
 
 FEWEST = 4  # variants that a correlation is taken over
+BEST = (
+    "Best of the variants that are no baselines, in the mean over seeds; the page of an experiment has the intervals."
+)
 OTHER_SCALE = "From the paper: other data, other models and a far larger scale; compare the order, not the values."
 
 
@@ -34,7 +37,11 @@ def experiment_page(
         Section("Question", [Notes([experiment.question, *experiment.notes])]),
         *([Section("Answer", [Notes(answers(cases), as_list=True)])] if cases or not extra else []),
         *extra,
-        *(Section(case.name, [case.table(), Charts(case.charts(experiment.across)), case.more()]) for case in cases),
+        *(
+            Section(case.name, [first, Charts(case.charts(experiment.across)), *others])
+            for case in cases
+            for first, *others in [case.tables()]
+        ),
         *failed,
         *([Section("In the paper", [*map(paper_table, experiment.paper)])] if experiment.paper else []),
         *(Section(f"Tuning: {name}", [table], folded=True) for name, table in tried.items()),
@@ -75,30 +82,38 @@ def figures_text(cases: Sequence[Case], end: str) -> str:
         lines = [(case.name, line) for case in cases for line in figures_csv(case.comparison).splitlines()]
         head = [f"case,{line}" for _, line in lines[:1]]
         return "\n".join([*head, *(f'"{name}",{line}' for name, line in lines if line != lines[0][1])]) + "\n"
-    if end == ".md":
-        return "\n".join(
-            f"## {one.name}\n\n{markdown_table(one.table())}\n{markdown_table(one.more())}" for one in cases
-        )
-    return "\n".join(f"% {one.name}\n{latex_table(one.table())}{latex_table(one.more())}" for one in cases)
+    write, head = (markdown_table, "## {}\n\n") if end == ".md" else (latex_table, "% {}\n")
+    return "\n".join(head.format(case.name) + "\n".join(map(write, case.tables())) for case in cases)
 
 
 def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page:
-    """All experiments: the question, the answer, the file of the page. Only runs can be ranked: of other jobs the page
-    itself has the figures."""
-    cells: list[list[str | Cell]] = [
+    """All experiments with their questions, the best variant of each case, and what goes along with recall."""
+    links = {experiment.name: Cell(experiment.name, link=f"{experiment.name}.html") for experiment, *_ in rows}
+    questions: list[list[str | Cell]] = [
         [
-            Cell(f"{experiment.name}.html", link=f"{experiment.name}.html"),
+            links[experiment.name],
             experiment.question,
-            " ".join(answers(cases)) if experiment.kind == TRAIN or not seconds else "Figures are on its page.",
-            str(sum(case.finished for case in cases)),
+            str(sum(case.finished for case in cases)) if experiment.kind == TRAIN else UNKNOWN,
             format_duration(seconds),
         ]
         for experiment, cases, seconds in rows
     ]
-    head = ["experiment", "question", "answer", "runs", "time of one core"]
+    best: list[list[str | Cell]] = [
+        [links[experiment.name], case.name, case.best.name, *map(", ".join, found.values()), case.best_figure]
+        for experiment, cases, _ in rows
+        for case in cases
+        if len(case.groups) > 1 and (found := case.standing())
+    ]
     predicting = predictors_table([(experiment.title, case) for experiment, cases, _ in rows for case in cases])
-    more = [Section("What goes along with recall", [predicting])] if predicting.rows else []
-    return Page("index", "Experiments", sections=[Section("", [Table("", head, cells, 3)]), *more])
+    sections = [
+        Section("", [Table("", ["experiment", "question", "runs", "time of one core"], questions, 2)]),
+        Section(
+            "Answers",
+            [Table("", ["experiment", "case", "best variant", AHEAD, BEHIND, LEVEL, "figure"], best, 6, [BEST])],
+        ),
+        Section("What goes along with recall", [predicting]),
+    ]
+    return Page("index", "Experiments", sections=[one for one in sections if one.blocks[0].rows])
 
 
 def predictors_table(cases: Sequence[tuple[str, Case]]) -> Table:

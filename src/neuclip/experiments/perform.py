@@ -61,12 +61,14 @@ class Request:
 
 def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool, retry: bool) -> None:
     """Tune, then train. Both say first what they will cost. Where runs failed it says so at the end."""
-    failed_now = 0
+    failed_now, left_out = 0, list[str]()
     for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
         planned, records = jobs(experiment), read_records(request.results)
         here = [job for job in planned if not lacks_data(job, request.data)]
-        if missing := sorted({lacks_data(job, request.data) for job in planned} - {""}):
+        missing = sorted({lacks_data(job, request.data) for job in planned} - {"", *left_out})
+        if missing:
             say(f"left out: runs that need {', '.join(missing)}; give --data {missing[0]}=PATH")
+        left_out += missing
         waiting = waiting_jobs(here, records, retry=retry)
         if here:
             seconds = format_duration(expected_seconds(waiting, records, parallel))

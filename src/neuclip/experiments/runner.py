@@ -33,9 +33,10 @@ from neuclip.formatting import format_duration, percent
 from neuclip.progress import say
 from neuclip.records import RunFolder, write_lines
 from neuclip.settings.reading import read_settings
+from neuclip.settings.values import parse_whole
 
 REFERENCE, IN_SETTINGS = "reference", "{reference}"  # DRRho's model: --data gives its place like that of a data set
-USUAL_SECONDS = 60.0  # of a job, before one has finished
+START_SECONDS, SAMPLE_SECONDS = 2.0, 3e-4  # of a job, before one has finished
 PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
 
 
@@ -98,13 +99,18 @@ def waiting_jobs(jobs: Sequence[Job], records: Records, *, retry: bool = False) 
 
 
 def expected_seconds(jobs: Sequence[Job], records: Records, parallel: int) -> float:
-    """From what runs of the same case took, or of any."""
+    """From what runs of the same case took per sample, or all runs."""
     took: dict[str, list[float]] = {}
     for record in (record for record in records.values() if record["finished"]):
         for case in (record["case"], ""):
-            took.setdefault(case, []).append(record["wall_seconds"])
-    usual = took.get("", [USUAL_SECONDS])
-    return sum(median(took.get(job.case, usual)) for job in jobs) / parallel
+            took.setdefault(case, []).append(record["wall_seconds"] / samples_of(record["settings"]))
+    usual = took.get("", [SAMPLE_SECONDS])
+    seconds = (START_SECONDS + median(took.get(job.case, usual)) * samples_of(job.settings) for job in jobs)
+    return sum(seconds) / parallel
+
+
+def samples_of(settings: Mapping[str, str]) -> int:
+    return parse_whole(settings.get("train.samples", "1"))
 
 
 def run_jobs(
