@@ -108,7 +108,7 @@ class Case:
     def tables(self) -> list[Table]:
         """What counts comes first."""
         if self.measure == SPEED:
-            return [cost_table(self.groups, list(self.notes()))]
+            return [cost_table(self.groups)]
         return [self._table(), self._more()]
 
     def _table(self) -> Table:
@@ -225,7 +225,7 @@ def step_cost(group: Group) -> StepCost:
     return StepCost(*(fmean(column) for column in zip(*found, strict=True)))
 
 
-def cost_table(groups: Sequence[Group], notes: Sequence[str]) -> Table:
+def cost_table(groups: Sequence[Group]) -> Table:
     """Time and memory of a step, as in the paper's Tables 5 and 6."""
     costs, rows = {group.name: step_cost(group) for group in groups}, []
     for name, own in costs.items():
@@ -238,7 +238,7 @@ def cost_table(groups: Sequence[Group], notes: Sequence[str]) -> Table:
         f"The network's time is what the loss takes beyond that of the {WITHOUT_NETWORK}, the same loss without a "
         "network; its backward pass into the encoders is not in it. Memory is that of the whole process."
     )
-    return Table("", [*head, f"to {SMALLEST}"], rows, 1, [note, *notes])
+    return Table("", [*head, f"to {SMALLEST}"], rows, 1, [note])
 
 
 def finished_cases(experiment: Experiment, jobs: Sequence[Job], records: Records, metric: str) -> list[Case]:
