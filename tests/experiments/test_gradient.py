@@ -184,7 +184,7 @@ def test_bias_variance_and_standard_error_are_those_of_plain_loops():
     assert figures["squared_bias_error"] == pytest.approx(error / norm)
 
 
-def test_a_job_reads_flags_and_gives_the_same_lines(settings, drawings, tmp_path):
+def test_a_job_reads_flags_and_writes_nothing(drawings, tmp_path):
     estimators = {
         "queue": {"objective": "neuclip", "objective.restart": "rolling", "objective.inner_steps": 0},
         "held": {"objective": "exact", "objective.eps": 1e-3, "objective.rho": 2},
@@ -204,9 +204,8 @@ def test_a_job_reads_flags_and_gives_the_same_lines(settings, drawings, tmp_path
         "gradient.moments": "96",
         "gradient.batches": "10",
     }
-    as_text = gradient.run({**flags, "gradient.estimators": json.dumps(estimators)}, tmp_path)
-    [line] = gradient.run({**flags, "gradient.moments": [96], "gradient.estimators": estimators}, tmp_path)
-    assert as_text == [line] and line["samples"] == 96
+    [line] = gradient.run({**flags, "gradient.estimators": json.dumps(estimators)})
+    assert line["samples"] == 96
     assert line["queue.exact_norm"] != line["held.exact_norm"]  # at another eps
     assert list(tmp_path.iterdir()) == []
 

@@ -289,35 +289,31 @@ class GradientSample:
 # --- As a job ---------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Mapping[str, Any], folder: Path) -> list[dict[str, float]]:
+def run(settings: Mapping[str, str]) -> list[dict[str, float]]:
     """The job of an experiment; nothing is written, and a job that was killed starts again. `settings` are the flags of
     `neuclip train`, its recipe, and
 
     - gradient.moments: samples seen, such as 39k,78k
     - gradient.batches: how many random batches
-    - gradient.estimators: by name the objective of each, as flags, or as JSON: {"queue": {"objective": "neuclip",
+    - gradient.estimators: by name the objective of each, as flags in JSON: {"queue": {"objective": "neuclip",
       "objective.restart": "rolling", "objective.inner_steps": 0}}; what they leave out is the recipe's
-
-    >>> run({"recipe": "locked", "data.train": "icons-30k", "gradient.moments": "30k", ...}, folder)  # doctest: +SKIP
     """
     given = dict(settings)
-    recipe = given.pop("recipe", None)
-    own = {key: given.pop(f"gradient.{key}") for key in ("moments", "batches", "estimators")}
-    estimators = json.loads(own["estimators"]) if isinstance(own["estimators"], str) else own["estimators"]
-    moments = own["moments"].split(",") if isinstance(own["moments"], str) else own["moments"]
+    recipe, estimators = given.pop("recipe"), json.loads(given.pop("gradient.estimators"))
+    batches, moments = given.pop("gradient.batches"), given.pop("gradient.moments").split(",")
     return gradient_figures(
         as_typed(recipe, given),
         {name: read_estimator(recipe, flags) for name, flags in estimators.items()},
-        batches=int(own["batches"]),
-        moments=[parse_whole(str(moment)) for moment in moments],
+        batches=int(batches),
+        moments=[parse_whole(moment) for moment in moments],
     )
 
 
-def as_typed(recipe: str | None, flags: Mapping[str, Any]) -> Settings:
-    return read_settings(Path(recipe) if recipe else None, [f"--{key}={value}" for key, value in flags.items()])
+def as_typed(recipe: str, flags: Mapping[str, Any]) -> Settings:
+    return read_settings(Path(recipe), [f"--{key}={value}" for key, value in flags.items()])
 
 
-def read_estimator(recipe: str | None, flags: Mapping[str, Any]) -> tuple[str, ObjectiveSettings]:
+def read_estimator(recipe: str, flags: Mapping[str, Any]) -> tuple[str, ObjectiveSettings]:
     if flags["objective"] != EXACT:
         settings = as_typed(recipe, flags)
         return settings.objective_name, settings.objective

@@ -85,7 +85,7 @@ def perform_job(job: Job, runs: Path, data: Mapping[str, str]) -> None:
     """Train its run in the folder of its name, or write the figures of another kind of job there."""
     settings, folder = resolved(job, data), RunFolder(runs / job.name)
     if job.kind != TRAIN:
-        write_lines(folder.evaluation, import_module(f"neuclip.experiments.{job.kind}").run(settings, folder.path))
+        write_lines(folder.evaluation, import_module(f"neuclip.experiments.{job.kind}").run(settings))
         return
     recipe = Path(settings.pop("recipe"))
     place = {"run.folder": str(runs), "run.name": job.name}
