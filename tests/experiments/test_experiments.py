@@ -94,6 +94,29 @@ def test_a_script_for_slurm_runs_each_command_once(tmp_path):
     assert "--objective.restart_every 2500" in " ".join(one.stdout for one in shown)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["restarts"], "restarts needs the data set photos; give --data photos=PATH, or --data own=PATH"),
+        (["gradient", "--cases", "batch 3"], "gradient needs the data set photos"),
+        (
+            ["gradient", "--cases", "batch 7"],
+            "no case of gradient contains 'batch 7'; its cases are: photos, batch 128",
+        ),
+        (["restarts", "--seeds=-1"], "--seeds is -1; give 0 or more"),
+        (["restarts", "--scale", "lap"], "did you mean laptop?"),
+        (["restarts", "--data", "none=."], "with a NAME of photos, photos-tenth, own, reference"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_line_and_nothing_is_written(
+    arguments, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
 def test_data_without_a_path_is_refused_in_a_line(tmp_path):
     with pytest.raises(UserError, match="NAME=PATH"):
         known_data(["fotos=/"])

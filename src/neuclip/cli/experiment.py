@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from neuclip.cli.command import Count
 from neuclip.errors import RunFailed, UserError, require
 from neuclip.report.page import write_page
 
 Scale = Literal["smoke", "laptop", "paper"]
+Seeds = Annotated[int, {"at_least": 0}]
 
 
 def experiment(
     name: str = "",
     *,
     scale: Scale = "laptop",
-    seeds: int = 0,
+    seeds: Seeds = 0,
     parallel: Count = 1,
     data: tuple[str, ...] = (),
     cases: str = "",

@@ -163,13 +163,13 @@ def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dic
     return tried
 
 
-def cases_of(experiment: Experiment, scale: str, *, own_data: bool = False, words: str = "") -> list[str]:
-    """The experiment's, or those on the user's own data; only those that contain `words`."""
+def cases_of(experiment: Experiment, scale: str, *, own_data: bool = False) -> list[str]:
+    """The experiment's, or those on the user's own data."""
     known = common()["scales"][scale]["cases"]
     chosen = [case for case in experiment.cases if case in known] or list(known)[:1]
     if own_data:
         chosen = [case for case, settings in known.items() if settings["data"] == "own"]
-    return [case for case in chosen if words in case]
+    return chosen
 
 
 def settings_of(experiment: Experiment, scale: str, case: str, variant: str, chosen: Flat | None) -> Flat | None:

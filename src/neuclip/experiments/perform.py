@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from neuclip.errors import RunFailed
+from neuclip.errors import RunFailed, UserError
 from neuclip.experiments import definition
 from neuclip.experiments.case import finished_cases
 from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
@@ -41,7 +41,8 @@ class Request:
     results: Path = Path("results")
 
     def cases(self, experiment: Experiment) -> list[str]:
-        return definition.cases_of(experiment, self.scale, own_data="own" in self.data, words=self.words)
+        every = definition.cases_of(experiment, self.scale, own_data="own" in self.data)
+        return [case for case in every if self.words in case]
 
     def tried(self, experiment: Experiment) -> dict[Choice, list[tuple[Flat, Job]]]:
         if self.scale == PAPER:
@@ -61,6 +62,16 @@ class Request:
 
 def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool, retry: bool) -> None:
     """Tune, then train. Both say first what they will cost. Where runs failed it says so at the end."""
+    if not request.cases(experiment):
+        known = "; ".join(replace(request, words="").cases(experiment))
+        raise UserError(f"no case of {experiment.name} contains {request.words!r}; its cases are: {known}")
+    planned, records = [*request.tuning(experiment), *request.jobs(experiment)], read_records(request.results)
+    if all(lacks_data(job, request.data) and job.key not in records for job in planned):
+        name = lacks_data(planned[0], request.data)
+        raise UserError(
+            f"{experiment.name} needs the data set {name}; give --data {name}=PATH, or --data own=PATH for a folder of "
+            "captioned images of your own"
+        )
     failed_now, left_out = 0, list[str]()
     for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
         planned, records = jobs(experiment), read_records(request.results)

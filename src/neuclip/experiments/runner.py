@@ -50,7 +50,7 @@ class Running(NamedTuple):
 
 def known_data(data: Sequence[str]) -> dict[str, str]:
     """Where the data sets are that need a path, from `NAME=PATH`."""
-    sets, found = [*common()["data"], REFERENCE], {}
+    sets, found = [*filter(needs_path, common()["data"]), REFERENCE], {}
     for given in data:
         name, equals, path = given.partition("=")
         if not equals or name not in sets:
@@ -61,10 +61,14 @@ def known_data(data: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def needs_path(data_set: str) -> bool:
+    return "{path}" in json.dumps(common()["data"][data_set])
+
+
 def lacks_data(job: Job, data: Mapping[str, str]) -> str:
     """The name of what it needs and nobody has given the place of; '' if there is none."""
     name = job.settings["data"]
-    if name not in data and "{path}" in json.dumps(common()["data"][name]):
+    if name not in data and needs_path(name):
         return name
     return REFERENCE if REFERENCE not in data and IN_SETTINGS in job.settings.values() else ""
 
