@@ -19,7 +19,7 @@ from neuclip.experiments.page import (
     tuning_tables,
 )
 from neuclip.experiments.paper_scale import paper_jobs
-from neuclip.experiments.records import best_tries, read_records
+from neuclip.experiments.records import Records, best_tries, read_records
 from neuclip.experiments.runner import expected_seconds, finish, lacks_data, run_jobs, waiting_jobs
 from neuclip.formatting import format_duration, plural
 from neuclip.progress import say
@@ -62,35 +62,44 @@ class Request:
 
 def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool, retry: bool) -> None:
     """Tune, then train. Both say first what they will cost. Where runs failed it says so at the end."""
+    check_request(experiment, request)
+    failed = 0
+    for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
+        here, records = (
+            [job for job in jobs(experiment) if not lacks_data(job, request.data)],
+            read_records(request.results),
+        )
+        waiting = waiting_jobs(here, records, retry=retry)
+        if here:
+            time = format_duration(expected_seconds(waiting, records, parallel))
+            say(f"{what}: {progress_text(here, records, retry=retry)}; about {time}")
+        if waiting:
+            failed += run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
+    if failed:
+        raise RunFailed(f"{plural(failed, 'run')} failed; the page says why; --retry tries again")
+
+
+def check_request(experiment: Experiment, request: Request) -> None:
+    """Refuse a request that has nothing to run or to show, and say what is left out of another."""
     if not request.cases(experiment):
         known = "; ".join(replace(request, words="").cases(experiment))
         raise UserError(f"no case of {experiment.name} contains {request.words!r}; its cases are: {known}")
     planned, records = [*request.tuning(experiment), *request.jobs(experiment)], read_records(request.results)
+    missing = sorted({lacks_data(job, request.data) for job in planned} - {""})
     if all(lacks_data(job, request.data) and job.key not in records for job in planned):
-        name = lacks_data(planned[0], request.data)
         raise UserError(
-            f"{experiment.name} needs the data set {name}; give --data {name}=PATH, or --data own=PATH for a folder of "
-            "captioned images of your own"
+            f"{experiment.name} needs the data set {missing[0]}; give --data {missing[0]}=PATH, or --data own=PATH for "
+            "a folder of captioned images of your own"
         )
-    failed_now, left_out = 0, list[str]()
-    for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
-        planned, records = jobs(experiment), read_records(request.results)
-        here = [job for job in planned if not lacks_data(job, request.data)]
-        missing = sorted({lacks_data(job, request.data) for job in planned} - {"", *left_out})
-        if missing:
-            say(f"left out: runs that need {', '.join(missing)}; give --data {missing[0]}=PATH")
-        left_out += missing
-        waiting = waiting_jobs(here, records, retry=retry)
-        if here:
-            seconds = format_duration(expected_seconds(waiting, records, parallel))
-            failed = sum(not records[job.key]["finished"] for job in here if job.key in records)
-            skipped = f", {failed} failed before and not tried again without --retry" if failed and not retry else ""
-            finished = len(here) - len(waiting) - (0 if retry else failed)
-            say(f"{what}: {plural(len(here), 'run')}, {finished} finished{skipped}; about {seconds}")
-        if waiting:
-            failed_now += run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
-    if failed_now:
-        raise RunFailed(f"{plural(failed_now, 'run')} failed; the page says why; --retry tries again")
+    if missing:
+        say(f"left out: runs that need {', '.join(missing)}; give --data {missing[0]}=PATH")
+
+
+def progress_text(jobs: Sequence[Job], records: Records, *, retry: bool) -> str:
+    finished = [records[job.key]["finished"] for job in jobs if job.key in records]
+    failed = finished.count(False)
+    skipped = f", {failed} failed before and not tried again without --retry" if failed and not retry else ""
+    return f"{plural(len(jobs), 'run')}, {finished.count(True)} finished{skipped}"
 
 
 def collect(experiment: Experiment, request: Request, runs: Path) -> None:
