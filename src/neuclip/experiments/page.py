@@ -82,8 +82,8 @@ def figures_text(cases: Sequence[Case], end: str) -> str:
         lines = [(case.name, line) for case in cases for line in figures_csv(case.comparison).splitlines()]
         head = [f"case,{line}" for _, line in lines[:1]]
         return "\n".join([*head, *(f'"{name}",{line}' for name, line in lines if line != lines[0][1])]) + "\n"
-    write, head = (markdown_table, "## {}\n\n") if end == ".md" else (latex_table, "% {}\n")
-    return "\n".join(head.format(case.name) + "\n".join(map(write, case.tables())) for case in cases)
+    write, title = (markdown_table, "## {}\n\n") if end == ".md" else (latex_table, "% {}\n")
+    return "\n".join(title.format(case.name) + "\n".join(map(write, case.tables())) for case in cases)
 
 
 def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page:
@@ -104,16 +104,14 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
         for case in cases
         if len(case.groups) > 1 and (found := case.standing())
     ]
-    predicting = predictors_table([(experiment.title, case) for experiment, cases, _ in rows for case in cases])
-    sections = [
-        Section("", [Table("", ["experiment", "question", "runs", "time of one core"], questions, 2)]),
-        Section(
-            "Answers",
-            [Table("", ["experiment", "case", "best variant", AHEAD, BEHIND, LEVEL, "figure"], best, 6, [BEST])],
+    tables = {
+        "": Table("", ["experiment", "question", "runs", "time of one core"], questions, 2),
+        "Answers": Table("", ["experiment", "case", "best variant", AHEAD, BEHIND, LEVEL, "figure"], best, 6, [BEST]),
+        "What goes along with recall": predictors_table(
+            [(experiment.title, case) for experiment, cases, _ in rows for case in cases]
         ),
-        Section("What goes along with recall", [predicting]),
-    ]
-    return Page("index", "Experiments", sections=[one for one in sections if one.blocks[0].rows])
+    }
+    return Page("index", "Experiments", sections=[Section(title, [one]) for title, one in tables.items() if one.rows])
 
 
 def predictors_table(cases: Sequence[tuple[str, Case]]) -> Table:
