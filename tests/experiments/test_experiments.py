@@ -246,6 +246,7 @@ def test_the_page_of_costs_has_the_network_s_share_of_a_step_and_memory_beside_c
             about = {"key": job.key, "kind": job.kind, "case": job.case, "settings": job.settings, "finished": True}
             append_line(tmp_path / "runs.jsonl", about | {"wall_seconds": 30, "summary": summary, "evaluations": []})
     write_pages([cost], request, tmp_path / "pages")
+    assert "of a step, the network takes 20.0 % in NeuCLIP." in (tmp_path / "pages" / "cost.html").read_text()
     table = (tmp_path / "pages" / "cost.md").read_text()
     assert "| CLIP | 200.0 | 20.0 | 0.0 | 0 % | 1,000 | 0 % |" in table
     assert "| NeuCLIP | 250.0 | 70.0 | 50.0 | 20.0 % | 1,100 | 10.0 % |" in table

@@ -70,9 +70,8 @@ class Case:
     @cached_property
     def best(self) -> Group:
         """The best variant; a baseline only where there is nothing else."""
-        sign = self.measure.better or 1  # of speed, which is no score, the highest
         own = [group for group in self.groups if group.name not in self.against] or self.groups
-        return max(own, key=lambda group: sign * fmean(group.values(self.measure)))
+        return max(own, key=lambda group: self.measure.better * fmean(group.values(self.measure)))
 
     @property
     def best_figure(self) -> str:
@@ -96,6 +95,10 @@ class Case:
         so_far = f" ({self.finished} of {self.planned} runs so far)" if self.finished < self.planned else ""
         if len(self.groups) < 2:
             return f"{self.name}{so_far}: nothing to compare yet."
+        if self.measure == SPEED:
+            costs, alone = step_costs(self.groups), (SMALLEST, WITHOUT_NETWORK)
+            shares = [f"{own.share} in {name}" for name, own in costs.items() if name not in alone]
+            return f"{self.name}{so_far}: of a step, the network takes {', '.join(shares)}."
         parts = [
             f"{self.name}{so_far}: {self.best.name} is best, {self.measure.words.partition(',')[0]} {self.best_figure}"
         ]
@@ -168,10 +171,9 @@ class Case:
 
     def charts(self, across: str = "") -> list[Chart]:
         evaluations = {group.name: [run.evaluations for run in group.runs] for group in self.groups}
-        curves = [
-            replace(measure_chart(self.measure, evaluations), from_zero=False),
-            error_chart(evaluation_lines(ERROR_KEY, evaluations)),
-        ]
+        curves = [error_chart(evaluation_lines(ERROR_KEY, evaluations))]
+        if self.measure.percent:  # the error has its own
+            curves.insert(0, replace(measure_chart(self.measure, evaluations), from_zero=False))
         return ([self._chart_across(across)] if across else []) + drawable(curves)
 
     def _chart_across(self, setting: str) -> Chart:
@@ -208,31 +210,42 @@ class Case:
 
 
 class StepCost(NamedTuple):
-    """Of one step: milliseconds in all and in the objective's forward pass, and megabytes."""
+    """Of one step: milliseconds in all, in the objective's forward pass and in the network, and megabytes."""
 
     step: float
     loss: float
     memory: float
+    network: float = 0.0
+
+    @property
+    def share(self) -> str:
+        """What the network takes of a step."""
+        return percent(self.network / self.step) if self.step else UNKNOWN
 
 
-def step_cost(group: Group) -> StepCost:
-    """The mean over its runs."""
-    found = []
-    for run in group.runs:
-        speed, share, memory = map(run.number, ("steady_samples_per_second", "normalizer_share", "peak_memory_bytes"))
-        step = 1000 * run.settings["train.batch_size"] / speed if speed else 0.0
-        found.append((step, step * (share or 0.0), (memory or 0.0) / 1e6))
-    return StepCost(*(fmean(column) for column in zip(*found, strict=True)))
+def step_costs(groups: Sequence[Group]) -> dict[str, StepCost]:
+    """Of each variant the mean over its runs. The network's time is what the loss takes beyond the same loss without
+    one."""
+    costs = {}
+    for group in groups:
+        found = []
+        for run in group.runs:
+            speed, share, memory = map(
+                run.number, ("steady_samples_per_second", "normalizer_share", "peak_memory_bytes")
+            )
+            step = 1000 * run.settings["train.batch_size"] / speed if speed else 0.0
+            found.append((step, step * (share or 0.0), (memory or 0.0) / 1e6))
+        costs[group.name] = StepCost(*(fmean(column) for column in zip(*found, strict=True)))
+    return {name: own._replace(network=own.loss - costs.get(WITHOUT_NETWORK, own).loss) for name, own in costs.items()}
 
 
 def cost_table(groups: Sequence[Group]) -> Table:
     """Time and memory of a step, as in the paper's Tables 5 and 6."""
-    costs, rows = {group.name: step_cost(group) for group in groups}, []
+    costs, rows = step_costs(groups), []
     for name, own in costs.items():
-        network = own.loss - costs.get(WITHOUT_NETWORK, own).loss
-        memory = own.memory / costs.get(SMALLEST, own).memory - 1
-        times = [f"{time:.1f}" for time in (own.step, own.loss, network)]
-        rows.append([name, *times, percent(network / own.step), f"{own.memory:,.0f}", percent(memory)])
+        times = [f"{time:.1f}" for time in (own.step, own.loss, own.network)]
+        memory = percent(own.memory / costs.get(SMALLEST, own).memory - 1) if own.memory else UNKNOWN
+        rows.append([name, *times, own.share, f"{own.memory:,.0f}", memory])
     head = ["variant", "step, ms", "loss with network, ms", "network, ms", "share of the step", "peak memory, MB"]
     note = (
         f"The network's time is what the loss takes beyond that of the {WITHOUT_NETWORK}, the same loss without a "

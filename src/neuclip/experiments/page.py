@@ -102,7 +102,7 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
         [links[experiment.name], case.name, case.best.name, *map(", ".join, found.values()), case.best_figure]
         for experiment, cases, _ in rows
         for case in cases
-        if len(case.groups) > 1 and (found := case.standing())
+        if len(case.groups) > 1 and case.measure.better and (found := case.standing())
     ]
     tables = {
         "": Table("", ["experiment", "question", "runs", "time of one core"], questions, 2),
