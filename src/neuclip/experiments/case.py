@@ -1,4 +1,4 @@
-"""The finished runs of one case of an experiment: who is first, the tables and the curves."""
+"""The finished runs of one case of an experiment: which variant is best, the tables and the curves."""
 
 from __future__ import annotations
 
