@@ -19,7 +19,7 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.training import stored_features
 from tests.builders import processes
-from tests.builders.images import BAD_IMAGE, NO_CAPTION, image_bytes
+from tests.builders.images import BAD_IMAGE, NO_CAPTION, image_bytes, write_csv
 from tests.builders.images import TABLE_SIZE as COUNT
 from tests.builders.models import SMALL_FILE
 from tests.builders.processes import at_write
@@ -71,6 +71,16 @@ def test_a_run_on_stored_features_equals_one_that_computes_them_to_the_bit(train
     assert_equal_runs(first, computed)
     reasons = {line["reason"] for line in read_lines(first / "skipped.jsonl")}
     assert reasons == {"image does not decode", "caption is missing"}
+
+
+def test_a_run_on_stored_features_of_two_sources_equals_one_that_computes_them(table):
+    """One caption each and no bad sample, so that whole batches are read at once; a weight, and samples held out."""
+    names = ("many", "few")
+    sources = [write_csv(table.parent / name, count) for name, count in zip(names, (30, 9), strict=True)]
+    for name, more in (("stored", []), ("computed", OFF)):
+        flags = ["--data.train", f"{sources[0]},{sources[1]}:2", "--data.hold_out", "8", "--evaluation.retrieval", ""]
+        api.train(settings_of(table, name, *IMAGE, *TEXT, *flags, *more))
+    assert_equal_runs(*(table.parent / "runs" / name for name in ("stored", "computed")))
 
 
 def test_with_both_towers_locked_a_second_run_reads_bad_samples_alone_whatever_is_held_out(train, read):

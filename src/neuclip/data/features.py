@@ -166,9 +166,23 @@ class StoredSide:
 
     def places(self, id: int) -> list[Place]:
         """Of the image, or of all captions; none of a sample that cannot be used."""
-        number, own = self.source.place(id)
+        (number,), (own,) = self.source.places(np.array([id]))
         store, count = self.stores[number], int(self.counts[number][own])
-        return [(store, own + caption * store.samples) for caption in range(count)]
+        return [(store, int(own) + caption * store.samples) for caption in range(count)]
+
+    def only_rows(self, ids: np.ndarray) -> dict[str, Tensor] | None:  # (k,) -> (k, width) each
+        """Where each of these samples has one row. None where something is to be drawn, or cannot be used."""
+        numbers, own = self.source.places(ids)
+        parts = [(number, numbers == number) for number in np.unique(numbers).tolist()]
+        if any((self.counts[number][own[here]] != 1).any() for number, here in parts):
+            return None
+        rows = {}
+        for name in self.stores[0].names:
+            whole = [self.stores[number].rows(name)[own[here]] for number, here in parts]
+            rows[name] = np.empty((len(ids), whole[0].shape[1]), TYPES[name])
+            for (_, here), own_rows in zip(parts, whole, strict=True):
+                rows[name][here] = own_rows
+        return {name: torch.from_numpy(of_all) for name, of_all in rows.items()}
 
 
 def stored_rows(name: str, places: Sequence[Place]) -> Tensor:  # (len(places), width)

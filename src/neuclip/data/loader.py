@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -122,6 +123,8 @@ class TrainingWindows(Dataset):
 
     def __getitem__(self, start: int) -> Batch | RunFailed:
         ids = self.order.ids(start, self.size)
+        if (stored := self._stored_batch(ids)) is not None:
+            return stored
         seeds = augmentation_seeds(self.seed, self.order.epochs(start, self.size), ids)
         torch_state, python_state = torch.get_rng_state(), random.getstate()
         faults: list[Fault] = []
@@ -140,6 +143,15 @@ class TrainingWindows(Dataset):
     @property
     def _reads_source(self) -> bool:
         return self.image_store is None or self.text_store is None
+
+    def _stored_batch(self, ids: np.ndarray) -> Batch | None:
+        """Where nothing has to be read, drawn or replaced: one sample after the other would take most of a step."""
+        if self.image_store is None or self.text_store is None:
+            return None
+        images, texts = self.image_store.only_rows(ids), self.text_store.only_rows(ids)
+        if images is None or texts is None:
+            return None
+        return Batch(images["features"], texts["tokens"].long(), torch.from_numpy(ids), (), texts["features"])
 
     def _pair_or_next(self, id: int, seed: int, faults: list[Fault]) -> tuple[Any, Any]:
         """The sample, or the first usable one after it in source order: a bad sample keeps its id and its place."""
@@ -160,10 +172,6 @@ class TrainingWindows(Dataset):
     def _pair(self, id: int, seed: int) -> tuple[Any, Any]:
         """Image and caption, or where the rows of their features are stored. Every draw depends on (seed, epoch, id)
         alone."""
-        if self.image_store and self.text_store:
-            images, captions = self.image_store.places(id), self.text_store.places(id)
-            if len(images) == len(captions) == 1:  # nothing is drawn: seeding would take most of a step's time
-                return images[0], captions[0]
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         sample = self.source[id] if self._reads_source else None

@@ -52,19 +52,26 @@ class Mixture(Source):
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def place(self, id: int) -> tuple[int, int]:
+    def places(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        numbers = np.searchsorted(self.ends, ids, side="right")
+        own = ids - (self.ends - self.sizes)[numbers]
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            own[here] += np.searchsorted(self._before[number], own[here], side="right")
+        return numbers, own
+
+    def _place(self, id: int) -> tuple[Source, int]:
         check_id(id, len(self))
-        number = int(np.searchsorted(self.ends, id, side="right"))
-        own = id - int(self.ends[number] - self.sizes[number])
-        return number, own + int(np.searchsorted(self._before[number], own, side="right"))
+        (number,), (own,) = self.places(np.array([id]))
+        return self.parts[number], int(own)
 
     def __getitem__(self, id: int) -> Sample:
-        number, own = self.place(id)
-        return self.parts[number][own]
+        part, own = self._place(id)
+        return part[own]
 
     def where(self, id: int) -> str:
-        number, own = self.place(id)
-        return self.parts[number].where(own)
+        part, own = self._place(id)
+        return part.where(own)
 
     def caption_facts(self) -> Iterator[np.ndarray]:
         for part, held_out in zip(self.parts, self.held_out, strict=True):
@@ -76,13 +83,11 @@ class Mixture(Source):
 
     def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
         ids = np.arange(len(self)) if ids is None else ids
-        numbers = np.searchsorted(self.ends, ids, side="right")
+        numbers, own = self.places(ids)
         keys, known = mix(ids.astype(np.uint64)), False  # of pairs that have an image of their own
         for number, part in enumerate(self.parts):
             here = np.flatnonzero(numbers == number)
-            own = ids[here] - (self.ends[number] - self.sizes[number])
-            own += np.searchsorted(self._before[number], own, side="right")
-            part_keys = part.image_keys(own, read_images=read_images)
+            part_keys = part.image_keys(own[here], read_images=read_images)
             if part_keys is not None:
                 keys[here], known = part_keys, True
         return keys if known else None

@@ -93,9 +93,9 @@ class Source(ABC):
         """Changes when the images change."""
         return ""
 
-    def place(self, id: int) -> tuple[int, int]:
-        """Of a mixture: the number of the sample's source, and its id there."""
-        return 0, id
+    def places(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (k,) -> (k,), (k,)
+        """Of a mixture: the number of each sample's source, and its id there."""
+        return np.zeros_like(ids), ids
 
     def prefetch(self, shards: Sequence[int]) -> None:  # noqa: B027
         """Download these shards, which are read next, in the background."""
