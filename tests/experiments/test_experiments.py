@@ -63,6 +63,15 @@ def test_every_method_has_as_many_tries():
     assert all(job.settings["evaluation.retrieval"] == "auto" for tries in tried.values() for _, job in tries)
 
 
+def test_what_drrho_compares_with_has_not_seen_the_pairs_that_its_tries_are_measured_on():
+    tried = definition.tuning_plan(read_experiment("comparison"), "laptop", ["photos, batch 128, 393k samples"])
+    tries = [job.settings for _, job in tried["photos, batch 128, 197k samples", "DRRho"]]
+    reference = definition.reference_job("laptop", "photos")
+    assert {one[definition.REFERENCE] for one in tries} == {reference.key}
+    for name in ("data", "data.hold_out", "run.seed"):
+        assert {one[name] for one in tries} == {reference.settings[name]}
+
+
 def test_a_variant_may_differ_between_cases_and_leave_some_out():
     def settings(case: str, variant: str) -> definition.Flat | None:
         return definition.settings_of(read_experiment("comparison"), "laptop", case, variant, {})
@@ -105,7 +114,7 @@ def test_a_script_for_slurm_runs_each_command_once(tmp_path):
         ),
         (["restarts", "--seeds=-1"], "--seeds is -1; give 0 or more"),
         (["restarts", "--scale", "lap"], "did you mean laptop?"),
-        (["restarts", "--data", "none=."], "with a NAME of photos, photos-tenth, own, reference"),
+        (["restarts", "--data", "none=."], "with a NAME of photos, photos-tenth, own"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_line_and_nothing_is_written(

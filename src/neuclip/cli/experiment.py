@@ -39,8 +39,7 @@ def experiment(
     --scale: smoke: a minute or two, to see it work; laptop: locked towers, a minute per run; paper: prints commands
     --seeds: number of seeds; 0: the experiment's own
     --parallel: runs at a time, each with one thread
-    --data: where data sets are that need a path, such as photos=FOLDER; own=FOLDER is any captioned images;
-        reference=RUN is the model that DRRho compares with
+    --data: where data sets are that need a path, such as photos=FOLDER; own=FOLDER is any captioned images
     --cases: only cases that contain these words, such as 'photos, batch 32'
     --results: folder of the records (runs.jsonl)
     --runs: folder of the runs while they train

@@ -28,6 +28,7 @@ FOLDER = Path(__file__).parent
 COMMON = "common"
 TUNING_SEED = 100  # of the runs that choose settings; no run that is reported has it
 TRAIN = "train"
+REFERENCE = "objective.reference"  # of DRRho: in a plan, the key of the run whose model it compares with
 SETTING, OBJECTIVE = "paper.setting", "paper.objective"  # of a job at the paper's scale: a row of Table 1, a method
 Flat = dict[str, str]  # settings of a run as the command line takes them; also "recipe" and "data", a data set's name
 Choice = tuple[str, str]  # a case and a variant
@@ -150,17 +151,30 @@ def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dic
     of the training pairs and measured on those. A case that is `tuned_as` another has no tries of its own."""
     if not experiment.tuned:
         return {}
-    listed, own = common()["tuning"], common()["scales"][scale]
+    listed, own = common()["tuning"]["tries"], common()["scales"][scale]
     tried: dict[Choice, list[tuple[Flat, Job]]] = {}
     for case in dict.fromkeys(own["cases"][case].get("tuned_as", case) for case in cases):
-        hold_out = {"data.hold_out": listed["hold_out"][own["cases"][case]["data"]], "run.seed": TUNING_SEED}
         for variant in experiment.variants:
             settings = settings_of(experiment, scale, case, variant, {})
-            tries = listed["tries"].get(variant, listed["tries"]["all"])[: own.get("most_tries")]
-            for one in tries if settings is not None else ():
-                whole = flat(settings, one, listed["settings"], hold_out, own.get("always"))
+            if settings is None:
+                continue
+            for one in listed.get(variant, listed["all"])[: own.get("most_tries")]:
+                whole = flat(settings, one, held_out(settings["data"]), own.get("always"))
                 tried.setdefault((case, variant), []).append((flat(one), Job(case, variant, TUNING_SEED, TRAIN, whole)))
     return tried
+
+
+def held_out(data: str) -> Mapping[str, Any]:
+    """Settings of a run that is measured on some of the training pairs and does not train on them."""
+    tuning = common()["tuning"]
+    return {**tuning["settings"], "data.hold_out": tuning["hold_out"][data], "run.seed": TUNING_SEED}
+
+
+def reference_job(scale: str, data: str) -> Job:
+    """The run whose model DRRho compares with. It has not seen the pairs that tries are measured on."""
+    own = common()["scales"][scale]
+    settings = flat(own["settings"], {"data": data}, common()["reference"], held_out(data), own.get("always"))
+    return Job(f"{data}, reference", "reference", TUNING_SEED, TRAIN, settings)
 
 
 def cases_of(experiment: Experiment, scale: str, *, own_data: bool = False) -> list[str]:
@@ -188,6 +202,8 @@ def settings_of(experiment: Experiment, scale: str, case: str, variant: str, cho
     settings = flat(wide["settings"], of_case, experiment.settings, method, own, chosen, last)
     if factor is not None:
         settings["optimizer.learning_rate"] = f"{float(settings['optimizer.learning_rate']) * factor:g}"
+    if settings.get("objective.name") == "drrho":
+        settings[REFERENCE] = reference_job(scale, settings["data"]).key
     return settings
 
 

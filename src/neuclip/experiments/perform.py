@@ -20,7 +20,7 @@ from neuclip.experiments.page import (
 )
 from neuclip.experiments.paper_scale import paper_jobs
 from neuclip.experiments.records import Records, best_tries, read_records
-from neuclip.experiments.runner import expected_seconds, finish, lacks_data, run_jobs, waiting_jobs
+from neuclip.experiments.runner import expected_seconds, finish, is_trained, lacks_data, run_jobs, waiting_jobs
 from neuclip.formatting import format_duration, plural
 from neuclip.progress import say
 from neuclip.records import RunFolder
@@ -52,6 +52,12 @@ class Request:
     def tuning(self, experiment: Experiment) -> list[Job]:
         return [job for candidates in self.tried(experiment).values() for _, job in candidates]
 
+    def references(self, experiment: Experiment) -> list[Job]:
+        """What DRRho's runs without a record compare with."""
+        wanted = waiting_jobs([*self.tuning(experiment), *self.jobs(experiment)], read_records(self.results))
+        sets = dict.fromkeys(job.settings["data"] for job in wanted if definition.REFERENCE in job.settings)
+        return [definition.reference_job(self.scale, data) for data in sets]
+
     def jobs(self, experiment: Experiment) -> list[Job]:
         """Where the experiment is tuned, of what has tries that have all finished."""
         if self.scale == PAPER:
@@ -61,20 +67,24 @@ class Request:
 
 
 def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool, retry: bool) -> None:
-    """Tune, then train. Both say first what they will cost. Where runs failed it says so at the end."""
-    check_request(experiment, request)
-    failed = 0
-    for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
-        here, records = (
-            [job for job in jobs(experiment) if not lacks_data(job, request.data)],
-            read_records(request.results),
-        )
+    """Train references, tune, then train, and say first what each will cost; at the end, whether runs failed."""
+
+    def stage(what: str, jobs: Sequence[Job], records: Records, *, keep: bool) -> int:
+        here = [job for job in jobs if not lacks_data(job, request.data)]
         waiting = waiting_jobs(here, records, retry=retry)
         if here:
             time = format_duration(expected_seconds(waiting, records, parallel))
             say(f"{what}: {progress_text(here, records, retry=retry)}; about {time}")
-        if waiting:
-            failed += run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
+        if not waiting:
+            return 0
+        return run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
+
+    check_request(experiment, request)
+    # Of a reference the folder counts, not the record.
+    references = [job for job in request.references(experiment) if not is_trained(runs / job.name)]
+    failed = stage("references", references, {}, keep=True)
+    for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
+        failed += stage(what, jobs(experiment), read_records(request.results), keep=keep)
     if failed:
         raise RunFailed(f"{plural(failed, 'run')} failed; the page says why; --retry tries again")
 

@@ -27,7 +27,7 @@ import torch
 
 from neuclip import api, files
 from neuclip.errors import RunFailed, UserError
-from neuclip.experiments.definition import TRAIN, Flat, Job, base_recipe, common, flat
+from neuclip.experiments.definition import REFERENCE, TRAIN, Flat, Job, base_recipe, common, flat
 from neuclip.experiments.records import Records, main_figure, record_failed, record_finished
 from neuclip.formatting import format_duration, percent
 from neuclip.progress import say
@@ -35,7 +35,6 @@ from neuclip.records import RunFolder, write_lines
 from neuclip.settings.reading import read_settings
 from neuclip.settings.values import parse_whole
 
-REFERENCE, IN_SETTINGS = "reference", "{reference}"  # DRRho's model: --data gives its place like that of a data set
 START_SECONDS, SAMPLE_SECONDS = 2.0, 3e-4  # of a job, before one has finished
 PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
 
@@ -50,7 +49,7 @@ class Running(NamedTuple):
 
 def known_data(data: Sequence[str]) -> dict[str, str]:
     """Where the data sets are that need a path, from `NAME=PATH`."""
-    sets, found = [*filter(needs_path, common()["data"]), REFERENCE], {}
+    sets, found = [*filter(needs_path, common()["data"])], {}
     for given in data:
         name, equals, path = given.partition("=")
         if not equals or name not in sets:
@@ -68,26 +67,31 @@ def needs_path(data_set: str) -> bool:
 def lacks_data(job: Job, data: Mapping[str, str]) -> str:
     """The name of what it needs and nobody has given the place of; '' if there is none."""
     name = job.settings["data"]
-    if name not in data and needs_path(name):
-        return name
-    return REFERENCE if REFERENCE not in data and IN_SETTINGS in job.settings.values() else ""
+    return name if name not in data and needs_path(name) else ""
 
 
-def resolved(job: Job, data: Mapping[str, str]) -> Flat:
-    """Its settings with the addresses of its data and recipe; what the job itself says wins."""
+def resolved(job: Job, runs: Path, data: Mapping[str, str]) -> Flat:
+    """Its settings with the addresses of its data, recipe and reference; what the job itself says wins."""
     settings = dict(job.settings)
+    if key := settings.get(REFERENCE):
+        settings[REFERENCE] = str(next((path for path in runs.glob(f"*-{key}") if is_trained(path)), ""))
+        if not settings[REFERENCE]:
+            raise RunFailed(f"its reference, run {key}, has not finished; --retry tries both again")
     name = settings.pop("data")
     settings["recipe"] = str(base_recipe(settings["recipe"]))
     of_set = {
         key: value.replace("{path}", data.get(name, "PATH")) for key, value in flat(common()["data"][name]).items()
     }
-    given = data.get(REFERENCE, "")
-    return of_set | {key: given if value == IN_SETTINGS else value for key, value in settings.items()}
+    return of_set | settings
+
+
+def is_trained(folder: Path) -> bool:
+    return RunFolder(folder).summary.is_file()
 
 
 def perform_job(job: Job, runs: Path, data: Mapping[str, str]) -> None:
     """Train its run in the folder of its name, or write the figures of another kind of job there."""
-    settings, folder = resolved(job, data), RunFolder(runs / job.name)
+    settings, folder = resolved(job, runs, data), RunFolder(runs / job.name)
     if job.kind != TRAIN:
         write_lines(folder.evaluation, import_module(f"neuclip.experiments.{job.kind}").run(settings))
         return

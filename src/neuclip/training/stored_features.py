@@ -70,10 +70,14 @@ class StoredReference:
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
-        places = zip(*map(self._places, ids.tolist()), strict=True)
-        rows = [stored_rows("features", of_side).to(self.towers.device) for of_side in places]
+        whole = [side.only_rows(ids.cpu().numpy()) for side in self.sides.values()]
+        if all(whole):
+            rows = [own["features"] for own in whole if own]
+        else:
+            rows = [stored_rows("features", own) for own in zip(*map(self._places, ids.tolist()), strict=True)]
         heads = [self.towers.locked[side].head for side in self.sides]
-        return torch.stack([F.normalize(head(own), dim=1) for head, own in zip(heads, rows, strict=True)])
+        of_sides = zip(heads, rows, strict=True)
+        return torch.stack([F.normalize(head(own.to(self.towers.device)), dim=1) for head, own in of_sides])
 
     def _places(self, id: int) -> tuple[Place, ...]:
         """A sample that cannot be used keeps its id, and the next usable one takes its place, as in training."""
