@@ -245,6 +245,16 @@ def test_a_baseline_that_is_better_than_every_variant_is_named_and_not_called_be
     assert "alternating is best" in text and "; ahead of mini-batch form (+" in text and "; behind CLIP (−" in text
 
 
+def test_a_variant_with_fewer_seeds_than_another_is_not_called_best(tmp_path):
+    request, experiment = Request("laptop", results=tmp_path), read_experiment("simultaneous")
+    invent(tmp_path, request, {"simultaneous": 0.05, "alternating": 0.03})
+    late = [job.key for job in request.jobs(experiment) if job.variant == "simultaneous" and job.seed > 0]
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join(line for line in lines if json.loads(line)["key"] not in late))
+    write_pages([experiment], request, tmp_path / "pages")
+    assert "alternating is best" in (tmp_path / "pages" / "simultaneous.html").read_text()
+
+
 def test_the_page_of_costs_has_the_network_s_share_of_a_step_and_memory_beside_clip_s(tmp_path):
     request, cost = Request("laptop", results=tmp_path), read_experiment("cost")
     steps = {"CLIP": (640.0, 0.1, 1e9), "mini-batch form": (640.0, 0.1, 1e9), "NeuCLIP": (512.0, 0.28, 1.1e9)}

@@ -69,9 +69,11 @@ class Case:
 
     @cached_property
     def best(self) -> Group:
-        """The best variant; a baseline only where there is nothing else."""
+        """The best variant of those with most seeds; a baseline only where there is nothing else."""
         own = [group for group in self.groups if group.name not in self.against] or self.groups
-        return max(own, key=lambda group: self.measure.better * fmean(group.values(self.measure)))
+        most = max(len(group.counted) for group in own)
+        compared = [group for group in own if len(group.counted) == most]
+        return max(compared, key=lambda group: self.measure.better * fmean(group.values(self.measure)))
 
     @property
     def best_figure(self) -> str:
