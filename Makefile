@@ -43,9 +43,10 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks
 
-# docs/report.png from the demo's own report. Needs chromium.
+# docs/report.png from the demo's own report, docs/comparison.png from results/. Needs chromium.
 picture: install
 	$(BIN)/python scripts/picture.py docs/report.png
+	$(BIN)/python scripts/picture.py docs/comparison.png comparison 'icons, batch 32'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,8 @@
-"""The picture in the README: the top of the report of a run.
+"""The pictures in the documents: the top of the report of a run, and one case of the page of an experiment.
 
     python scripts/picture.py docs/report.png         # trains the demo first: some minutes
     python scripts/picture.py docs/report.png RUN     # of a run that is there
+    python scripts/picture.py docs/comparison.png comparison 'icons, batch 32'      # from results/
 
 It needs chromium, as the tests of the pages do.
 """
@@ -16,11 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from neuclip.experiments.definition import read_experiment  # noqa: E402
+from neuclip.experiments.perform import Request, write_pages  # noqa: E402
 from neuclip.records import RunFolder  # noqa: E402
 from neuclip.report.run_report import write_report  # noqa: E402
 from tests.builders.browser import browsing  # noqa: E402
 
-WIDTH, HEIGHT = 1100, 950  # with the first row of charts
+SIZE, SIZE_OF_CASE = (1100, 950), (1300, 1130)  # with the first row of charts
+ONLY = "document.querySelectorAll('header, section').forEach(one => one.innerText.startsWith({}) || one.remove())"
 
 
 def train_demo(folder: Path) -> Path:
@@ -30,12 +34,26 @@ def train_demo(folder: Path) -> Path:
 
 
 def picture(run: Path, output: Path) -> None:
-    page = write_report(RunFolder(run))
+    photograph(write_report(RunFolder(run)), output, SIZE)
+
+
+def picture_of_case(name: str, case: str, output: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page, *_ = write_pages([read_experiment(name)], Request("laptop", results=ROOT / "results"), Path(folder))
+        photograph(page, output, SIZE_OF_CASE, ONLY.format(repr(case)))
+
+
+def photograph(page: Path, output: Path, size: tuple[int, int], script: str = "") -> None:
     with browsing() as tab:
-        tab.open(page.resolve().as_uri(), width=WIDTH, height=HEIGHT)
+        tab.open(page.resolve().as_uri(), width=size[0], height=size[1])
+        tab.evaluate(script)
         tab.screenshot(output)
 
 
 if __name__ == "__main__":
+    output, *of = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        picture(Path(sys.argv[2]) if len(sys.argv) > 2 else train_demo(Path(folder)), Path(sys.argv[1]))
+        if len(of) == 2:
+            picture_of_case(*of, Path(output))
+        else:
+            picture(Path(*of) if of else train_demo(Path(folder)), Path(output))

@@ -8,6 +8,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -332,6 +333,11 @@ def test_a_mean_is_taken_where_all_runs_have_a_value_and_dashes_tell_groups_of_o
     paths = [write_run(tmp_path / f"{place}", SLOW, settings={"model": {"name": f"m{place}"}}) for place in range(8)]
     lines = compare(paths).page.charts["Temperature"]["lines"]
     assert [(line["colour"], line["dash"]) for line in lines] == [(place % 6, place) for place in range(8)]
+    script, style = (
+        resources.files("neuclip.report").joinpath("templates", name).read_text() for name in ("chart.js", "style.css")
+    )
+    dashes = style.count("svg .dash-") + 1  # the first is a whole line
+    assert f"DASHES = {dashes};" in script and len({(place % 6, place % dashes) for place in range(12)}) == 12
     paths = seeds(tmp_path, "a", SLOW, (0.0, 0.01))
     for path, numbers in zip(paths, ({100: 0.1, 200: 0.3}, {200: 0.5, 300: 0.9}), strict=True):
         write_lines(RunFolder(path).records, [{"samples": x, "temperature": tau} for x, tau in numbers.items()])

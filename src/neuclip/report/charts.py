@@ -14,7 +14,7 @@ from neuclip.report.contents import Figures
 Point = tuple[float, float]  # samples seen, value
 MOST_POINTS = 320  # of a line: a chart is about that many pixels wide
 SMOOTHING = 0.04  # half the window's width, as a share of the records
-MOST_COLOURS = 6  # after these, colours come again with other dashes
+MOST_COLOURS = 6  # after these, colours come again with other dashes, of which there is one more
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 "use strict";
 // Draws each figure.chart from the numbers in it (charts.py), and shows the values under the pointer.
-const WIDTH = 360, HEIGHT = 210, RIGHT = 12, TOP = 10, BOTTOM = 34, DASHES = 6;
+const WIDTH = 360, HEIGHT = 210, RIGHT = 12, TOP = 10, BOTTOM = 34, DASHES = 7;
 
 function svg(name, attributes, parent, text = "") {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
