@@ -74,7 +74,7 @@ def loss_course(run: RunContents) -> Iterator[str]:
 
 def calibration(run: RunContents) -> Iterator[str]:
     """A poor one, with the method's own advice. It is that of a prediction before the batch was seen: a queue holds the
-    batch when the loss is taken, and the best ones in docs/results.md are off by a factor of two."""
+    batch when the loss is taken, and the best ones of experiment `comparison` are off by a factor of two."""
     value = run.calibration
     if run.settings.get("objective.restart") == "rolling":
         return
