@@ -19,7 +19,7 @@ from neuclip.experiments.definition import TRAIN, Job, read_experiment
 from neuclip.experiments.page import failures
 from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_script
 from neuclip.experiments.perform import Request, write_pages
-from neuclip.experiments.records import read_records
+from neuclip.experiments.records import read_records, record_failed
 from neuclip.experiments.runner import expected_seconds, known_data, run_jobs, waiting_jobs
 from neuclip.records import RunFolder, append_line
 from tests.builders.images import write_shard
@@ -70,6 +70,21 @@ def test_what_drrho_compares_with_has_not_seen_the_pairs_that_its_tries_are_meas
     assert {one[definition.REFERENCE] for one in tries} == {reference.key}
     for name in ("data", "data.hold_out", "run.seed"):
         assert {one[name] for one in tries} == {reference.settings[name]}
+
+
+def test_a_reference_is_trained_only_for_runs_that_wait_and_again_for_those_that_are_retried(tmp_path):
+    request, comparison = Request("smoke", seeds=1, results=tmp_path), read_experiment("comparison")
+    reference = definition.reference_job("smoke", "icons")
+    assert request.references(comparison, retry=False) == [reference]
+    for job in request.tuning(comparison):
+        record_failed(tmp_path, job, "no reference")
+    assert request.references(comparison, retry=True) == [reference]
+    waiting = {job.variant for job in request.jobs(comparison)}
+    assert "DRRho" in waiting and request.references(comparison, retry=False) == [reference]
+    for job in request.jobs(comparison):
+        record_failed(tmp_path, job, "no reference")
+    assert request.references(comparison, retry=False) == []
+    assert request.references(comparison, retry=True) == [reference]
 
 
 def test_a_variant_may_differ_between_cases_and_leave_some_out():

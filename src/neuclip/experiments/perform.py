@@ -52,9 +52,10 @@ class Request:
     def tuning(self, experiment: Experiment) -> list[Job]:
         return [job for candidates in self.tried(experiment).values() for _, job in candidates]
 
-    def references(self, experiment: Experiment) -> list[Job]:
-        """What DRRho's runs without a record compare with."""
-        wanted = waiting_jobs([*self.tuning(experiment), *self.jobs(experiment)], read_records(self.results))
+    def references(self, experiment: Experiment, *, retry: bool) -> list[Job]:
+        """What DRRho's runs that are still to be trained compare with."""
+        every = [*self.tuning(experiment), *self.jobs(experiment)]
+        wanted = waiting_jobs(every, read_records(self.results), retry=retry)
         sets = dict.fromkeys(job.settings["data"] for job in wanted if definition.REFERENCE in job.settings)
         return [definition.reference_job(self.scale, data) for data in sets]
 
@@ -81,7 +82,7 @@ def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: i
 
     check_request(experiment, request)
     # Of a reference the folder counts, not the record.
-    references = [job for job in request.references(experiment) if not is_trained(runs / job.name)]
+    references = [job for job in request.references(experiment, retry=retry) if not is_trained(runs / job.name)]
     failed = stage("references", references, {}, keep=True)
     for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
         failed += stage(what, jobs(experiment), read_records(request.results), keep=keep)
