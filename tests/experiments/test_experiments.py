@@ -20,7 +20,7 @@ from neuclip.experiments.page import failures
 from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_script
 from neuclip.experiments.perform import Request, write_pages
 from neuclip.experiments.records import read_records, record_failed
-from neuclip.experiments.runner import expected_seconds, known_data, run_jobs, waiting_jobs
+from neuclip.experiments.runner import Running, expected_seconds, known_data, progress_of, run_jobs, waiting_jobs
 from neuclip.records import RunFolder, append_line
 from tests.builders.images import write_shard
 from tests.builders.run_folders import write_results, write_run
@@ -193,6 +193,16 @@ run_jobs(small_jobs(), Path({str(results)!r}), Path({str(runs)!r}), parallel=2, 
     assert not [path for path in runs.iterdir() if path.is_dir()]
     lines = [json.loads(line) for line in (results / "runs.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines].count(jobs[0].key) == 1
+
+
+def test_one_line_says_what_each_running_job_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    jobs = small_jobs()
+    (tmp_path / f"{jobs[0].name}.log").write_text("storing features\nstep 12  loss 0.5\n")
+    line = progress_of([Running(job, None, 0.0) for job in jobs], tmp_path)
+    first, second = line.split(" | ")
+    assert first.startswith(f"{jobs[0].variant}, seed 0: step 12") and second.startswith(jobs[1].variant)
+    assert len(line) <= 100
 
 
 def test_a_failed_run_is_on_the_page_and_the_command_ends_with_1(tmp_path, data, capsys, monkeypatch):

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -30,12 +30,13 @@ from neuclip.errors import RunFailed, UserError
 from neuclip.experiments.definition import REFERENCE, TRAIN, Flat, Job, base_recipe, common, flat
 from neuclip.experiments.records import Records, main_figure, record_failed, record_finished
 from neuclip.formatting import format_duration, percent
-from neuclip.progress import say
+from neuclip.progress import StatusLine
 from neuclip.records import RunFolder, write_lines
 from neuclip.settings.reading import read_settings
 from neuclip.settings.values import parse_whole
 
 START_SECONDS, SAMPLE_SECONDS = 2.0, 3e-4  # of a job, before one has finished
+WATCH_SECONDS = 1.0  # between looks at what the running jobs do
 PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
 
 
@@ -127,14 +128,16 @@ def run_jobs(
     """How many failed: they are recorded with their reason, and the others go on."""
     waiting, running, failed, began = list(jobs), list[Running](), 0, time.monotonic()
     runs.mkdir(parents=True, exist_ok=True)
-    with files.lock(results / "lock", wait=False) as alone, sigterm_exits():
+    with files.lock(results / "lock", wait=False) as alone, sigterm_exits(), closing(StatusLine()) as status:
         if not alone:
             raise UserError(f"another experiment writes to {results}; wait for it, or give another --results")
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
                     running.append(start(waiting.pop(0), runs, data))
-                connection.wait([one.process.sentinel for one in running])
+                while not connection.wait([one.process.sentinel for one in running], timeout=WATCH_SECONDS):
+                    if status.live:
+                        status.show(progress_of(running, runs))
                 for one in [one for one in running if not one.process.is_alive()]:
                     running.remove(one)
                     outcome = why_failed(one, runs)
@@ -147,13 +150,14 @@ def run_jobs(
                     number = len(jobs) - len(waiting) - len(running)
                     left = (time.monotonic() - began) / number * (len(jobs) - number)
                     what = f"{one.job.case}, {one.job.variant}, seed {one.job.seed}: {outcome}"
-                    say(f"{number} of {len(jobs)}  {what}, {format_duration(seconds)}  {format_duration(left)} left")
+                    took, remaining = format_duration(seconds), format_duration(left)
+                    status.say(f"{number} of {len(jobs)}  {what}, {took}  {remaining} left")
         except BaseException:
             for one in running:
                 one.process.terminate()  # it saves its run first
             for one in running:
                 one.process.join()
-            say("stopped; the same command continues where the runs were saved")
+            status.say("stopped; the same command continues where the runs were saved")
             raise
     return failed
 
@@ -184,9 +188,19 @@ def why_failed(one: Running, runs: Path) -> str:
     one.process.join()
     if one.process.exitcode == 0:
         return ""
-    log = log_of(one.job, runs)
+    return f"failed: {last_line(log_of(one.job, runs)) or f'ended with code {one.process.exitcode}'}"
+
+
+def progress_of(running: Sequence[Running], runs: Path) -> str:
+    """In one line of the terminal what each is doing: storing features, or how far it has trained."""
+    width = shutil.get_terminal_size().columns // len(running) - len(" | ")
+    doing = (f"{one.job.variant}, seed {one.job.seed}: {last_line(log_of(one.job, runs))}" for one in running)
+    return " | ".join(text[:width] for text in doing)
+
+
+def last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return f"failed: {lines[-1] if lines else f'ended with code {one.process.exitcode}'}"
+    return lines[-1].strip() if lines else ""
 
 
 def log_of(job: Job, runs: Path) -> Path:
