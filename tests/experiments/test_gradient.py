@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from neuclip.experiments.gradient import (
     EXACT,
     GROUPS,
     DataSet,
+    Estimator,
     ExactNormalizers,
     GradientSample,
     Heads,
@@ -96,7 +98,7 @@ def test_the_exact_gradient_is_that_of_a_double_loop(settings):
 
 
 def test_exact_normalizers_have_no_bias_and_a_batch_of_its_own_has(settings):
-    estimators = {"held": (EXACT, MINIBATCH), "batch": ("clip", MINIBATCH)}
+    estimators = {"held": Estimator(EXACT, MINIBATCH), "batch": Estimator("clip", MINIBATCH)}
     flags = ["--train.batch_size", "4", "--temperature.initial", "0.02"]
     [line] = gradient_figures(settings(*flags), estimators, batches=400, moments=[N])
     assert abs(line["held.squared_bias"]) < 4 * line["held.squared_bias_error"]
@@ -108,7 +110,7 @@ def test_exact_normalizers_have_no_bias_and_a_batch_of_its_own_has(settings):
 
 def test_a_batch_that_is_the_whole_data_set_has_neither_bias_nor_variance(settings):
     flags = ["--train.batch_size", str(N), "--objective.num_prototypes", str(N)]
-    estimators = {"held": (EXACT, MINIBATCH), "batch": ("clip", MINIBATCH)}
+    estimators = {"held": Estimator(EXACT, MINIBATCH), "batch": Estimator("clip", MINIBATCH)}
     [line] = gradient_figures(settings(*flags), estimators, batches=GROUPS, moments=[N])
     for name in estimators:
         for figure in ("squared_bias", "variance", "tau_squared_bias", "tau_variance"):
@@ -121,10 +123,10 @@ def test_a_moving_average_that_forgets_at_once_is_the_mini_batch_form(settings):
     forgets = FastCLIPSettings(gamma=1.0, gamma_schedule="constant", eps=EPS, rho=RHO)
     keeps = FastCLIPSettings(gamma=0.3, gamma_schedule="constant", eps=EPS, rho=RHO)
     estimators = {
-        "batch": ("clip", MINIBATCH),
-        "forgets": ("fastclip", forgets),
-        "keeps": ("fastclip", keeps),
-        "queue": ("neuclip", QUEUE),
+        "batch": Estimator("clip", MINIBATCH),
+        "forgets": Estimator("fastclip", forgets),
+        "keeps": Estimator("fastclip", keeps),
+        "queue": Estimator("neuclip", QUEUE),
     }
     [line] = gradient_figures(settings(), estimators, batches=20, moments=[2 * N])
     for figure in ("squared_bias", "variance", "cosine", "tau_squared_bias", "tau_variance"):
@@ -133,8 +135,22 @@ def test_a_moving_average_that_forgets_at_once_is_the_mini_batch_form(settings):
         assert line[f"queue.{figure}"] != pytest.approx(line[f"batch.{figure}"], rel=1e-3)
 
 
+def test_a_queue_of_all_other_samples_that_has_not_seen_the_batch_has_exact_normalizers(settings):
+    whole = replace(QUEUE, num_prototypes=N, mask_own_positive=True, alpha_gradient="detached")
+    estimators = {
+        "held": Estimator(EXACT, MINIBATCH),
+        "unseen": Estimator("neuclip", whole, sees_batch=False),
+        "short": Estimator("neuclip", replace(whole, num_prototypes=N // 2), sees_batch=False),
+    }
+    still = ["--optimizer.learning_rate", "1e-12", "--temperature.learning_rate", "1e-12", "--train.batch_size", "4"]
+    [line] = gradient_figures(settings(*still), estimators, batches=20, moments=[2 * N])
+    for figure in ("squared_bias", "variance", "cosine", "tau_squared_bias", "tau_variance"):
+        assert line[f"unseen.{figure}"] == pytest.approx(line[f"held.{figure}"], rel=1e-4)
+        assert line[f"short.{figure}"] != pytest.approx(line[f"held.{figure}"], rel=1e-3)
+
+
 def test_watching_and_measuring_leave_run_and_estimators_as_they_are(settings):
-    estimators = {"queue": ("neuclip", QUEUE), "held": (EXACT, MINIBATCH)}
+    estimators = {"queue": Estimator("neuclip", QUEUE), "held": Estimator(EXACT, MINIBATCH)}
     lines = gradient_figures(settings(), estimators, batches=GROUPS, moments=[100, 0, 240])
     assert [line["samples"] for line in lines] == [0, 104, 240]  # whole batches of 8
     assert lines[-1:] == gradient_figures(settings(), estimators, batches=GROUPS, moments=[240])
@@ -186,7 +202,12 @@ def test_bias_variance_and_standard_error_are_those_of_plain_loops():
 
 def test_a_job_reads_flags_and_writes_nothing(drawings, tmp_path):
     estimators = {
-        "queue": {"objective": "neuclip", "objective.restart": "rolling", "objective.inner_steps": 0},
+        "queue": {
+            "objective": "neuclip",
+            "objective.restart": "rolling",
+            "objective.inner_steps": 0,
+            "sees_batch": False,
+        },
         "held": {"objective": "exact", "objective.eps": 1e-3, "objective.rho": 2},
     }
     flags = {
@@ -211,15 +232,15 @@ def test_a_job_reads_flags_and_writes_nothing(drawings, tmp_path):
 
 
 def test_what_minimises_another_function_is_refused(settings):
-    others = [("clip", CLIPSettings()), ("siglip", SigLIPSettings())]
-    others.append(("fastclip", FastCLIPSettings(temperature="individual")))
+    others = [Estimator("clip", CLIPSettings()), Estimator("siglip", SigLIPSettings())]
+    others.append(Estimator("fastclip", FastCLIPSettings(temperature="individual")))
     for other in others:
         with pytest.raises(UserError, match="another function"):
             gradient_figures(settings(), {"other": other}, moments=[0])
 
 
 def test_runs_without_stored_features_and_moments_after_the_end_are_refused(settings):
-    estimators = {"batch": ("clip", MINIBATCH)}
+    estimators = {"batch": Estimator("clip", MINIBATCH)}
     with pytest.raises(UserError, match="lock both towers"):
         gradient_figures(settings("--model.text_tower", "train"), estimators, moments=[0])
     with pytest.raises(UserError, match="from 0 to 240"):

@@ -34,9 +34,6 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "neuclip, filled over several steps": lambda: NeuCLIP(
         D, num_prototypes=25, inner_steps=2, restart_every=4, reset_optimizer_at_restart=True, network_lr=0.1
     ),
-    "neuclip, predicting first": lambda: NeuCLIP(
-        D, num_prototypes=12, inner_steps=2, restart_every=3, predict_first=True, network_lr=0.1
-    ),
     "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=10, restart="rolling", inner_steps=1, network_lr=0.1),
     "neuclip, rolling and masked": lambda: NeuCLIP(
         D, num_prototypes=10, restart="rolling", inner_steps=0, mask_own_positive=True, mask_duplicates=True

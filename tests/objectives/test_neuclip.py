@@ -169,23 +169,6 @@ def test_masked_prototypes_have_the_gradient_of_the_masked_mean(own):
     assert close(got, want, 1e-12) and same_gradients(got, want, leaves, 1e-11)
 
 
-# Predicting before learning.
-
-
-def test_predicting_first_the_loss_uses_what_the_prototypes_said_before_they_saw_the_batch():
-    first, plain = (NeuCLIP(D, num_prototypes=M, network_lr=0.1, predict_first=early) for early in (True, False))
-    for step in range(4):
-        leaves = [*batch(step), number(1 / TAU)]
-        before = torch.stack(first.log_normalizers(*leaves)) if step else None
-        got = first(*leaves)
-        plain(*leaves)
-        if before is not None:
-            assert first.metrics["mean_log_normalizer_image"] == pytest.approx(before[0].mean().item(), rel=1e-12)
-            assert first.metrics["calibration"] == plain.metrics["calibration"]
-        assert torch.isfinite(got)
-    assert torch.equal(rows(first), rows(plain))  # what is learnt does not depend on it
-
-
 # The ablation with an MLP.
 
 

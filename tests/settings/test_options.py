@@ -79,7 +79,6 @@ REFUSALS = {
     "network_lr is 0.0; give a number above 0": lambda: NeuCLIP(8, network_lr=0.0),
     "fit is 'unify'; choose unified or separate (did you mean unified?)": lambda: NeuCLIP(8, fit="unify"),
     "mask_own_positive is 1; give True or False (default False)": lambda: NeuCLIP(8, mask_own_positive=1),
-    "predict_first is for prototypes, and network": lambda: NeuCLIP(8, predict_first=True, network="mlp"),
     "form is None; choose openclip or minibatch": lambda: CLIP(form=None),
     "gamma is 1.5; give a number above 0 and at most 1 (default 0.2)": lambda: FastCLIP(9, gamma=1.5),
     "average_decay is 1; give 0 or more and below 1 (default 0.92)": lambda: AmorLIP(8, average_decay=1),

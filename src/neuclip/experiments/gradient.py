@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,14 @@ PRECISE = 10_000  # pairs, up to which everything is in float64: the exact gradi
 ROWS = 4096  # that go through the heads together
 GROUPS = 10  # of batches, from which the standard error is taken
 
-Estimators = Mapping[str, tuple[str, ObjectiveSettings]]
+
+class Estimator(NamedTuple):
+    objective: str  # its name, or EXACT
+    settings: ObjectiveSettings
+    sees_batch: bool = True  # False: the batch whose gradient is taken is not in its state yet
+
+
+Estimators = Mapping[str, Estimator]
 
 
 def gradient_figures(
@@ -61,7 +68,7 @@ def gradient_figures(
     length of gradients: for it 1 - cosine^2 and variance / length^2 count.
 
     >>> queue = NeuCLIPSettings(restart="rolling", inner_steps=0, num_prototypes=1024)
-    >>> gradient_figures(settings, {"queue": ("neuclip", queue)}, moments=[39_000])                 # doctest: +SKIP
+    >>> gradient_figures(settings, {"queue": Estimator("neuclip", queue)}, moments=[39_000])        # doctest: +SKIP
     [{'samples': 39000, 'temperature': 0.05, 'pairs': 39000, 'queue.squared_bias': 0.21, 'queue.variance': 95.0, ...}]
     """
     refuse_other_objectives(estimators)
@@ -71,15 +78,16 @@ def gradient_figures(
     run = build_run(settings, open_training_source(settings))
     store_features(run, StopRequest())
     refuse_other_runs(run, moments)
-    watching = {name: build_estimator(run, *kind) for name, kind in estimators.items()}
+    watching = {name: build_estimator(run, own) for name, own in estimators.items()}
     run.objective = Watched(run.objective, watching)  # type: ignore[assignment]
+    unseen = {name for name, own in estimators.items() if own.objective == EXACT or not own.sees_batch}
     encode, lines = parallel(run), []
     for moment in sorted(moments):
         steps = -(-moment // run.plan.batch_size) - run.step
         for batch in track(run.batches.steps(run.samples, steps), f"training to {moment:,} samples", steps, "steps"):
             take_step(run, encode, batch)
             run.step += 1
-        lines.append(line := figures_now(run, watching, batches))
+        lines.append(line := figures_now(run, watching, unseen, batches))
         found = [f"{name} {line[f'{name}.squared_bias']:.3g} / {line[f'{name}.variance']:.3g}" for name in estimators]
         say(f"at {run.samples:,} samples, squared bias / variance: {', '.join(found)}")
     return lines
@@ -87,7 +95,7 @@ def gradient_figures(
 
 def refuse_other_objectives(estimators: Estimators) -> None:
     """Only what minimises Eq. 1 can be compared with its gradient."""
-    for name, (_, own) in estimators.items():
+    for name, (_, own, _) in estimators.items():
         robust = isinstance(own, CLIPSettings) and own.form == "minibatch"
         moving = isinstance(own, FastCLIPSettings) and own.temperature != "individual"
         if not (robust or moving or isinstance(own, NeuCLIPSettings)):
@@ -109,10 +117,10 @@ def refuse_other_runs(run: Run, moments: Sequence[int]) -> None:
         raise UserError(f"moments are {list(moments)}; give numbers of samples from 0 to {run.plan.samples}")
 
 
-def build_estimator(run: Run, name: str, own: ObjectiveSettings) -> Objective:
-    if name == EXACT:
-        return ExactNormalizers(**asdict(own)).to(run.device)
-    settings = replace(run.settings, objective_name=name, objective=own)
+def build_estimator(run: Run, own: Estimator) -> Objective:
+    if own.objective == EXACT:
+        return ExactNormalizers(**asdict(own.settings)).to(run.device)
+    settings = replace(run.settings, objective_name=own.objective, objective=own.settings)
     return build_objective(settings, run.built, len(run.source), run.epoch_samples).to(run.device)
 
 
@@ -177,8 +185,9 @@ class DataSet:
         return DataSet(self.images[rows], self.texts[rows], {name: ids[rows] for name, ids in self.ids.items()})
 
 
-def figures_now(run: Run, watching: Mapping[str, Objective], batches: int) -> dict[str, float]:
-    """One line. Changes nothing of the run: every batch meets a copy of the estimators' state."""
+def figures_now(run: Run, watching: Mapping[str, Objective], unseen: Container[str], batches: int) -> dict[str, float]:
+    """One line. Changes nothing of the run: every batch meets a copy of the estimators' state, in eval mode where it
+    stays unseen."""
     data, size = DataSet.of_epoch(run), run.epoch_samples
     line: dict[str, float] = {"samples": run.samples, "temperature": run.temperature, "pairs": size}
     draw = torch.Generator().manual_seed(run.settings.run.seed + run.samples)
@@ -187,7 +196,8 @@ def figures_now(run: Run, watching: Mapping[str, Objective], batches: int) -> di
         for _ in track(range(batches), "gradients", batches, "batches"):
             batch = data[torch.randperm(size, generator=draw)[: run.plan.batch_size].to(run.device)]
             for name, own in watching.items():
-                for sample, gradient in zip(samples[name], heads.gradient(copy.deepcopy(own), batch), strict=True):
+                fresh = copy.deepcopy(own).train(name not in unseen)
+                for sample, gradient in zip(samples[name], heads.gradient(fresh, batch), strict=True):
                     sample.add(gradient)
     for name, (weights, tau) in samples.items():
         line |= {f"{name}.{key}": value for key, value in weights.figures().items()}
@@ -210,7 +220,7 @@ def exact_gradients(
         weights, tau, alpha = known[kind]
         samples[name] = GradientSample(weights), GradientSample(tau - 2 * heads.run.temperature * own.rho)
         if isinstance(own, ExactNormalizers):
-            own.eval().alpha = alpha
+            own.alpha = alpha
     return samples
 
 
@@ -296,7 +306,8 @@ def run(settings: Mapping[str, str]) -> list[dict[str, float]]:
     - gradient.moments: samples seen, such as 39k,78k
     - gradient.batches: how many random batches
     - gradient.estimators: by name the objective of each, as flags in JSON: {"queue": {"objective": "neuclip",
-      "objective.restart": "rolling", "objective.inner_steps": 0}}; what they leave out is the recipe's
+      "objective.restart": "rolling", "objective.inner_steps": 0}}; what they leave out is the recipe's. With
+      "sees_batch": false the gradient is that of the state before the batch
     """
     given = dict(settings)
     recipe, estimators = given.pop("recipe"), json.loads(given.pop("gradient.estimators"))
@@ -313,8 +324,9 @@ def as_typed(recipe: str, flags: Mapping[str, Any]) -> Settings:
     return read_settings(Path(recipe), [f"--{key}={value}" for key, value in flags.items()])
 
 
-def read_estimator(recipe: str, flags: Mapping[str, Any]) -> tuple[str, ObjectiveSettings]:
-    if flags["objective"] != EXACT:
-        settings = as_typed(recipe, flags)
-        return settings.objective_name, settings.objective
-    return EXACT, as_typed(recipe, {**flags, "objective": "clip", "objective.form": "minibatch"}).objective
+def read_estimator(recipe: str, given: Mapping[str, Any]) -> Estimator:
+    flags = dict(given)
+    sees_batch = flags.pop("sees_batch", True)
+    if flags["objective"] == EXACT:
+        flags |= {"objective": "clip", "objective.form": "minibatch"}
+    return Estimator(given["objective"], as_typed(recipe, flags).objective, sees_batch)

@@ -31,17 +31,14 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         tau_inside = tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach()  # has twice the gradient
         batch = contrast(pairs, tau_inside)
         log_normalizer = add_eps(batch.log_g, self.eps)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.predict_first):  # else it is only measured:
-            wanted = self.normalizer.ready and (self.predict_first or self.measures)
-            unseen = self.predict(pairs, tau_inside) if wanted else None  # of a batch new to the network
-        alpha = self.known_or(log_normalizer, unseen) if self.predict_first else None
+        with torch.no_grad():  # only measured: of a batch new to the network
+            unseen = self.predict(pairs, tau_inside) if self.measures and self.normalizer.ready else None
 
         if self.training:
             self.normalizer.restart(pairs)  # lines 3 and 4
             if self.update == "alternating":
                 self.learn(pairs, log_normalizer, tau, steps=self.inner_steps)  # lines 6 to 8
-        if alpha is None:
-            alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
+        alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
         loss = unified_objective(log_normalizer, alpha, tau, self.rho)  # line 11
         if self.training and self.update == "simultaneous":
             self.learn(pairs, log_normalizer, tau, steps=1)  # Algorithm 3
@@ -64,14 +61,6 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         """Eq. 10 and 11."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.alpha_gradient == "full"):
             return add_eps(self.normalizer.log_g(pairs, tau), self.eps)
-
-    def known_or(self, log_normalizer: Tensor, alpha: Tensor | None) -> Tensor:  # (2, b), (2, b) -> (2, b)
-        """The prediction, or the batch's own where nothing was ever written: the first batches may all have been NaN,
-        and only the device knows it."""
-        if alpha is None:
-            return log_normalizer.detach()
-        assert isinstance(self.normalizer, Prototypes)  # the settings refuse another network
-        return torch.where(self.normalizer.written > 0, alpha, log_normalizer.detach())
 
     def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:
         if not self.normalizer.ready:

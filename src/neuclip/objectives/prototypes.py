@@ -69,11 +69,6 @@ class Prototypes(ShardedRows):
     def ready(self) -> bool:
         return self.most > 0
 
-    @property
-    def written(self) -> Tensor:  # scalar
-        """How many slots were ever written."""
-        return self.ring[2]
-
     @torch.no_grad()
     def restart(self, pairs: Pairs) -> None:
         """Algorithm 1, lines 3-4: which slots this step renews, a ring, and from which rows of the batch.
@@ -176,7 +171,7 @@ class Prototypes(ShardedRows):
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Some anchors of each side at a time: their place, weight (2, c, slots) and scale (2, c), which multiplied are
         q over this rank's slots, and log_g (2, c) over those of all ranks."""
-        offset, active = pairs.all_positive / tau, self.written
+        offset, active = pairs.all_positive / tau, self.ring[2]
         log_count = active.clamp(min=1).to(unit.dtype).log()
         slots = torch.arange(self._active, device=unit.device) + self.share.start
         unwritten = unit.new_zeros(self._active).masked_fill_(slots >= active, LOWEST)

@@ -180,18 +180,6 @@ class NeuCLIPSettings(ObjectiveSettings):
     )
     reset_optimizer_at_restart: bool = option(False, "clear AdaGrad's sums of the slots a restart overwrites")
     mask_own_positive: bool = option(False, "leave out an anchor's own partner where it is among the prototypes")
-    predict_first: bool = option(
-        False, "the loss uses what the network predicts before it learns from the batch; the paper: afterwards"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.network == "mlp" and self.predict_first:
-            raise OptionError(
-                f"{self.prefix}predict_first is for prototypes, and {self.prefix}network mlp has none; "
-                f"give {self.prefix}network prototypes, or leave out {self.prefix}predict_first",
-                *("predict_first", "network"),
-            )
 
     def advice(self, run: PlannedRun) -> list[Advice]:
         found = rho_advice(self.rho, run.pairs, "the data")
