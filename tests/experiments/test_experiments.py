@@ -305,6 +305,7 @@ def test_the_expected_time_follows_from_runs_of_the_same_case(tmp_path):
     assert alone == pytest.approx(602.0) and expected_seconds([long] * 2, {"a": record(short, 6.0)}, 2) == alone
     other = record(short, 60.0) | {"case": "another"}
     assert expected_seconds([long], {"a": record(short, 6.0), "b": other}, parallel=1) == alone
+    assert expected_seconds([long], {"b": other}, parallel=1) == expected_seconds([long], {}, parallel=1) < alone
 
 
 def test_equal_methods_get_no_verdict(tmp_path):

@@ -35,7 +35,8 @@ from neuclip.records import RunFolder, write_lines
 from neuclip.settings.reading import read_settings
 from neuclip.settings.values import parse_whole
 
-START_SECONDS, SAMPLE_SECONDS = 2.0, 3e-4  # of a job, before one has finished
+START_SECONDS = 2.0  # of a job
+SAMPLE_SECONDS = {"locked": 3e-4, "tiny": 4e-3}  # on one core, by recipe: before a run of the case has finished
 WATCH_SECONDS = 1.0  # between looks at what the running jobs do
 PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
 
@@ -108,14 +109,16 @@ def waiting_jobs(jobs: Sequence[Job], records: Records, *, retry: bool = False) 
 
 
 def expected_seconds(jobs: Sequence[Job], records: Records, parallel: int) -> float:
-    """From what runs of the same case took per sample, or all runs."""
+    """From what runs of the same case took per sample."""
     took: dict[str, list[float]] = {}
     for record in (record for record in records.values() if record["finished"]):
-        for case in (record["case"], ""):
-            took.setdefault(case, []).append(record["wall_seconds"] / samples_of(record["settings"]))
-    usual = took.get("", [SAMPLE_SECONDS])
-    seconds = (START_SECONDS + median(took.get(job.case, usual)) * samples_of(job.settings) for job in jobs)
-    return sum(seconds) / parallel
+        took.setdefault(record["case"], []).append(record["wall_seconds"] / samples_of(record["settings"]))
+
+    def per_sample(job: Job) -> float:
+        found = took.get(job.case)
+        return median(found) if found else SAMPLE_SECONDS.get(job.settings.get("recipe", ""), 0.0)
+
+    return sum(START_SECONDS + per_sample(job) * samples_of(job.settings) for job in jobs) / parallel
 
 
 def samples_of(settings: Mapping[str, str]) -> int:
