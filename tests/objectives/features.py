@@ -32,7 +32,7 @@ METHODS: dict[str, Callable[[], Objective]] = {
     "amorlip": lambda: AmorLIP(D, dataset_size=3 * B, total_samples=9 * B, network_lr=0.01),
     "neuclip": lambda: NeuCLIP(D, num_prototypes=7, inner_steps=2, restart_every=3, network_lr=0.1),
     "neuclip, filled over several steps": lambda: NeuCLIP(
-        D, num_prototypes=25, inner_steps=2, restart_every=4, reset_optimizer_at_restart=True, network_lr=0.1
+        D, num_prototypes=25, inner_steps=2, restart_every=4, network_lr=0.1
     ),
     "neuclip, rolling": lambda: NeuCLIP(D, num_prototypes=10, restart="rolling", inner_steps=1, network_lr=0.1),
     "neuclip, rolling and masked": lambda: NeuCLIP(

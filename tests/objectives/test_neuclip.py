@@ -109,23 +109,6 @@ def test_what_is_capped_and_what_eps_decides_is_counted():
 # Options.
 
 
-def test_the_fastclip_temperature_gradient_counts_the_inner_part_twice():
-    gradients = {}
-    for mode in ("paper", "fastclip"):
-        objective = NeuCLIP(D, num_prototypes=M, inner_steps=2, network_lr=0.1, temperature_gradient=mode)
-        objective(*batch(0), SCALE)
-        leaves = [*batch(1), number(1 / TAU)]
-        gradients[mode] = torch.autograd.grad(objective.eval()(*leaves), leaves)
-    # Eq. 12 is tau times a bracket in which tau stands again: apart from each other they can be told apart.
-    inside = number(TAU)
-    bracket = contrastive.unified_objective(*batch(1), rows(objective), inside, rho=RHO, eps=EPS) / inside
-    (part,) = torch.autograd.grad(TAU * bracket, inside)
-    for a, b in zip(gradients["paper"][:2], gradients["fastclip"][:2], strict=True):
-        assert torch.equal(a, b)
-    difference = gradients["fastclip"][2] - gradients["paper"][2]
-    assert torch.allclose(difference, part * -(TAU**2), rtol=1e-9)  # d tau / d scale
-
-
 def test_own_positives_are_left_out_wherever_they_are_among_the_prototypes():
     objective = NeuCLIP(D, num_prototypes=2 * B, restart="rolling", inner_steps=0, mask_own_positive=True)
     ids = [torch.arange(B), torch.arange(B) + 4]  # samples 4 and 5 come twice

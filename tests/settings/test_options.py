@@ -117,7 +117,7 @@ OUTSIDE: dict[type, dict[str, Any]] = {
     },
     NeuCLIP: {
         **{"embed_dim": 0, "restart_every": -1, "inner_steps": -1, "update": "alternate", "network": "mpl"},
-        **{"restart": "period", "alpha_gradient": "detach", "temperature_gradient": "papers"},
+        **{"restart": "period", "alpha_gradient": "detach"},
     },
     SCENT: {"dataset_size": 0, "log_alpha": float("inf"), "eps": -1e-9, "temperature_gradient": "papers"},
 }

@@ -28,17 +28,16 @@ class NeuCLIP(Objective, NeuCLIPSettings):
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
         """Algorithm 1 from line 3 on, but for the update of the encoders, which is the caller's."""
-        tau_inside = tau if self.temperature_gradient == "paper" else 2 * tau - tau.detach()  # has twice the gradient
-        batch = contrast(pairs, tau_inside)
+        batch = contrast(pairs, tau)
         log_normalizer = add_eps(batch.log_g, self.eps)
         with torch.no_grad():  # only measured: of a batch new to the network
-            unseen = self.predict(pairs, tau_inside) if self.measures and self.normalizer.ready else None
+            unseen = self.predict(pairs, tau) if self.measures and self.normalizer.ready else None
 
         if self.training:
             self.normalizer.restart(pairs)  # lines 3 and 4
             if self.update == "alternating":
                 self.learn(pairs, log_normalizer, tau, steps=self.inner_steps)  # lines 6 to 8
-        alpha = self.predict(pairs, tau_inside) if self.normalizer.ready else log_normalizer.detach()  # line 10
+        alpha = self.predict(pairs, tau) if self.normalizer.ready else log_normalizer.detach()  # line 10
         loss = unified_objective(log_normalizer, alpha, tau, self.rho)  # line 11
         if self.training and self.update == "simultaneous":
             self.learn(pairs, log_normalizer, tau, steps=1)  # Algorithm 3
@@ -78,7 +77,6 @@ class NeuCLIP(Objective, NeuCLIPSettings):
                 self.embed_dim,
                 restart_every=self.restart_every if alternating else 0,
                 rolling=self.restart == "rolling",
-                reset=self.reset_optimizer_at_restart,
                 masks=(self.mask_own_positive or self.mask_duplicates, self.mask_duplicates),
                 rate=self.network_lr or (1.0 if alternating else 1e-3),
                 adam=not alternating,

@@ -31,8 +31,7 @@ class Prototypes(ShardedRows):
     Args:
         size, embed_dim: m and d.
         restart_every: steps between restarts; 0: only at the start.
-        rolling: each step replaces the oldest slots with its batch instead.
-        reset: the optimizer forgets the slots that are overwritten.
+        rolling: each step replaces the oldest slots with its batch instead, and the optimizer forgets them.
         masks: whether slots of an anchor's own sample, and of its own caption, are no candidates of it.
         rate, adam: AdaGrad's learning rate, or Adam's.
     """
@@ -49,13 +48,12 @@ class Prototypes(ShardedRows):
         *,
         restart_every: int,
         rolling: bool,
-        reset: bool,
         masks: tuple[bool, bool],
         rate: float,
         adam: bool,
     ):
         super().__init__(size)
-        self.restart_every, self.rolling, self.reset, self.masks = restart_every, rolling, reset or rolling, masks
+        self.restart_every, self.rolling, self.masks = restart_every, rolling, masks
         self.rate, self.adam = rate, adam
         self.optimizer_state = ("first", "second", "steps") if adam else ("sums",)
         self.add_rows("rows", (2, -1, embed_dim))
@@ -108,7 +106,7 @@ class Prototypes(ShardedRows):
         owners = self.owners[:, : len(pairs.keys)]
         owners[slots] = torch.where(renewed, pairs.keys[:, row].T, owners[slots])
         self.rows[:, slots] = torch.where(renewed, pairs.all_features[:, row].flip(0), self.rows[:, slots])
-        for name in self.optimizer_state if self.reset else ():
+        for name in self.optimizer_state if self.rolling else ():
             state = getattr(self, name)
             state[:, slots] = state[:, slots].masked_fill(renewed, 0)
 

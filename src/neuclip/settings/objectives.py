@@ -175,10 +175,6 @@ class NeuCLIPSettings(ObjectiveSettings):
     alpha_gradient: Literal["full", "detached"] = option(
         "full", "whether the encoders also receive the gradient through the predicted normalizer"
     )
-    temperature_gradient: Literal["paper", "fastclip"] = option(
-        "paper", "fastclip counts the part through the similarities twice, as FastCLIP's code does"
-    )
-    reset_optimizer_at_restart: bool = option(False, "clear AdaGrad's sums of the slots a restart overwrites")
     mask_own_positive: bool = option(False, "leave out an anchor's own partner where it is among the prototypes")
 
     def advice(self, run: PlannedRun) -> list[Advice]:
