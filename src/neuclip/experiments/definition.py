@@ -155,12 +155,11 @@ def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dic
     tried: dict[Choice, list[tuple[Flat, Job]]] = {}
     for case in dict.fromkeys(own["cases"][case].get("tuned_as", case) for case in cases):
         for variant in experiment.variants:
-            settings = settings_of(experiment, scale, case, variant, {})
-            if settings is None:
-                continue
-            for one in listed.get(variant, listed["all"])[: own.get("most_tries")]:
-                whole = flat(settings, one, held_out(settings["data"]), own.get("always"))
-                tried.setdefault((case, variant), []).append((flat(one), Job(case, variant, TUNING_SEED, TRAIN, whole)))
+            for one in map(flat, listed.get(variant, listed["all"])[: own.get("most_tries")]):
+                settings = settings_of(experiment, scale, case, variant, one)
+                if settings is not None:
+                    whole = flat(settings, held_out(settings["data"]), own.get("always"))
+                    tried.setdefault((case, variant), []).append((one, Job(case, variant, TUNING_SEED, TRAIN, whole)))
     return tried
 
 
