@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,18 +149,20 @@ def plan(
 
 def tuning_plan(experiment: Experiment, scale: str, cases: Sequence[str]) -> dict[Choice, list[tuple[Flat, Job]]]:
     """The tries of each case and variant, as many for each: what is tried, and its run, which is trained without some
-    of the training pairs and measured on those. A case that is `tuned_as` another has no tries of its own."""
+    of the training pairs and measured on those. A case that is `tuned_as` another takes that one's."""
     if not experiment.tuned:
         return {}
     listed, own = common()["tuning"]["tries"], common()["scales"][scale]
     tried: dict[Choice, list[tuple[Flat, Job]]] = {}
-    for case in dict.fromkeys(own["cases"][case].get("tuned_as", case) for case in cases):
-        for variant in experiment.variants:
-            for one in map(flat, listed.get(variant, listed["all"])[: own.get("most_tries")]):
-                settings = settings_of(experiment, scale, case, variant, one)
-                if settings is not None:
-                    whole = flat(settings, held_out(settings["data"]), own.get("always"))
-                    tried.setdefault((case, variant), []).append((one, Job(case, variant, TUNING_SEED, TRAIN, whole)))
+    for case, variant in product(cases, experiment.variants):
+        tuned_as = own["cases"][case].get("tuned_as", case)
+        if (tuned_as, variant) in tried or settings_of(experiment, scale, case, variant, {}) is None:
+            continue
+        for one in map(flat, listed.get(variant, listed["all"])[: own.get("most_tries")]):
+            settings = settings_of(experiment, scale, tuned_as, variant, one)
+            assert settings is not None, f"{variant} runs in {case}, but not in {tuned_as}, whose tries it takes"
+            whole = flat(settings, held_out(settings["data"]), own.get("always"))
+            tried.setdefault((tuned_as, variant), []).append((one, Job(tuned_as, variant, TUNING_SEED, TRAIN, whole)))
     return tried
 
 
