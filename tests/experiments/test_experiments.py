@@ -58,7 +58,7 @@ def test_the_tables_of_the_paper_are_rectangular_and_its_runs_are_recipes(name):
 
 def test_every_method_has_as_many_tries():
     tried = definition.tuning_plan(read_experiment("comparison"), "laptop", ["photos, batch 128, 197k samples"])
-    assert {len(tries) for tries in tried.values()} == {10}
+    assert {len(tries) for tries in tried.values()} == {12}
     assert not {job.settings["run.seed"] for tries in tried.values() for _, job in tries} & {str(n) for n in range(50)}
     assert all(job.settings["evaluation.retrieval"] == "auto" for tries in tried.values() for _, job in tries)
 
@@ -67,7 +67,7 @@ def test_tries_have_the_learning_rates_of_the_runs_that_take_them_over():
     comparison, case = read_experiment("comparison"), "photos, batch 32, 393k samples"
     choice = ("photos, batch 32, 197k samples", "mini-batch form")
     tries = definition.tuning_plan(comparison, "laptop", [case])[choice]
-    for (chosen, tried), rate in zip(tries, [5e-4, 1e-3] * 5, strict=True):
+    for (chosen, tried), rate in zip(tries, [5e-4, 1e-3] * 6, strict=True):
         (run,) = definition.plan(comparison, "laptop", [case], 1, {choice: chosen})
         assert {float(job.settings["optimizer.learning_rate"]) for job in (run, tried)} == {rate}
 
