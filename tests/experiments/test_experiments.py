@@ -16,7 +16,7 @@ from neuclip.cli.main import main
 from neuclip.errors import UserError
 from neuclip.experiments import definition
 from neuclip.experiments.definition import TRAIN, Job, read_experiment
-from neuclip.experiments.page import failures
+from neuclip.experiments.page import failures, tuning_tables
 from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_script
 from neuclip.experiments.perform import Request, write_pages
 from neuclip.experiments.records import read_records, record_failed
@@ -70,6 +70,22 @@ def test_tries_have_the_learning_rates_of_the_runs_that_take_them_over():
     for (chosen, tried), rate in zip(tries, [5e-4, 1e-3] * 6, strict=True):
         (run,) = definition.plan(comparison, "laptop", [case], 1, {choice: chosen})
         assert {float(job.settings["optimizer.learning_rate"]) for job in (run, tried)} == {rate}
+
+
+def test_a_try_is_chosen_by_training_pairs_that_are_held_out_not_by_what_is_reported(tmp_path):
+    request = Request("laptop", words="icons, batch 128", results=tmp_path)
+    tried = request.tried(read_experiment("comparison"))
+    for tries in tried.values():
+        for _, job in tries:
+            is_last = job is tries[-1][1]
+            figures = {"icons-30k/new-drawings.recall_at_1": 0.2 - 0.1 * is_last}
+            figures |= {"icons-30k#held-out.recall_at_1": 0.1 + 0.1 * is_last}
+            append_line(tmp_path / "runs.jsonl", {"key": job.key, "finished": True, "evaluations": [figures]})
+    chosen = {job.variant: job.settings for job in request.jobs(read_experiment("comparison"))}
+    for (_, variant), tries in tried.items():
+        assert tries[-1][0].items() <= chosen[variant].items()
+    (table,) = tuning_tables(tried, read_records(tmp_path), "recall_at_1").values()
+    assert [str(row[2]) for row in table.rows if "chosen" in str(row[2])] == ["20.0 % (chosen)"] * len(tried)
 
 
 def test_what_drrho_compares_with_has_not_seen_the_pairs_that_its_tries_are_measured_on():

@@ -8,7 +8,7 @@ from statistics import correlation, fmean
 
 from neuclip.experiments.case import AHEAD, BEHIND, LEVEL, Case, is_finished
 from neuclip.experiments.definition import TRAIN, Choice, Experiment, Flat, Job
-from neuclip.experiments.records import Records, main_figure
+from neuclip.experiments.records import Records, tuning_figure
 from neuclip.formatting import UNKNOWN, format_duration, format_number, percent, plural
 from neuclip.report.charts import Chart, column, group_lines
 from neuclip.report.compare_page import drawable, figures_csv, settings_table
@@ -66,7 +66,7 @@ def tuning_tables(
     """What was tried for each variant of a case, and the figure on held-out training pairs."""
     tables: dict[str, Table] = {}
     for (case, variant), candidates in tried.items():
-        figures = [main_figure(records.get(job.key, {}), metric) for _, job in candidates]
+        figures = [tuning_figure(records.get(job.key, {}), metric) for _, job in candidates]
         known = [figure for figure in figures if figure is not None]
         table = tables.setdefault(case, Table("", ["variant", "tried", "held-out figure"], [], 2))
         for (settings, _), figure in zip(candidates, figures, strict=True):

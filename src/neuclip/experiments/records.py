@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from neuclip import __version__
+from neuclip.data.mixture import HELD_OUT_SUFFIX
 from neuclip.experiments.definition import TRAIN, Choice, Flat, Job, typed_settings
 from neuclip.records import RunFolder, append_line, read_lines
 from neuclip.report.compare import Member, read_tasks
@@ -73,10 +74,15 @@ def slim(figures: Figures) -> Figures:
     return {key: float(f"{value:.6g}") for key, value in kept.items()}
 
 
-def main_figure(record: Mapping[str, Any], metric: str = MEAN_RECALL) -> float | None:
-    """The last value of the metric on the first set that has it."""
+def main_figure(record: Mapping[str, Any], metric: str = MEAN_RECALL, *, of: str = "") -> float | None:
+    """The last value of the metric on the first set that has it and whose name ends with `of`."""
     final = record["evaluations"][-1] if record.get("evaluations") else {}
-    return next((value for key, value in final.items() if key.rpartition(".")[2] == metric), None)
+    return next((value for key, value in final.items() if key.endswith(f"{of}.{metric}")), None)
+
+
+def tuning_figure(record: Mapping[str, Any], metric: str) -> float | None:
+    """On the training pairs that are held out: the sets on which runs are reported choose nothing."""
+    return main_figure(record, metric, of=HELD_OUT_SUFFIX)
 
 
 def best_tries(tried: Mapping[Choice, Sequence[tuple[Flat, Job]]], records: Records, metric: str) -> dict[Choice, Flat]:
@@ -85,7 +91,7 @@ def best_tries(tried: Mapping[Choice, Sequence[tuple[Flat, Job]]], records: Reco
     found = {}
     for choice, candidates in tried.items():
         if all(job.key in records for _, job in candidates):
-            figures = [main_figure(records[job.key], metric) for _, job in candidates]
+            figures = [tuning_figure(records[job.key], metric) for _, job in candidates]
             found[choice] = candidates[max(range(len(figures)), key=lambda number: figures[number] or 0.0)][0]
     return found
 
