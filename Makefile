@@ -46,7 +46,7 @@ bench: install
 # docs/report.png from the demo's own report, docs/comparison.png from results/. Needs chromium.
 picture: install
 	$(BIN)/python scripts/picture.py docs/report.png
-	$(BIN)/python scripts/picture.py docs/comparison.png comparison 'icons, batch 32'
+	$(BIN)/python scripts/picture.py docs/comparison.png comparison 'photos, batch 32'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -2,7 +2,7 @@
 
     python scripts/picture.py docs/report.png         # trains the demo first: some minutes
     python scripts/picture.py docs/report.png RUN     # of a run that is there
-    python scripts/picture.py docs/comparison.png comparison 'icons, batch 32'      # from results/
+    python scripts/picture.py docs/comparison.png comparison 'photos, batch 32'      # from results/
 
 It needs chromium, as the tests of the pages do.
 """
@@ -23,7 +23,7 @@ from neuclip.records import RunFolder  # noqa: E402
 from neuclip.report.run_report import write_report  # noqa: E402
 from tests.builders.browser import browsing  # noqa: E402
 
-SIZE, SIZE_OF_CASE = (1100, 950), (1300, 1130)  # with the first row of charts
+SIZE, SIZE_OF_CASE = (1100, 950), (1300, 1190)  # with the first row of charts
 ONLY = "document.querySelectorAll('header, section').forEach(one => one.innerText.startsWith({}) || one.remove())"
 
 
