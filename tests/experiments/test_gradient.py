@@ -15,7 +15,6 @@ from torch import Tensor
 
 from neuclip import api
 from neuclip.distributed.ranks import StopRequest
-from neuclip.errors import UserError
 from neuclip.experiments import gradient
 from neuclip.experiments.gradient import (
     EXACT,
@@ -29,7 +28,7 @@ from neuclip.experiments.gradient import (
     gradient_figures,
 )
 from neuclip.runs.build import build_objective, build_run, open_training_source, resolve
-from neuclip.settings.objectives import CLIPSettings, FastCLIPSettings, NeuCLIPSettings, SigLIPSettings
+from neuclip.settings.objectives import CLIPSettings, FastCLIPSettings, NeuCLIPSettings
 from neuclip.settings.sections import Settings
 from neuclip.training.loop import parallel, take_step
 from neuclip.training.run import Run
@@ -229,21 +228,3 @@ def test_a_job_reads_flags_and_writes_nothing(drawings, tmp_path):
     assert line["samples"] == 96
     assert line["queue.exact_norm"] != line["held.exact_norm"]  # at another eps
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_minimises_another_function_is_refused(settings):
-    others = [Estimator("clip", CLIPSettings()), Estimator("siglip", SigLIPSettings())]
-    others.append(Estimator("fastclip", FastCLIPSettings(temperature="individual")))
-    for other in others:
-        with pytest.raises(UserError, match="another function"):
-            gradient_figures(settings(), {"other": other}, moments=[0])
-
-
-def test_runs_without_stored_features_and_moments_after_the_end_are_refused(settings):
-    estimators = {"batch": Estimator("clip", MINIBATCH)}
-    with pytest.raises(UserError, match="lock both towers"):
-        gradient_figures(settings("--model.text_tower", "train"), estimators, moments=[0])
-    with pytest.raises(UserError, match="from 0 to 240"):
-        gradient_figures(settings(), estimators, moments=[241])
-    with pytest.raises(UserError, match="10 or more"):
-        gradient_figures(settings(), estimators, moments=[0], batches=5)

@@ -27,9 +27,9 @@ from neuclip.report.measures import (
 from neuclip.report.page import Cell, Table
 
 RESTART = "objective.restart_every"
-SMALLEST, WITHOUT_NETWORK = "CLIP", "mini-batch form"  # variants that costs are compared with
+SMALLEST, WITHOUT_NETWORK = "CLIP", "mini-batch form"  # the variants that memory and time are compared with
 AHEAD, BEHIND, LEVEL = "ahead of", "behind", "not shown to differ from"
-SUMMARY = {  # of a run: how a column is headed, its decimals and unit
+SUMMARY = {  # figures of a run: the column's head, decimals and factor
     "calibration": ("calibration", 2, 1.0),
     "temperature": ("τ", 3, 1.0),
     "samples_per_second": ("samples per second", 0, 1.0),
@@ -58,7 +58,7 @@ class Case:
 
     @cached_property
     def measure(self) -> Measure:
-        """The experiment's, on the first set that has it."""
+        """The experiment's measure, on the first data set that has it."""
         return next(one for one in self.comparison.measures if self.metric in (one.metric, one.key))
 
     @cached_property
@@ -69,7 +69,7 @@ class Case:
 
     @cached_property
     def best(self) -> Group:
-        """The best variant of those with most seeds; a baseline only where there is nothing else."""
+        """The best variant among those with most seeds. Baselines count only if there is nothing else."""
         own = [group for group in self.groups if group.name not in self.against] or self.groups
         most = max(len(group.counted) for group in own)
         compared = [group for group in own if len(group.counted) == most]
@@ -80,12 +80,12 @@ class Case:
         return self.measure.text(fmean(self.best.values(self.measure)))
 
     def differences(self, group: Group) -> dict[str, Difference]:
-        """To each baseline, where there are seeds enough."""
+        """The differences to each baseline that has enough common seeds."""
         gaps = {name: one.difference(group, self.measure) for name, one in self.baselines.items()}
         return {name: gap for name, gap in gaps.items() if gap}
 
     def standing(self) -> dict[str, dict[str, Difference]]:
-        """The baselines that the best variant is shown to be ahead of or behind, and the others."""
+        """The baselines that the best variant is ahead of, behind, or not shown to differ from."""
         found: dict[str, dict[str, Difference]] = {AHEAD: {}, BEHIND: {}, LEVEL: {}}
         for name, gap in self.differences(self.best).items():
             side = AHEAD if self.measure.better * gap.mean > 0 else BEHIND
@@ -93,7 +93,7 @@ class Case:
         return found
 
     def answer(self) -> str:
-        """Which variant is best, and by how much."""
+        """One sentence: which variant is best, and by how much."""
         so_far = f" ({self.finished} of {self.planned} runs so far)" if self.finished < self.planned else ""
         if len(self.groups) < 2:
             return f"{self.name}{so_far}: nothing to compare yet."
@@ -111,13 +111,13 @@ class Case:
         return "; ".join(parts) + "."
 
     def tables(self) -> list[Table]:
-        """What counts comes first."""
+        """The table of the experiment's measure, then the other figures."""
         if self.measure == SPEED:
             return [cost_table(self.groups)]
         return [self._table(), self._more()]
 
     def _table(self) -> Table:
-        """One row per variant: the measure that counts, with its differences to the baselines."""
+        """One row per variant: the experiment's measure with its differences to the baselines."""
         head = ["variant", "seeds", self.measure.words, *(f"to {name}" for name in self.baselines)]
         rows: list[list[str | Cell]] = []
         for group in self.groups:
@@ -179,15 +179,15 @@ class Case:
         return ([self._chart_across(across)] if across else []) + drawable(curves)
 
     def _chart_across(self, setting: str) -> Chart:
-        """The final figure over the values of one setting, each seed thin and the mean thick. A line has runs that are
-        alike but for it, and for how often the network restarts, which goes with its size."""
-        names: dict[str, dict[str, float]] = {}  # of a line, the variants in it with their values
-        curves: dict[str, dict[int | None, list[tuple[float, float]]]] = {}  # of a line, by seed
+        """The final figure over the values of one setting, each seed thin and the mean thick. A line joins runs whose
+        other settings are equal, except for the restart interval, which is scaled with the number of prototypes."""
+        names: dict[str, dict[str, float]] = {}  # line -> its variants with their values of the setting
+        curves: dict[str, dict[int | None, list[tuple[float, float]]]] = {}  # line -> seed -> points
         for group in self.groups:
             for one in group.counted:
                 others = {key: value for key, value in one.settings.items() if not key.startswith("run.")}
                 value = others.pop(setting, None)
-                never = setting == RESTART and not value  # 0 is the far end of its axis
+                never = setting == RESTART and not value  # 0 means never, which has no place on the axis
                 others.pop(RESTART, None)
                 if value is not None and not never and self.measure in one.figures:
                     line = str(sorted(others.items()))
@@ -202,7 +202,7 @@ class Case:
                 drawn[f"{first} to {last}"] = [sorted(points) for points in curves[line].values()]
         return Chart(
             title=f"{self.measure.words} over {setting}",
-            unit=self.measure.words.partition(",")[0],  # both fit below the frame
+            unit=self.measure.words.partition(",")[0],  # short enough to fit below the chart
             lines=group_lines(drawn),
             from_zero=False,
             across=setting.rpartition(".")[2],
@@ -212,7 +212,7 @@ class Case:
 
 
 class StepCost(NamedTuple):
-    """Of one step: milliseconds in all, in the objective's forward pass and in the network, and megabytes."""
+    """The cost of one step: milliseconds in all, in the objective's forward pass and in the network; megabytes."""
 
     step: float
     loss: float
@@ -221,23 +221,23 @@ class StepCost(NamedTuple):
 
     @property
     def share(self) -> str:
-        """What the network takes of a step."""
+        """The network's share of a step's time."""
         return percent(self.network / self.step) if self.step else UNKNOWN
 
 
 def step_costs(groups: Sequence[Group]) -> dict[str, StepCost]:
-    """Of each variant the mean over its runs. The network's time is what the loss takes beyond the same loss without
-    one."""
+    """The mean cost over the runs of each variant. The network's time is the loss's time minus that of the same loss
+    without a network."""
     costs = {}
     for group in groups:
-        found = []
+        rows = []
         for run in group.runs:
             speed, share, memory = map(
                 run.number, ("steady_samples_per_second", "normalizer_share", "peak_memory_bytes")
             )
             step = 1000 * run.settings["train.batch_size"] / speed if speed else 0.0
-            found.append((step, step * (share or 0.0), (memory or 0.0) / 1e6))
-        costs[group.name] = StepCost(*(fmean(column) for column in zip(*found, strict=True)))
+            rows.append((step, step * (share or 0.0), (memory or 0.0) / 1e6))
+        costs[group.name] = StepCost(*(fmean(column) for column in zip(*rows, strict=True)))
     return {name: own._replace(network=own.loss - costs.get(WITHOUT_NETWORK, own).loss) for name, own in costs.items()}
 
 
@@ -257,7 +257,7 @@ def cost_table(groups: Sequence[Group]) -> Table:
 
 
 def finished_cases(experiment: Experiment, jobs: Sequence[Job], records: Records, metric: str) -> list[Case]:
-    """Those of which some run has finished and has the figure that counts."""
+    """The cases with a finished run that has the experiment's measure."""
     cases = []
     for name in dict.fromkeys(job.case for job in jobs):
         groups, planned = [], sum(job.case == name for job in jobs)

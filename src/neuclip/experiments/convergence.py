@@ -1,12 +1,12 @@
 """Algorithm 4, the simplified NeuCLIP that the paper analyses, on a problem whose constants are known.
 
-x stands for encoders and temperature, y for the prototypes, d numbers each. With an orthogonal matrix B:
+x (d numbers) stands for encoders and temperature, y (d numbers) for the prototypes. With an orthogonal matrix B:
 
     f(x, y) = h(x) + mu/2 |y - B x|^2          h(x) = sum_i x_i^2 / (1 + x_i^2)
     f(x, y, xi) = f(x, y) + a.x + b.y          xi = (a, b), normal, E|a|^2 = sigma_1^2, E|b|^2 = sigma_2^2
 
-F(x) = min_y f(x, y) = h(x) is not convex: h'' lies between -1/2 and 2. Its minimum is 0. As in NeuCLIP, the gradient
-in x is wrong by as much as y lags behind the best answer B x:
+F(x) = min_y f(x, y) = h(x) has its minimum 0 at x = 0 and is not convex: -1/2 <= h'' <= 2. As in NeuCLIP, the gradient
+in x has an error while y lags behind its optimum B x:
 
     grad_1 f = h'(x) - mu B^T (y - B x)          grad_2 f = mu (y - B x)
 
@@ -25,8 +25,8 @@ from neuclip.errors import UserError
 from neuclip.progress import track
 from neuclip.settings.values import parse_whole
 
-DIMENSION, INNER_STEPS, REPEATS = 10, 3, 16  # d, K, and independent runs side by side
-START = 1.0  # of every coordinate of x: where h bends the wrong way most
+DIMENSION, INNER_STEPS, REPEATS = 10, 3, 16  # d, K, and the number of independent runs
+START = 1.0  # every coordinate of x at t = 0, where h'' = -1/2 is smallest
 
 
 class StepSizes(NamedTuple):
@@ -36,7 +36,7 @@ class StepSizes(NamedTuple):
 
 
 class Problem:
-    """The function above; x and y are (..., d), several points at a time.
+    """The function above, for several points at a time: x and y are (..., d).
 
     >>> Problem(dimension=4).gradient_of_minimum(np.ones(4))
     array([0.5, 0.5, 0.5, 0.5])
@@ -69,7 +69,7 @@ class Problem:
 
 
 class Constants(NamedTuple):
-    """Of Assumption 1, and of the point from which Algorithm 4 starts."""
+    """The constants of Assumption 1 and of Algorithm 4's starting point."""
 
     l_11: float
     l_12: float
@@ -84,15 +84,15 @@ class Constants(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem) -> Constants:
-        """For x0 = START in every coordinate, y0 = 0 and v0 = 0."""
+        """The constants for x0 = START in every coordinate, y0 = 0 and v0 = 0."""
         mu, x = problem.mu, np.full(problem.dimension, START)
         gap = float(problem.value(x, x @ problem.mixing.T))
         momentum = float((problem.gradient_of_minimum(x) ** 2).sum())
         return cls(2 + mu, mu, mu, mu, mu, problem.sigma_1, problem.sigma_2, gap, momentum, float(x @ x))
 
     def step_sizes(self, accuracy: float, inner_steps: int) -> StepSizes:
-        """As the theorem sets them for E|grad F|^2 <= accuracy^2. The last bound has L_12^2 where its proof needs
-        L_12 L_22; here they are equal."""
+        """The theorem's step sizes for E|grad F|^2 <= accuracy^2. Its last bound has L_12^2 where the proof needs
+        L_12 L_22; in this problem they are equal."""
         smooth = self.l_11 + self.l_12 * (self.l_21 + self.l_22) / self.mu  # L_F
         beta = accuracy**2 / (5 * self.sigma_1**2)
         eta_2 = min(self.mu / self.l_22**2, self.mu * accuracy**2 / (80 * (self.l_12 * self.sigma_2) ** 2), 1 / self.mu)
@@ -102,16 +102,16 @@ class Constants(NamedTuple):
         return StepSizes(beta, eta_1, eta_2)
 
     def steps_needed(self, accuracy: float, inner_steps: int) -> float:
-        """T of the theorem."""
+        """The theorem's T."""
         beta, eta_1, eta_2 = self.step_sizes(accuracy, inner_steps)
         answer = 40 * self.l_12**2 * self.answer_gap / (self.mu * eta_2)
         return max(10 * self.gap / eta_1, 5 * self.momentum_gap / beta, answer) / accuracy**2
 
     def accuracy_after(self, steps: int, inner_steps: int) -> float:
-        """The accuracy for which the theorem asks for so many steps: its bound on the root of the mean of |grad F|^2.
-        It is C T^(-1/4) as soon as all three step sizes are proportional to accuracy^2."""
+        """The accuracy that the theorem guarantees after so many steps: its bound on the root mean square of |grad F|.
+        It is C T^(-1/4) once all three step sizes are proportional to accuracy^2."""
         low, high = 1e-9, 1e9
-        for _ in range(200):  # steps_needed falls with the accuracy; halve in logarithms
+        for _ in range(200):  # bisect in logarithms: a larger accuracy needs fewer steps
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self.steps_needed(middle, inner_steps) > steps else (low, middle)
         if self.step_sizes(high, inner_steps).beta > 1:
@@ -125,8 +125,7 @@ class Constants(NamedTuple):
 def algorithm_4(
     problem: Problem, steps: int, sizes: StepSizes, inner_steps: int, repeats: int, draw: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields x and v at t = 0 .. steps - 1, (repeats, d) each: independent runs side by side. Samples are always
-    fresh."""
+    """Yield x and v at t = 0 .. steps - 1, (repeats, d) each: independent runs side by side, always fresh noise."""
     shape = (repeats, problem.dimension)
     x, y, v = np.full(shape, START), np.zeros(shape), np.zeros(shape)
     for _ in range(steps):
@@ -134,14 +133,14 @@ def algorithm_4(
         y_before = y
         for _ in range(inner_steps):  # lines 3 to 5
             y = y - sizes.eta_2 * (problem.gradients(x, y)[1] + problem.noise(draw, shape, problem.sigma_2))
-        by_x = problem.gradients(x, y_before)[0] + problem.noise(draw, shape, problem.sigma_1)  # line 8 is at y^(t)
+        by_x = problem.gradients(x, y_before)[0] + problem.noise(draw, shape, problem.sigma_1)  # line 8 uses y^(t)
         v = (1 - sizes.beta) * v + sizes.beta * by_x
         x = x - sizes.eta_1 * v  # line 9
 
 
 def measure(problem: Problem, steps: int, seed: int, *, repeats: int = REPEATS) -> dict[str, float]:
-    """One line: over runs of so many steps, with the step sizes that the theorem sets for them, the root of the mean of
-    |grad F|^2; what the theorem bounds, in which the momentum has a share; and its bound.
+    """Run Algorithm 4 with the theorem's step sizes for so many steps. Returns the root mean square of |grad F|, the
+    quantity that the theorem bounds (which also contains the momentum), and the bound.
 
     >>> measure(Problem(DIMENSION), steps=1000, seed=0)                                             # doctest: +SKIP
     {'samples': 1000, 'Algorithm 4.gradient_norm': 0.39, ..., "theorem's bound.gradient_norm": 1.16}
@@ -163,7 +162,7 @@ def measure(problem: Problem, steps: int, seed: int, *, repeats: int = REPEATS) 
 
 
 def run(settings: Mapping[str, str]) -> list[dict[str, float]]:
-    """The job of an experiment: one line for each number of steps T, its `samples`.
+    """Run the job of an experiment: one line for each number of steps T, called `samples`.
 
     >>> [line["samples"] for line in run({"convergence.steps": "1k,3k", "run.seed": "0"})]
     [1000, 3000]

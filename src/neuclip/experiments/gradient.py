@@ -1,15 +1,15 @@
 """Bias and variance of the gradient: how far each estimator's stochastic gradient is from the exact one of Eq. 1.
 
-One run trains, driven by its own objective, and the others watch: they see the same pairs and update their state, so
-that tables, prototypes and queues are as old as they would be. At each moment the exact gradient over the whole
-training set is computed, and each estimator's gradient on some hundred random batches, one step from where the run is.
+One run trains with its own objective. The other estimators watch it: they see the same pairs and update their state, so
+their tables, prototypes and queues are as old as in training. At each moment we compute the exact gradient over the
+whole training set, and each estimator's gradient on several hundred random batches.
 
 With the gradient h of one batch and the exact gradient e, all relative to |e|^2:
 
     squared bias = |E h - e|^2          variance = E |h - E h|^2          E |h - e|^2 is their sum
 
-Batches are drawn uniformly, as the run itself draws its next one at the start of an epoch: moments at multiples of the
-size of the data set show a moving average or a queue at the age it has in training.
+Batches are drawn uniformly, like the run's next batch at the start of an epoch. Moments should therefore be multiples
+of the data set's size: then moving averages and queues have the age that they have in training.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from neuclip.distributed.ranks import StopRequest
-from neuclip.errors import UserError
 from neuclip.objectives.contrast import contrast
 from neuclip.objectives.formulas import add_eps, unified_objective
 from neuclip.objectives.objective import Objective, objective
 from neuclip.objectives.pairs import Pairs
 from neuclip.progress import say, track
 from neuclip.runs.build import build_objective, build_run, open_training_source, resolve
-from neuclip.settings.objectives import CLIPSettings, FastCLIPSettings, NeuCLIPSettings, ObjectiveSettings
+from neuclip.settings.objectives import CLIPSettings, ObjectiveSettings
 from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import Settings
 from neuclip.settings.values import parse_whole
@@ -41,16 +40,16 @@ from neuclip.training.loop import caption_ids, parallel, take_step
 from neuclip.training.run import Run
 from neuclip.training.stored_features import store_features
 
-EXACT = "exact"  # the name of the estimator below, beside those of objectives
-PRECISE = 10_000  # pairs, up to which everything is in float64: the exact gradient takes n^2 d products
-ROWS = 4096  # that go through the heads together
-GROUPS = 10  # of batches, from which the standard error is taken
+EXACT = "exact"  # name of the estimator ExactNormalizers, beside the names of objectives
+PRECISE = 10_000  # up to so many pairs everything is in float64: the exact gradient takes n^2 d products
+ROWS = 4096  # rows that go through the heads at a time
+GROUPS = 10  # groups of batches, for the standard error
 
 
 class Estimator(NamedTuple):
-    objective: str  # its name, or EXACT
+    objective: str  # name of an objective, or EXACT
     settings: ObjectiveSettings
-    sees_batch: bool = True  # False: the batch whose gradient is taken is not in its state yet
+    sees_batch: bool = True  # False: use the state from before the batch whose gradient is taken
 
 
 Estimators = Mapping[str, Estimator]
@@ -59,25 +58,23 @@ Estimators = Mapping[str, Estimator]
 def gradient_figures(
     settings: Settings, estimators: Estimators, *, batches: int = 200, moments: Sequence[int]
 ) -> list[dict[str, float]]:
-    """One line of figures per moment, which is a number of samples seen; 0 is before the first step.
+    """Measure all estimators at each moment, a number of samples seen (0: before the first step). Returns a line of
+    figures per moment.
 
-    Of each estimator, by its name, for the gradient in the two head matrices: `squared_bias` and its standard error
-    `squared_bias_error`; `variance`; the expected gradient's `length`, relative to the exact one, and its `cosine` with
-    it, above 1 only by chance; the mean `batch_cosine` of one batch's gradient; `exact_norm`. For the temperature:
-    `tau_squared_bias`, `tau_variance`. Each is compared with Eq. 1 at its own eps and rho. AdamW hardly notices the
-    length of gradients: for it 1 - cosine^2 and variance / length^2 count.
+    For each estimator and the gradient in the two head matrices: `squared_bias` and its standard error
+    `squared_bias_error`; `variance`; the `length` of the expected gradient relative to the exact one and its `cosine`
+    with it (above 1 only by chance); `batch_cosine`, the mean over single batches; `exact_norm`. For the temperature:
+    `tau_squared_bias`, `tau_variance`. Each estimator is compared with Eq. 1 at its own eps and rho, so it must
+    minimise Eq. 1. AdamW hardly notices the length of a gradient: 1 - cosine^2 and variance / length^2 matter to it.
 
-    >>> queue = NeuCLIPSettings(restart="rolling", inner_steps=0, num_prototypes=1024)
-    >>> gradient_figures(settings, {"queue": Estimator("neuclip", queue)}, moments=[39_000])        # doctest: +SKIP
+    >>> queue = Estimator("neuclip", NeuCLIPSettings(restart="rolling", inner_steps=0))             # doctest: +SKIP
+    >>> gradient_figures(settings, {"queue": queue}, moments=[39_000])                              # doctest: +SKIP
     [{'samples': 39000, 'temperature': 0.05, 'pairs': 39000, 'queue.squared_bias': 0.21, 'queue.variance': 95.0, ...}]
     """
-    refuse_other_objectives(estimators)
-    if batches < GROUPS:
-        raise UserError(f"{batches} batches say nothing about a variance; give {GROUPS} or more")
     settings = resolve(settings)
     run = build_run(settings, open_training_source(settings))
     store_features(run, StopRequest())
-    refuse_other_runs(run, moments)
+    assert len(run.stored) == 2, "the exact gradient needs two locked towers with stored features"
     watching = {name: build_estimator(run, own) for name, own in estimators.items()}
     run.objective = Watched(run.objective, watching)  # type: ignore[assignment]
     unseen = {name for name, own in estimators.items() if own.objective == EXACT or not own.sees_batch}
@@ -93,40 +90,16 @@ def gradient_figures(
     return lines
 
 
-def refuse_other_objectives(estimators: Estimators) -> None:
-    """Only what minimises Eq. 1 can be compared with its gradient."""
-    for name, (_, own, _) in estimators.items():
-        robust = isinstance(own, CLIPSettings) and own.form == "minibatch"
-        moving = isinstance(own, FastCLIPSettings) and own.temperature != "individual"
-        if not (robust or moving or isinstance(own, NeuCLIPSettings)):
-            raise UserError(
-                f"estimator {name} minimises another function than Eq. 1, so that its gradient has another goal; "
-                f"give neuclip, fastclip with one temperature, clip with form minibatch, or {EXACT}"
-            )
-
-
-def refuse_other_runs(run: Run, moments: Sequence[int]) -> None:
-    if len(run.stored) < 2:
-        raise UserError(
-            "the exact gradient needs stored features: lock both towers, as recipe locked does, without random crops, "
-            f"and give --train.samples above {run.epoch_samples}"
-        )
-    if run.epoch_samples != len(run.source):
-        raise UserError("data with weights have samples twice in an epoch; give data.train without weights")
-    if not moments or min(moments) < 0 or max(moments) > run.plan.samples:
-        raise UserError(f"moments are {list(moments)}; give numbers of samples from 0 to {run.plan.samples}")
-
-
-def build_estimator(run: Run, own: Estimator) -> Objective:
-    if own.objective == EXACT:
-        return ExactNormalizers(**asdict(own.settings)).to(run.device)
-    settings = replace(run.settings, objective_name=own.objective, objective=own.settings)
+def build_estimator(run: Run, estimator: Estimator) -> Objective:
+    if estimator.objective == EXACT:
+        return ExactNormalizers(**asdict(estimator.settings)).to(run.device)
+    settings = replace(run.settings, objective_name=estimator.objective, objective=estimator.settings)
     return build_objective(settings, run.built, len(run.source), run.epoch_samples).to(run.device)
 
 
 class Watched(nn.Module):
-    """The driving objective, and others that see the same pairs: their state follows, their loss is dropped. Those that
-    have no state need not look."""
+    """The objective that trains the run, and watchers that see the same pairs. Watchers update their state; their loss
+    is dropped. Watchers without state are left out."""
 
     def __init__(self, driving: Objective, watching: Mapping[str, Objective]):
         super().__init__()
@@ -144,8 +117,8 @@ class Watched(nn.Module):
 class ExactNormalizers(Objective, CLIPSettings):
     """Eq. 12 with alpha = the exact log-normalizers over the data set (Eq. 9), held constant.
 
-    In train mode its batch is the whole data set: it remembers the alpha of each sample, and its gradient is then the
-    exact one of Eq. 1, because the derivative of Eq. 12 in alpha is zero there. In eval mode it uses them.
+    In train mode the batch must be the whole data set: alpha is computed and remembered by sample id. The gradient is
+    then the exact one of Eq. 1, because the derivative of Eq. 12 in alpha is zero there. Eval mode uses that alpha.
     """
 
     def __post_init__(self) -> None:
@@ -165,7 +138,7 @@ class ExactNormalizers(Objective, CLIPSettings):
 
 @dataclass(frozen=True)
 class DataSet:
-    """All pairs of the training set as the present epoch draws them: of several captions one."""
+    """All pairs of the training set, with the caption that the current epoch draws for each image."""
 
     images: Tensor  # (n, width) features of the locked trunks
     texts: Tensor  # (n, width)
@@ -186,8 +159,8 @@ class DataSet:
 
 
 def figures_now(run: Run, watching: Mapping[str, Objective], unseen: Container[str], batches: int) -> dict[str, float]:
-    """One line. Changes nothing of the run: every batch meets a copy of the estimators' state, in eval mode where it
-    stays unseen."""
+    """Measure all estimators now, without changing them or the run: each batch is given to a copy of an estimator, in
+    eval mode if the estimator must not see it."""
     data, size = DataSet.of_epoch(run), run.epoch_samples
     line: dict[str, float] = {"samples": run.samples, "temperature": run.temperature, "pairs": size}
     draw = torch.Generator().manual_seed(run.settings.run.seed + run.samples)
@@ -208,8 +181,9 @@ def figures_now(run: Run, watching: Mapping[str, Objective], unseen: Container[s
 def exact_gradients(
     heads: Heads, data: DataSet, watching: Mapping[str, Any]
 ) -> dict[str, tuple[GradientSample, GradientSample]]:
-    """Of each estimator, what its gradients of weights and of ln(1/tau) will be compared with: computed once for each
-    eps and mask, because rho is in the second alone, where 2 tau rho has the derivative -2 tau rho."""
+    """For each estimator an empty sample of gradients in the weights and one in ln(1/tau), with the exact gradients to
+    compare with. These are computed once per eps and mask: rho adds only 2 tau rho, whose derivative in ln(1/tau) is
+    -2 tau rho."""
     known: dict[tuple[float, bool], tuple[Tensor, Tensor, Tensor]] = {}
     samples = {}
     for name, own in watching.items():
@@ -225,7 +199,7 @@ def exact_gradients(
 
 
 class Heads:
-    """The trained part of the towers, from stored features to unit rows; inside `with` in another precision."""
+    """The trained part of the towers, from stored features to unit rows; inside `with` it has the given precision."""
 
     def __init__(self, run: Run, dtype: torch.dtype):
         self.run, self.dtype = run, dtype
@@ -235,7 +209,7 @@ class Heads:
         self.encode = LargeBatch(towers.train(), micro_batch_size=ROWS)
 
     def gradient(self, objective: nn.Module, data: DataSet) -> tuple[Tensor, Tensor]:  # (p,), ()
-        """Of the objective on these pairs, in the weights and in ln(1/tau)."""
+        """The objective's gradient on these pairs, in the weights and in ln(1/tau)."""
         image, text, scale, *_ = self.encode(data.images.to(self.dtype), data.texts.to(self.dtype))
         loss = objective(image, text, scale, **data.ids)
         *weights, log_scale = torch.autograd.grad(loss, [*self.weights, self.log_scale])
@@ -246,7 +220,7 @@ class Heads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._convert(torch.float32)  # float64 has kept every bit of it
+        self._convert(torch.float32)  # exact: the values were float32 before
 
     def _convert(self, dtype: torch.dtype) -> None:
         for parameter in (*self.weights, self.log_scale):
@@ -254,7 +228,7 @@ class Heads:
 
 
 class GradientSample:
-    """Gradients of random batches beside the exact one; sums only, in float64."""
+    """Statistics of the gradients of random batches, compared with the exact one. Keeps sums only, in float64."""
 
     def __init__(self, exact: Tensor):
         self.exact = exact.double().flatten()  # (p,)
@@ -274,8 +248,8 @@ class GradientSample:
         count, norm = self.counts.sum(), self.exact.norm()
         mean = self.sums.sum(dim=0) / count
         variance = (self.squares - count * (mean @ mean)) / (count - 1)
-        chance = variance / count  # what is in the square of a mean of so many by chance
-        length = (mean @ mean - chance).sqrt()  # no number where chance is all there is
+        chance = variance / count  # expected share of noise in the square of a mean of `count` gradients
+        length = (mean @ mean - chance).sqrt()  # NaN where the mean is nothing but noise
         figures = {
             "squared_bias": ((mean - self.exact).square().sum() - chance) / norm**2,
             "squared_bias_error": self._error() / norm**2,
@@ -288,8 +262,8 @@ class GradientSample:
         return {name: figure.item() for name, figure in figures.items()}
 
     def _error(self) -> Tensor:
-        """The standard error of the squared bias, by a jackknife: products of different groups' mean deviations have it
-        as their expectation, and each group is left out in turn."""
+        """The standard error of the squared bias, by a jackknife that leaves out each group in turn: the expected
+        product of two different groups' mean deviations is the squared bias."""
         deviations = self.sums / self.counts - self.exact
         products = (deviations @ deviations.T).fill_diagonal_(0)
         left_out = (products.sum() - 2 * products.sum(dim=0)) / ((GROUPS - 1) * (GROUPS - 2))
@@ -300,21 +274,22 @@ class GradientSample:
 
 
 def run(settings: Mapping[str, str]) -> list[dict[str, float]]:
-    """The job of an experiment; nothing is written, and a job that was killed starts again. `settings` are the flags of
-    `neuclip train`, its recipe, and
+    """Run the job of an experiment. It writes nothing; a killed job starts again from the beginning.
+
+    `settings` are the recipe, flags of `neuclip train`, and
 
     - gradient.moments: samples seen, such as 39k,78k
     - gradient.batches: how many random batches
-    - gradient.estimators: by name the objective of each, as flags in JSON: {"queue": {"objective": "neuclip",
-      "objective.restart": "rolling", "objective.inner_steps": 0}}; what they leave out is the recipe's. With
-      "sees_batch": false the gradient is that of the state before the batch
+    - gradient.estimators: name -> flags of its objective, in JSON: {"queue": {"objective": "neuclip",
+      "objective.restart": "rolling", "objective.inner_steps": 0}}. Other settings are the recipe's. With
+      "sees_batch": false the gradient uses the state from before the batch
     """
-    given = dict(settings)
-    recipe, estimators = given.pop("recipe"), json.loads(given.pop("gradient.estimators"))
-    batches, moments = given.pop("gradient.batches"), given.pop("gradient.moments").split(",")
+    flags = dict(settings)
+    recipe, estimators = flags.pop("recipe"), json.loads(flags.pop("gradient.estimators"))
+    batches, moments = flags.pop("gradient.batches"), flags.pop("gradient.moments").split(",")
     return gradient_figures(
-        as_typed(recipe, given),
-        {name: read_estimator(recipe, flags) for name, flags in estimators.items()},
+        as_typed(recipe, flags),
+        {name: read_estimator(recipe, own) for name, own in estimators.items()},
         batches=int(batches),
         moments=[parse_whole(moment) for moment in moments],
     )

@@ -1,4 +1,4 @@
-"""The page of an experiment, made from records alone: the answer, our table beside the paper's, curves, commands."""
+"""The page of an experiment, made from records: the answer, our table beside the paper's, curves, commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neuclip.report.contents import Figures, RunContents
 from neuclip.report.measures import ERROR_KEY, MEAN_RECALL
 from neuclip.report.page import Cell, Charts, Notes, Page, Section, Table, latex_table, markdown_table
 
-FEWEST = 4  # variants that a correlation is taken over
+FEWEST = 4  # variants for a correlation
 BEST = (
     "Best of the variants that are no baselines, in the mean over seeds; the page of an experiment has the intervals."
 )
@@ -63,7 +63,7 @@ def paper_table(table: Mapping[str, object]) -> Table:
 def tuning_tables(
     tried: Mapping[Choice, Sequence[tuple[Flat, Job]]], records: Records, metric: str
 ) -> dict[str, Table]:
-    """What was tried for each variant of a case, and the figure on held-out training pairs."""
+    """For each case, the tries of each variant with their figures on held-out training pairs."""
     tables: dict[str, Table] = {}
     for (case, variant), candidates in tried.items():
         figures = [tuning_figure(records.get(job.key, {}), metric) for _, job in candidates]
@@ -77,7 +77,7 @@ def tuning_tables(
 
 
 def figures_text(cases: Sequence[Case], end: str) -> str:
-    """The final tables as Markdown, LaTeX or CSV (a row per run and figure)."""
+    """The final tables as Markdown or LaTeX, or CSV with a row per run and figure."""
     if end == ".csv":
         lines = [(case.name, line) for case in cases for line in figures_csv(case.comparison).splitlines()]
         head = [f"case,{line}" for _, line in lines[:1]]
@@ -87,7 +87,7 @@ def figures_text(cases: Sequence[Case], end: str) -> str:
 
 
 def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page:
-    """All experiments with their questions, the best variant of each case, and what goes along with recall."""
+    """All experiments with their questions, the best variant of each case, and which figures predict recall."""
     links = {experiment.name: Cell(experiment.name, link=f"{experiment.name}.html") for experiment, *_ in rows}
     questions: list[list[str | Cell]] = [
         [
@@ -115,8 +115,8 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
 
 
 def predictors_table(cases: Sequence[tuple[str, Case]]) -> Table:
-    """Rank correlation over the variants of a case, of means over seeds; only of variants that estimate normalizers,
-    and only where all runs have the figure."""
+    """The rank correlation of recall with other figures (means over seeds), over the variants of a case that estimate
+    normalizers. A figure that some run lacks is left out."""
     figures: dict[str, Callable[[RunContents], float | None]] = {
         "normalizer error": lambda run: run.final.get(ERROR_KEY),
         "distance of the calibration from 1": lambda run: abs(math.log(run.calibration or 1.0)),
@@ -141,7 +141,8 @@ def predictors_table(cases: Sequence[tuple[str, Case]]) -> Table:
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """
+    """Spearman's rank correlation; 0 if all values of one side are equal.
+
     >>> rank_correlation([1.0, 2.0, 4.0], [9.0, 5.0, 1.0])
     -1.0
     """
@@ -149,11 +150,11 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return correlation(*ranks) if all(len(set(own)) > 1 for own in ranks) else 0.0
 
 
-# --- Jobs that are no runs: lines with keys NAME.METRIC ---------------------------------------------------------------
+# --- Jobs of other kinds, whose lines have keys NAME.METRIC -----------------------------------------------------------
 
 
 def plain_sections(jobs: Sequence[Job], records: Records, across: str) -> list[Section]:
-    """Per case every metric over the samples seen, each seed thin and the mean thick, and a table of the means."""
+    """For each case, a chart per metric over `across`, each seed thin and the mean thick, and a table of the means."""
     sections = []
     for case in dict.fromkeys(job.case for job in jobs):
         own = [records[job.key]["evaluations"] for job in jobs if job.case == case and is_finished(job, records)]
@@ -177,7 +178,7 @@ def plain_sections(jobs: Sequence[Job], records: Records, across: str) -> list[S
 
 
 def failures(jobs: Sequence[Job], records: Records) -> list[Section]:
-    """What failed, and why; nothing where nothing did."""
+    """A table of the failed runs and their reasons, if there are any."""
     failed = [job for job in jobs if job.key in records and not is_finished(job, records)]
     if not failed:
         return []

@@ -1,4 +1,4 @@
-"""An experiment with the paper's data, models and GPUs: its commands as a shell script, and one for Slurm."""
+"""An experiment with the paper's data, models and GPUs: the commands to run it, and a Slurm script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ eval "${{COMMANDS[$SLURM_ARRAY_TASK_ID]}}"
 
 
 def paper_jobs(experiment: Experiment, seeds: int = 0) -> list[Job]:
-    """Of each row of Table 1 that the paper has, each variant and each seed."""
+    """One job per row of Table 1 that the paper reports, variant and seed."""
     own = experiment.paper_scale
     jobs = []
     for setting in own.get("settings", ()):
@@ -34,7 +34,7 @@ def paper_jobs(experiment: Experiment, seeds: int = 0) -> list[Job]:
 
 
 def paper_command(job: Job, runs: str) -> str:
-    """Writes the recipe, trains or continues, and measures the 38 tasks."""
+    """A shell command that writes the recipe, trains or resumes the run, and evaluates it on the 38 tasks."""
     settings = dict(job.settings)
     setting, objective = settings.pop(SETTING), settings.pop(OBJECTIVE)
     settings.pop("data")

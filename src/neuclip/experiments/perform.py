@@ -1,4 +1,4 @@
-"""From the name of an experiment to its page: tune, run what has no record yet, write."""
+"""Performs an experiment: tune, run the jobs without a record, write the page."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ENDS = (".md", ".csv", ".tex")
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for."""
+    """What the user asked for."""
 
     scale: str
     seeds: int = 0  # 0: the experiment's own number
-    words: str = ""  # only cases that contain them
-    data: Mapping[str, str] = field(default_factory=dict)  # where data sets are, by name
+    words: str = ""  # only cases that contain these words
+    data: Mapping[str, str] = field(default_factory=dict)  # paths of data sets, by name
     results: Path = Path("results")
 
     def cases(self, experiment: Experiment) -> list[str]:
@@ -53,14 +53,14 @@ class Request:
         return [job for candidates in self.tried(experiment).values() for _, job in candidates]
 
     def references(self, experiment: Experiment, *, retry: bool) -> list[Job]:
-        """What DRRho's runs that are still to be trained compare with."""
+        """The runs that train the reference models for DRRho's waiting runs."""
         every = [*self.tuning(experiment), *self.jobs(experiment)]
         wanted = waiting_jobs(every, read_records(self.results), retry=retry)
         sets = dict.fromkeys(job.settings["data"] for job in wanted if definition.REFERENCE in job.settings)
         return [definition.reference_job(self.scale, data) for data in sets]
 
     def jobs(self, experiment: Experiment) -> list[Job]:
-        """Where the experiment is tuned, of what has tries that have all finished."""
+        """The runs that are reported; in a tuned experiment only those of variants whose tries have all finished."""
         if self.scale == PAPER:
             return [job for job in paper_jobs(experiment, self.seeds) if self.words in job.case]
         best = best_tries(self.tried(experiment), read_records(self.results), experiment.measure)
@@ -68,7 +68,8 @@ class Request:
 
 
 def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: int, keep: bool, retry: bool) -> None:
-    """Train references, tune, then train, and say first what each will cost; at the end, whether runs failed."""
+    """Train reference models, run the tries, then the experiment. Says before each stage how long it will take; raises
+    RunFailed at the end if runs failed."""
 
     def stage(what: str, jobs: Sequence[Job], records: Records, *, keep: bool) -> int:
         here = [job for job in jobs if not lacks_data(job, request.data)]
@@ -81,7 +82,7 @@ def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: i
         return run_jobs(waiting, request.results, runs, parallel=parallel, data=request.data, keep=keep)
 
     check_request(experiment, request)
-    # Of a reference the folder counts, not the record.
+    # A reference is needed as a model: it is trained again if its folder is gone, even if there is a record.
     references = [job for job in request.references(experiment, retry=retry) if not is_trained(runs / job.name)]
     failed = stage("references", references, {}, keep=True)
     for what, jobs in (("tuning", request.tuning), ("the experiment", request.jobs)):
@@ -91,7 +92,7 @@ def perform(experiment: Experiment, request: Request, runs: Path, *, parallel: i
 
 
 def check_request(experiment: Experiment, request: Request) -> None:
-    """Refuse a request that has nothing to run or to show, and say what is left out of another."""
+    """Raise UserError if there is nothing to run or to show. Say which runs are left out because data is missing."""
     if not request.cases(experiment):
         known = "; ".join(replace(request, words="").cases(experiment))
         raise UserError(f"no case of {experiment.name} contains {request.words!r}; its cases are: {known}")
@@ -114,7 +115,7 @@ def progress_text(jobs: Sequence[Job], records: Records, *, retry: bool) -> str:
 
 
 def collect(experiment: Experiment, request: Request, runs: Path) -> None:
-    """Records of the runs of the paper's scale that have come back. Their folders stay."""
+    """Write the records of finished runs at the paper's scale. Their folders stay."""
     request.results.mkdir(parents=True, exist_ok=True)
     for job in waiting_jobs(request.jobs(experiment), read_records(request.results), retry=True):
         if RunFolder(runs / job.name).summary.is_file():
@@ -122,7 +123,7 @@ def collect(experiment: Experiment, request: Request, runs: Path) -> None:
 
 
 def write_pages(experiments: Sequence[Experiment], request: Request, folder: Path) -> list[Path]:
-    """The page and the tables of each experiment, and an index. The same bytes from the same records."""
+    """Write the page and tables of each experiment, and an index. The same records give the same bytes."""
     records = read_records(request.results)
     written, rows = [], []
     for experiment in experiments:

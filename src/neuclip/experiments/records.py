@@ -1,4 +1,4 @@
-"""The records of finished jobs, one JSON line each in `results/runs.jsonl`; pages are made from them alone."""
+"""The records of finished jobs, one JSON line each in `results/runs.jsonl`. Pages are made from records alone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from neuclip.report.measures import BATCH_ERROR_KEY, ERROR_KEY, MEAN_RECALL, REC
 
 KEPT = ("seconds", "samples_per_second", "peak_memory_bytes", "temperature", "calibration", "samples_seen")
 FILE = "runs.jsonl"
-LATE = {  # of a step: its speed without start and evaluations, shares of its time, how unequal weights of anchors are
+LATE = {  # medians over late steps: speed without start and evaluations, shares of a step's time, spread of weights
     "steady_samples_per_second": "samples_per_second",
     **{name: name for name in ("normalizer_share", "towers_share", "data_share", "weight_deviation")},
 }
-Records = dict[str, dict[str, Any]]  # by the job's key; the newest of each
+Records = dict[str, dict[str, Any]]  # the newest record of each job, by its key
 
 
 def read_records(results: Path) -> Records:
-    """Of a job that failed and finished later, that it finished."""
+    """Read all records. A job that failed first and finished later counts as finished."""
     return {line["key"]: line for line in sorted(read_lines(results / FILE), key=lambda line: line["finished"])}
 
 
@@ -46,7 +46,7 @@ def about(job: Job) -> dict[str, Any]:
 
 
 def record_of_run(folder: RunFolder) -> dict[str, Any]:
-    """What pages show of a run: a few hundred bytes per evaluation."""
+    """The figures of a run that pages show: a few hundred bytes per evaluation."""
     run = read_contents(folder)
     late = {name: late_median(run.records, key) for name, key in LATE.items()}
     tasks = read_tasks(folder.tasks) if folder.tasks.is_file() else {}
@@ -59,7 +59,7 @@ def record_of_run(folder: RunFolder) -> dict[str, Any]:
 
 
 def slim(figures: Figures) -> Figures:
-    """Recall, accuracy, sizes and errors of an evaluation, and the mean of both directions; six digits."""
+    """The recall, accuracy, sizes and errors of an evaluation to six digits, and recall's mean over both directions."""
     kept = {
         key: value
         for key, value in figures.items()
@@ -75,29 +75,29 @@ def slim(figures: Figures) -> Figures:
 
 
 def main_figure(record: Mapping[str, Any], metric: str = MEAN_RECALL, *, of: str = "") -> float | None:
-    """The last value of the metric on the first set that has it and whose name ends with `of`."""
+    """The last value of the metric on the first data set that has it and whose name ends with `of`."""
     final = record["evaluations"][-1] if record.get("evaluations") else {}
     return next((value for key, value in final.items() if key.endswith(f"{of}.{metric}")), None)
 
 
 def tuning_figure(record: Mapping[str, Any], metric: str) -> float | None:
-    """On the training pairs that are held out: the sets on which runs are reported choose nothing."""
+    """The metric on the held-out training pairs. The sets on which runs are reported choose nothing."""
     return main_figure(record, metric, of=HELD_OUT_SUFFIX)
 
 
 def best_tries(tried: Mapping[Choice, Sequence[tuple[Flat, Job]]], records: Records, metric: str) -> dict[Choice, Flat]:
-    """Of each case and variant whose tries have all been run, the one with the highest figure; one that failed has
-    none."""
-    found = {}
+    """The try with the highest figure, for each case and variant whose tries have all ended. A failed try counts as
+    zero."""
+    best = {}
     for choice, candidates in tried.items():
         if all(job.key in records for _, job in candidates):
-            figures = [tuning_figure(records[job.key], metric) for _, job in candidates]
-            found[choice] = candidates[max(range(len(figures)), key=lambda number: figures[number] or 0.0)][0]
-    return found
+            figures = [tuning_figure(records[job.key], metric) or 0.0 for _, job in candidates]
+            best[choice] = candidates[figures.index(max(figures))][0]
+    return best
 
 
 def member(job: Job, record: Mapping[str, Any]) -> Member:
-    """As `compare` takes it. CLIP's own estimate of a normalizer is the batch's."""
+    """A record in the form that `compare` takes. CLIP's estimate of a normalizer is the batch's."""
     settings, lines = typed_settings(job), record["evaluations"]
     if settings["objective.name"] == "clip":
         lines = [{ERROR_KEY: line[BATCH_ERROR_KEY], **line} if BATCH_ERROR_KEY in line else line for line in lines]

@@ -1,8 +1,8 @@
-"""Runs the jobs of an experiment: each in a process of its own with one thread, several at a time. They are forks of
-one process that has imported everything: an interpreter of its own would take a third of a short run.
+"""Runs the jobs of an experiment, several at a time, each in its own process with one thread. The processes are forks
+of one that has imported everything: starting Python anew would take a third of a short run's time.
 
-A kill at any moment costs nothing: a job whose record is missing is started again, and `train --resume auto` continues
-where its run was saved. A run's folder is removed once its record is written.
+A kill at any moment loses nothing: a job without a record is started again, and `train --resume auto` continues from
+its last checkpoint. A run's folder is removed once its record is written.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.values import parse_whole
 
 START_SECONDS = 2.0  # of a job
-SAMPLE_SECONDS = {"locked": 3e-4, "tiny": 4e-3}  # on one core, by recipe: before a run of the case has finished
-WATCH_SECONDS = 1.0  # between looks at what the running jobs do
+SAMPLE_SECONDS = {"locked": 3e-4, "tiny": 4e-3}  # first guess on one core, until a run of the case has finished
+WATCH_SECONDS = 1.0  # between updates of the live line
 PRELOADED = ["neuclip.experiments.runner", "open_clip", "timm", "transformers"]
 
 
 class Running(NamedTuple):
-    """A job in its process."""
+    """A job and its process."""
 
     job: Job
     process: BaseProcess
@@ -50,16 +50,16 @@ class Running(NamedTuple):
 
 
 def known_data(data: Sequence[str]) -> dict[str, str]:
-    """Where the data sets are that need a path, from `NAME=PATH`."""
-    sets, found = [*filter(needs_path, common()["data"])], {}
+    """Read `NAME=PATH`: the paths of data sets, by name."""
+    sets, paths = [*filter(needs_path, common()["data"])], {}
     for given in data:
         name, equals, path = given.partition("=")
         if not equals or name not in sets:
             raise UserError(f"--data {given}: give NAME=PATH with a NAME of {', '.join(sets)}")
         if not Path(path).exists():
             raise UserError(f"--data {given}: there is no {path}; give a folder")
-        found[name] = str(Path(path).resolve())
-    return found
+        paths[name] = str(Path(path).resolve())
+    return paths
 
 
 def needs_path(data_set: str) -> bool:
@@ -67,13 +67,13 @@ def needs_path(data_set: str) -> bool:
 
 
 def lacks_data(job: Job, data: Mapping[str, str]) -> str:
-    """The name of what it needs and nobody has given the place of; '' if there is none."""
+    """The name of the job's data set if its path is needed and was not given, else ''."""
     name = job.settings["data"]
     return name if name not in data and needs_path(name) else ""
 
 
 def resolved(job: Job, runs: Path, data: Mapping[str, str]) -> Flat:
-    """Its settings with the addresses of its data, recipe and reference; what the job itself says wins."""
+    """The job's settings with the paths of its data, recipe and reference. The job's own settings win."""
     settings = dict(job.settings)
     if key := settings.get(REFERENCE):
         settings[REFERENCE] = str(next((path for path in runs.glob(f"*-{key}") if is_trained(path)), ""))
@@ -92,7 +92,7 @@ def is_trained(folder: Path) -> bool:
 
 
 def perform_job(job: Job, runs: Path, data: Mapping[str, str]) -> None:
-    """Train its run in the folder of its name, or write the figures of another kind of job there."""
+    """Train the job's run in the folder of its name, or write the figures of another kind of job there."""
     settings, folder = resolved(job, runs, data), RunFolder(runs / job.name)
     if job.kind != TRAIN:
         write_lines(folder.evaluation, import_module(f"neuclip.experiments.{job.kind}").run(settings))
@@ -103,20 +103,20 @@ def perform_job(job: Job, runs: Path, data: Mapping[str, str]) -> None:
 
 
 def waiting_jobs(jobs: Sequence[Job], records: Records, *, retry: bool = False) -> list[Job]:
-    """Those without a record, each once, in order; with `retry` also those that failed."""
+    """The jobs without a record, each once; with `retry` also those that failed."""
     done = {key for key, record in records.items() if record["finished"] or not retry}
     return list({job.key: job for job in jobs if job.key not in done}.values())
 
 
 def expected_seconds(jobs: Sequence[Job], records: Records, parallel: int) -> float:
-    """From what runs of the same case took per sample."""
+    """Estimate the time of the jobs from the time per sample of finished runs of the same case."""
     took: dict[str, list[float]] = {}
     for record in (record for record in records.values() if record["finished"]):
         took.setdefault(record["case"], []).append(record["wall_seconds"] / samples_of(record["settings"]))
 
     def per_sample(job: Job) -> float:
-        found = took.get(job.case)
-        return median(found) if found else SAMPLE_SECONDS.get(job.settings.get("recipe", ""), 0.0)
+        known = took.get(job.case)
+        return median(known) if known else SAMPLE_SECONDS.get(job.settings.get("recipe", ""), 0.0)
 
     return sum(START_SECONDS + per_sample(job) * samples_of(job.settings) for job in jobs) / parallel
 
@@ -128,7 +128,7 @@ def samples_of(settings: Mapping[str, str]) -> int:
 def run_jobs(
     jobs: Sequence[Job], results: Path, runs: Path, *, parallel: int, data: Mapping[str, str], keep: bool
 ) -> int:
-    """How many failed: they are recorded with their reason, and the others go on."""
+    """Run the jobs and return how many failed. A failure is recorded with its reason; the others go on."""
     waiting, running, failed, began = list(jobs), list[Running](), 0, time.monotonic()
     runs.mkdir(parents=True, exist_ok=True)
     with files.lock(results / "lock", wait=False) as alone, sigterm_exits(), closing(StatusLine()) as status:
@@ -157,7 +157,7 @@ def run_jobs(
                     status.say(f"{number} of {len(jobs)}  {what}, {took}  {remaining} left")
         except BaseException:
             for one in running:
-                one.process.terminate()  # it saves its run first
+                one.process.terminate()  # a run that gets SIGTERM saves a checkpoint first
             for one in running:
                 one.process.join()
             status.say("stopped; the same command continues where the runs were saved")
@@ -167,7 +167,7 @@ def run_jobs(
 
 @contextmanager
 def sigterm_exits() -> Iterator[None]:
-    """Inside, SIGTERM is an exception like Ctrl-C, so that what was started is stopped, too."""
+    """Inside, SIGTERM raises SystemExit, so that child processes are stopped, too, as after Ctrl-C."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -187,7 +187,7 @@ def start(job: Job, runs: Path, data: Mapping[str, str]) -> Running:
 
 
 def why_failed(one: Running, runs: Path) -> str:
-    """Empty if it did not. Its output is in a file beside its folder."""
+    """The last line of a failed job's output, or '' if the job succeeded."""
     one.process.join()
     if one.process.exitcode == 0:
         return ""
@@ -195,7 +195,7 @@ def why_failed(one: Running, runs: Path) -> str:
 
 
 def progress_of(running: Sequence[Running], runs: Path) -> str:
-    """In one line of the terminal what each is doing: storing features, or how far it has trained."""
+    """One terminal line with the progress of every running job."""
     width = shutil.get_terminal_size().columns // len(running) - len(" | ")
     doing = (f"{one.job.variant}, seed {one.job.seed}: {last_line(log_of(one.job, runs))}" for one in running)
     return " | ".join(text[:width] for text in doing)
@@ -211,21 +211,21 @@ def log_of(job: Job, runs: Path) -> Path:
 
 
 def in_child(job: Job, runs: Path, data: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    os.environ.update(environment)  # as it is now, not as it was for the process that this one is a fork of
+    os.environ.update(environment)  # the parent's present environment; the fork has that of the fork server's start
     torch.set_num_threads(1)
     log = log_of(job, runs)
-    # A process that outlived a killed runner may still train this run: it is waited for.
+    # A child of a killed runner may still be training this run: wait for it.
     with files.lock(log.with_suffix(".lock")), log.open("wb") as output:
         for standard in (1, 2):
             os.dup2(output.fileno(), standard)
         try:
             perform_job(job, runs, data)
         except (UserError, RunFailed) as error:
-            sys.exit(f"neuclip: {error}")  # one line, which the record keeps
+            sys.exit(f"neuclip: {error}")  # this line goes into the record
 
 
 def finish(job: Job, results: Path, runs: Path, seconds: float, *, keep: bool) -> str:
-    """Write the record of a job that has finished, remove its folder, and say its figure."""
+    """Write the record of a finished job, remove its folder, and return its main figure as text."""
     record = record_finished(results, job, runs / job.name, seconds)
     if not keep:
         shutil.rmtree(runs / job.name)
