@@ -31,23 +31,23 @@ def experiment(
 ) -> int:
     """neuclip experiment NAME [--scale smoke|laptop|paper] [--seeds K] [--parallel N] [--data NAME=PATH,...]
 
-    Runs one of the paper's tables or figures, or one of ours, and writes a page with the paper's values beside them.
-    Runs that have a record in RESULTS are not repeated, so it can be stopped and continued at any time; settings are
-    tuned on held-out training data, with as many tries for every method.
-    At scale paper it prints the commands for the paper's data and GPUs instead, and a Slurm script.
+    Runs a table or figure of the paper, or an experiment of ours, and writes a page with the paper's values beside
+    ours. Finished runs have a record in RESULTS and are not repeated: stop the command at any time, run it again and it
+    continues. Settings are tuned on held-out training data, with the same number of tries for every method.
+    With --scale paper it prints the commands for the paper's data and GPUs, and writes a Slurm script.
 
-    --scale: smoke: a minute or two, to see it work; laptop: locked towers, a minute per run; paper: prints commands
-    --seeds: number of seeds; 0: the experiment's own
-    --parallel: runs at a time, each with one thread
-    --data: where data sets are that need a path, such as photos=FOLDER; own=FOLDER is any captioned images
-    --cases: only cases that contain these words, such as 'photos, batch 32'
+    --scale: smoke: a minute or two, to see it work; laptop: locked towers, a minute per run; paper: print commands
+    --seeds: number of seeds; 0: as many as the experiment plans
+    --parallel: number of runs at a time, each with one thread
+    --data: paths of data sets, such as photos=FOLDER; own=FOLDER runs the experiment on your captioned images
+    --cases: run only cases that contain these words, such as 'photos, batch 32'
     --results: folder of the records (runs.jsonl)
     --runs: folder of the runs while they train
     --pages: folder of the pages
-    --retry: also run again what failed before
-    --keep: keep the runs' folders after their records are written
-    --list: print all experiments with their questions
-    --pages-only: run nothing, write the pages of all records
+    --retry: run failed runs again
+    --keep: keep the folders of finished runs
+    --list: print all experiments and their questions
+    --pages-only: run nothing; write the pages of all experiments from their records
 
     neuclip experiment --list
     neuclip experiment restarts --scale smoke
@@ -66,7 +66,7 @@ def experiment(
 
     chosen = [definition.read_experiment(one) for one in ([name] if name else definition.experiments())]
     request = Request(scale, seeds, cases, known_data(data), Path(results))
-    failure: RunFailed | None = None  # told after the pages are written, which show it
+    failure: RunFailed | None = None  # raised after the pages are written: they show the failed runs
     for one in chosen if not pages_only else ():
         if scale == PAPER:
             jobs = request.jobs(one)
