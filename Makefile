@@ -1,12 +1,12 @@
-# The README's commands. Each one first installs what it needs, once, into .venv.
+# The README's commands. Each first installs what it needs into .venv, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
-# Two workers with one thread each, and each with files of its own, in the order of the tree: by their number of tests the
-# longest would come last, alone. Waiting threads sleep instead of spinning.
+# Two workers with one thread each. Each takes whole files, in the order of the tree: sorted by number of tests, the longest
+# file would run last, alone. Waiting threads sleep instead of spinning.
 PYTEST := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Types are checked beside the tests: mypy uses one core only. What it says is shown last.
+# mypy runs in parallel with the tests, because it uses one core only. Its output is shown last.
 TYPES := types=$$(mktemp); $(BIN)/mypy > $$types 2>&1 & checking=$$!
 AND_TYPES := tested=$$?; wait $$checking; checked=$$?; echo "mypy:"; cat $$types; rm $$types; exit $$((tested || checked))
 DEMO := $(VENV)/.demo
@@ -17,13 +17,13 @@ INSTALLED := $(VENV)/.installed
 install: $(INSTALLED)
 
 $(DEMO): pyproject.toml constraints.txt
-	@echo "Installing neuclip and what the demo needs into $(VENV): 1.3 GB with a CPU build of torch, more with CUDA."
+	@echo "Installing neuclip and the packages of the demo into $(VENV): 1.3 GB with a CPU build of torch, more with CUDA."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e '.[demo]'
 	@touch $@
 
 $(INSTALLED): $(DEMO)
-	@echo "Installing what the tests need into $(VENV): 1.0 GB."
+	@echo "Installing the packages of the tests into $(VENV): 1.0 GB."
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
 
@@ -43,7 +43,7 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks
 
-# docs/report.png from the demo's own report, docs/comparison.png from results/. Needs chromium.
+# Makes docs/report.png from a new run of the demo and docs/comparison.png from results/. Needs chromium.
 picture: install
 	$(BIN)/python scripts/picture.py docs/report.png
 	$(BIN)/python scripts/picture.py docs/comparison.png comparison 'photos, batch 32'
