@@ -20,7 +20,15 @@ from neuclip.experiments.page import failures, tuning_tables
 from neuclip.experiments.paper_scale import paper_command, paper_jobs, slurm_script
 from neuclip.experiments.perform import Request, write_pages
 from neuclip.experiments.records import read_records, record_failed
-from neuclip.experiments.runner import Running, expected_seconds, known_data, progress_of, run_jobs, waiting_jobs
+from neuclip.experiments.runner import (
+    Running,
+    expected_seconds,
+    known_data,
+    progress_of,
+    resolved,
+    run_jobs,
+    waiting_jobs,
+)
 from neuclip.records import RunFolder, append_line
 from tests.builders.images import write_shard
 from tests.builders.run_folders import write_results, write_run
@@ -169,8 +177,11 @@ def test_what_cannot_be_run_is_refused_in_a_line_and_nothing_is_written(
 def test_data_without_a_path_is_refused_in_a_line(tmp_path):
     with pytest.raises(UserError, match="NAME=PATH"):
         known_data(["fotos=/"])
-    with pytest.raises(UserError, match="there is no"):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere; give one with folders train and test"):
         known_data([f"photos={tmp_path / 'nowhere'}"])
+    (tmp_path / "train").mkdir()
+    with pytest.raises(UserError, match=r"there is no folder .*/test"):
+        known_data([f"own={tmp_path}"])
     with pytest.raises(UserError, match="did you mean"):
         read_experiment("restart")
 
@@ -181,8 +192,23 @@ def test_data_without_a_path_is_refused_in_a_line(tmp_path):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos")
-    write_shard(folder / "a.tar", range(40))
+    for part, numbers in (("train", range(40)), ("test", range(40, 52))):
+        write_shard(folder / part / "a.tar", numbers)
     return {"own": str(folder)}
+
+
+@pytest.mark.parametrize("name", ["photos", "own"])
+def test_tries_are_measured_on_pairs_of_train_and_reported_runs_on_test(name, data, tmp_path):
+    comparison, places = read_experiment("comparison"), {name: data["own"]}
+    request = Request("laptop", words="batch 128", data=places)
+    best = {choice: tries[0][0] for choice, tries in request.tried(comparison).items()}
+    reported = definition.plan(comparison, "laptop", request.cases(comparison), best=best)
+    jobs = {"auto": request.tuning(comparison), f"test={data['own']}/test": reported}
+    for measured_on, group in jobs.items():
+        for job in (one for one in group if one.settings["data"] == name and definition.REFERENCE not in one.settings):
+            settings = resolved(job, tmp_path, places)
+            assert settings["evaluation.retrieval"] == measured_on
+            assert (int(settings["data.hold_out"]) > 0) == (measured_on == "auto")
 
 
 def small_jobs(**more: str) -> list[Job]:

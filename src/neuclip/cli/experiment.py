@@ -39,7 +39,7 @@ def experiment(
     --scale: smoke: a minute or two, to see it work; laptop: locked towers, a minute per run; paper: print commands
     --seeds: number of seeds; 0: as many as the experiment plans
     --parallel: number of runs at a time, each with one thread
-    --data: paths of data sets, such as photos=FOLDER; own=FOLDER runs the experiment on your captioned images
+    --data: paths of data sets, such as photos=FOLDER; own=FOLDER: your captioned images in FOLDER/train and FOLDER/test
     --cases: run only cases that contain these words, such as 'photos, batch 32'
     --results: folder of the records (runs.jsonl)
     --runs: folder of the runs while they train

@@ -101,7 +101,7 @@ def check_request(experiment: Experiment, request: Request) -> None:
     if all(lacks_data(job, request.data) and job.key not in records for job in planned):
         raise UserError(
             f"{experiment.name} needs the data set {missing[0]}; give --data {missing[0]}=PATH, or --data own=PATH for "
-            "a folder of captioned images of your own"
+            "captioned images of your own in PATH/train and PATH/test"
         )
     if missing:
         say(f"left out: runs that need {', '.join(missing)}; give --data {missing[0]}=PATH")

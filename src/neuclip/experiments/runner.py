@@ -56,8 +56,9 @@ def known_data(data: Sequence[str]) -> dict[str, str]:
         name, equals, path = given.partition("=")
         if not equals or name not in sets:
             raise UserError(f"--data {given}: give NAME=PATH with a NAME of {', '.join(sets)}")
-        if not Path(path).exists():
-            raise UserError(f"--data {given}: there is no {path}; give a folder")
+        for part in (path, f"{path}/train", f"{path}/test"):
+            if not Path(part).is_dir():
+                raise UserError(f"--data {given}: there is no folder {part}; give one with folders train and test")
         paths[name] = str(Path(path).resolve())
     return paths
 
