@@ -131,7 +131,7 @@ def test_records_up_to_a_number_of_samples_are_kept_and_half_a_line_is_not(tmp_p
     keep_up_to(path, 2)
     assert path.read_text() == '{"samples": 1, "x": 2}\n'
     path.write_text('{"samples": 1}\nhalf\n{"samples": 3}\n')
-    with pytest.raises(UserError, match=r"records\.jsonl: is damaged.*line 2 is no JSON object.*; bring back"):
+    with pytest.raises(UserError, match=r"records\.jsonl: is damaged.*line 2 is not a JSON object.*; bring back"):
         keep_up_to(path, 2)
     keep_up_to(tmp_path / "none", 2)
     assert read_lines(tmp_path / "none") == [] and not (tmp_path / "none").exists()

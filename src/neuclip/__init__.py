@@ -5,8 +5,8 @@
 >>> loss = objective(image_features, text_features, logit_scale)  # doctest: +SKIP
 >>> loss.backward()  # doctest: +SKIP
 
-Features are unit rows (batch, embed_dim), `logit_scale` is 1 / temperature. PyTorch is imported when one of the names
-below is first touched, not before.
+Features have shape (batch, embed_dim) and rows of length 1; `logit_scale` is 1 / temperature. PyTorch is imported only
+when one of the names below is first used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'neuclip' has no attribute {name!r}; it has {', '.join(__all__)}")
     with extras_for(f"neuclip.{name}"):
         value = getattr(import_module(HOMES[name]), name)
-    globals()[name] = value  # the next touch does not come through here
+    globals()[name] = value  # later accesses find it without this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""The commands as functions: `neuclip.train`, `neuclip.evaluate`, `neuclip.load`, and what the command line adds."""
+"""The commands as functions: `neuclip.train`, `neuclip.evaluate`, `neuclip.load`, and others for the command line."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["Datacomp", "evaluate", "load", "measure", "measure_datacomp", "norma
 
 
 def train(settings: Settings | None = None, *, resume: Path | Literal["auto"] | None = None) -> Path:
-    """Train as `settings` say (default: recipe tiny), or continue the run `resume`; "auto" continues the run of
-    `run.name` if it was started, and starts it if not. Returns the run's folder.
+    """Train with `settings` (default: recipe tiny), or resume the run in the folder `resume`; "auto" resumes the run
+    called `run.name` if it exists, and otherwise starts it. Returns the run's folder.
 
-    Under torchrun every rank calls it: they train one run together, and the main rank writes.
+    Under torchrun every rank calls this function: together they train one run, and the main rank writes its files.
 
     >>> folder = train(read_settings(None, ["--train.samples", "20k"]))        # doctest: +SKIP
     """
-    own = settings or read_settings()
-    with stop_requests() as stop, process_group(choose_device(own.run.device)):
-        # The main rank's hold on all ranks.
-        settings, folder = from_main_rank(lambda: (resolve(own), run_to_continue(own, resume)))
+    local_settings = settings or read_settings()
+    with stop_requests() as stop, process_group(choose_device(local_settings.run.device)):
+        # All ranks use the settings of the main rank.
+        settings, folder = from_main_rank(lambda: (resolve(local_settings), run_to_continue(local_settings, resume)))
         sets = results.open_held_out(settings)
         with lifecycle.open_run(settings, folder, stop) as run:
             results.say_before_training(run, sets)
@@ -54,10 +54,11 @@ def train(settings: Settings | None = None, *, resume: Path | Literal["auto"] | 
 
 
 def evaluate(target: str, **overrides: Unpack[Overrides]) -> dict[str, float]:
-    """Held-out figures of a run, a checkpoint or a model: `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a
-    tag of open_clip or the path of a file. `overrides` come before the run's settings.
+    """Evaluate a run, a checkpoint or a model on held-out data. Returns the metrics by name.
 
-    Each set has a figure `skipped`: the samples that could not be used. Too many of them raise RunFailed.
+    A model is `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a tag of open_clip or the path of a file.
+    `overrides` replace settings of the run. The metric `skipped` of each set is the number of samples that could not
+    be used. Raises RunFailed if there are too many of them.
 
     >>> evaluate("runs/first", retrieval=("shards/{00020..00021}.tar",))        # doctest: +SKIP
     """
@@ -70,8 +71,8 @@ def evaluate(target: str, **overrides: Unpack[Overrides]) -> dict[str, float]:
 def measure_datacomp(
     target: str, *, data: str | Path, tasks: str = "datacomp", output: str | Path = "", **overrides: Unpack[Overrides]
 ) -> TaskResults:
-    """Those of DataComp's tasks whose data are below the folder `data`, on whatever `evaluate` measures. Results are
-    kept in a file task by task; what is there already is not measured again.
+    """Evaluate a run, a checkpoint or a model on those of DataComp's tasks whose data are in the folder `data`. Results
+    are saved to a file after each task; tasks that are already in the file are not evaluated again.
 
     >>> measure_datacomp("runs/first", data="evaluation-sets", tasks="imagenet,retrieval")        # doctest: +SKIP
     """
@@ -81,7 +82,7 @@ def measure_datacomp(
 
 
 def load(target: str) -> tuple[nn.Module, Transform, Tokenize]:
-    """The open_clip model of whatever `evaluate` measures, with its transform and tokenizer.
+    """The open_clip model of a target as in `evaluate`, with its transform and tokenizer.
 
     >>> model, transform, tokenizer = load("runs/first")        # doctest: +SKIP
     """

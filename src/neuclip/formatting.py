@@ -1,4 +1,4 @@
-"""Numbers for people: '12.3 %', '1.4 GB', '2 h 5 min', '1 shard', '115x chance'. An unknown value is a dash."""
+"""Formats numbers for people: '12.3 %', '1.4 GB', '2 h 5 min', '1 shard', '115x chance'. An unknown value is a dash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 def format_number(value: float | None, *, keep_zeros: bool = False) -> str:
     """Three significant digits, thousands separated, a true minus sign: '1,234', '0.0513', '−3.1', '9.8e-5'.
 
-    `keep_zeros` writes '2.00' instead of '2', for columns in which all values are equally exact.
+    `keep_zeros` writes '2.00' instead of '2', for columns whose values all have the same precision.
     """
     if value is None:
         return UNKNOWN
@@ -38,7 +38,7 @@ def format_count(value: float | None) -> str:
 
 
 def format_samples(value: float | None) -> str:
-    """A number of samples in short: '900', '12.8 k', '50 k', '1.5 M', '2 B'."""
+    """A number of samples, abbreviated: '900', '12.8 k', '50 k', '1.5 M', '2 B'."""
     return UNKNOWN if value is None else _in_units(value, SAMPLE_UNITS) or f"{value:.3g}"
 
 
@@ -48,7 +48,8 @@ def byte_size(count: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """One decimal; below 1 % two significant digits, because chance lives there. Only all is '100 %', only none '0 %'.
+    """A share in percent with one decimal; below 1 %, where chance level often is, with two significant digits. Only
+    exactly 1 is '100 %' and only exactly 0 is '0 %'.
 
     >>> percent(0.123), percent(0.00104), percent(0.0), percent(1e-9), percent(0.99999), percent(1.0)
     ('12.3 %', '0.10 %', '0 %', 'below 0.001 %', '99.9 %', '100 %')
@@ -68,7 +69,7 @@ def percent(share: float | None) -> str:
 
 
 def times_chance(value: float | None, chance: float | None) -> str:
-    """'115x chance'; empty where chance is not known."""
+    """'115x chance'; '' if chance is not known."""
     if value is None or not chance:
         return ""
     return f"{format_ratio(value / chance)} chance"
@@ -80,7 +81,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def plural(count: float, noun: str, nouns: str = "") -> str:
-    """'1 shard', '2,000 shards'; `nouns` is the plural that an 's' does not make."""
+    """'1 shard', '2,000 shards'; `nouns` is the plural if it is not the noun with an 's'."""
     return f"{format_count(count)} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
@@ -103,7 +104,7 @@ def _trim_zeros(text: str) -> str:
 
 
 def _in_units(value: float, units: tuple[tuple[float, str], ...]) -> str:
-    """Three significant digits in the largest unit that fits; empty where none does."""
+    """Three significant digits in the largest unit that fits; '' if the value is too small for all units."""
     for unit, name in units:
         if abs(value) >= unit * 0.9995:  # 999,999 is '1 M', not '1000 k'
             return f"{value / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""What this computer has, and what a run uses of it: device, precision, threads, memory, versions."""
+"""The hardware and software of this machine that a run uses: device, precision, threads, memory, versions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def available_cores() -> int:
-    """Those that this process may use, which in a container or a job may be fewer than the machine's."""
+    """The number of cores this process may use; in a container or a job they may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str, ranks: int | None = None) -> torch.device:
-    """`auto`: cuda, then mps, then cpu. Several ranks cannot share one mps, which has no collectives.
-
-    `ranks` is the number of ranks the run will have; None: as torchrun started them.
-    """
+    """The torch device of this name; `auto` is cuda, mps or cpu, in this order. Several ranks cannot use mps, which has
+    no collectives. `ranks` is the number of ranks of the run; None: the number that torchrun started."""
     several = (int(os.environ.get("WORLD_SIZE", "1")) if ranks is None else ranks) > 1
     available = {
         "cuda": torch.cuda.is_available(),
@@ -42,7 +40,8 @@ def choose_device(name: str, ranks: int | None = None) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bf16 on a GPU that has it, float32 elsewhere (on a CPU autocast to bf16 is seldom faster)."""
+    """The torch dtype of this name; `auto` is bf16 on a GPU that supports it, else float32 (on a CPU, autocast to bf16
+    is seldom faster)."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     if name == "fp16" and device.type == "cpu":
@@ -51,8 +50,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def set_threads(threads: int, device: torch.device) -> None:
-    """0 leaves PyTorch's choice to a single process. torchrun gives each of several 1 thread, whatever the machine
-    has; on a CPU they share its cores instead."""
+    """Set the number of PyTorch's CPU threads. With 0, a single process keeps PyTorch's choice; several ranks on a CPU
+    get an equal share of its cores, because torchrun would give each of them only 1 thread."""
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if threads:
         torch.set_num_threads(threads)
@@ -61,7 +60,7 @@ def set_threads(threads: int, device: torch.device) -> None:
 
 
 def environment(device: torch.device, precision: torch.dtype, ranks: int, data: dict[str, Any]) -> dict[str, Any]:
-    """What environment.json of a run says; `data` is the fingerprint of its samples."""
+    """The content of a run's environment.json; `data` is the fingerprint of its samples."""
     return {
         "started": datetime.now(tz=UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -86,7 +85,7 @@ def _version(name: str) -> str | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Of the GPU where there is one; else of this process and the largest of its children (the data workers)."""
+    """Peak memory of the GPU; on a CPU, of this process plus the largest of its children (the data workers)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

@@ -1,4 +1,4 @@
-"""The numbers that follow from the settings: steps, shares of ranks, chunks. Computed here and nowhere else."""
+"""Numbers that follow from the settings: steps, local batch sizes, chunks. They are computed only here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neuclip.settings.sections import Settings
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run's budget is cut into steps, a batch into shares of ranks, and a share into forward passes.
+    """How a run's budget is split into steps, a batch into local batches of ranks, and these into forward passes.
 
     >>> Plan.of(read_settings(None, ["--train.samples", "1000", "--train.batch_size", "64"]), ranks=2).steps
     15
@@ -40,12 +40,12 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """What the run sees: whole batches only."""
+        """The number of samples the run trains on: whole batches only."""
         return self.steps * self.batch_size
 
     @property
     def chunks(self) -> int:
-        """Forward passes per step and rank, of nearly equal size."""
+        """The number of forward passes per step and rank; they have nearly equal sizes."""
         return chunk_count(self.local_batch, self.micro_batch)
 
     @property
@@ -54,7 +54,7 @@ class Plan:
 
 
 def limit_epochs(settings: Settings, epoch_samples: int) -> Settings:
-    """With `train.samples` as `train.epochs` limits it on this data; one batch at least."""
+    """The settings with `train.samples` reduced to `train.epochs` epochs of this data, but to at least one batch."""
     train = settings.train
     if not train.epochs or train.samples <= train.epochs * epoch_samples:
         return settings
@@ -62,12 +62,12 @@ def limit_epochs(settings: Settings, epoch_samples: int) -> Settings:
 
 
 def warmup_steps(warmup: float, steps: int) -> int:
-    """`warmup` below 1 is a share of the run, from 1 on a number of steps."""
+    """The number of warm-up steps. `warmup` is a share of the run if it is below 1, otherwise a number of steps."""
     return round(warmup * steps) if warmup < 1 else int(warmup)
 
 
 def milestone_steps(count: int, samples: int, batch_size: int) -> tuple[int, ...]:
-    """The first steps at or past each of `count` equal parts of the budget; whole batches may end before the last.
+    """The first step at or after each of `count` equal parts of the budget; the last part ends with the last step.
 
     >>> milestone_steps(5, 1000, 100), milestone_steps(2, 1000, 96)
     ((2, 4, 6, 8, 10), (6, 10))
@@ -77,7 +77,7 @@ def milestone_steps(count: int, samples: int, batch_size: int) -> tuple[int, ...
 
 
 def chunk_count(pairs: int, micro_batch: int) -> int:
-    """Into how many forward passes a rank cuts its pairs; 0 means no limit.
+    """The number of forward passes for a rank's pairs; `micro_batch` 0 means no limit.
 
     >>> chunk_count(128, 48), chunk_count(128, 0)
     (3, 1)
@@ -86,8 +86,8 @@ def chunk_count(pairs: int, micro_batch: int) -> int:
 
 
 def stored_sides(settings: Settings, epoch_samples: int) -> list[str]:
-    """The locked towers whose features are computed once and stored: where a run sees samples more than once, and
-    nothing is drawn anew for each time."""
+    """The locked towers whose features are computed once and stored. Storing is useful if the run sees samples more
+    than once, and possible for images only without a random crop."""
     if settings.data.stored_features == "off" or settings.train.samples <= epoch_samples:
         return []
     return [side for side in locked_sides(settings) if side == "text" or not settings.data.augments]

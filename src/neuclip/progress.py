@@ -1,4 +1,4 @@
-"""Progress for anything that takes longer than two seconds: one status line on a terminal, plain lines elsewhere."""
+"""Shows progress of work that takes longer than two seconds: one status line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from neuclip.formatting import format_duration, format_number
 
 T = TypeVar("T")
 
-LINE_EVERY_SECONDS = 10.0  # where nobody watches live, a line now and then is enough
+LINE_EVERY_SECONDS = 10.0  # in a log file
 REDRAW_EVERY_SECONDS = 0.2
-SILENT_SECONDS = 2.0  # shorter work shows nothing
+SILENT_SECONDS = 2.0  # work that takes less time shows nothing
 
 
 def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Text for people, on stderr. A reader that is gone, as after `2>&1 | head`, never ends the work: what follows is
-    written nowhere."""
+    """Print text for people on stderr. If the reader is gone, as after `2>&1 | head`, the work continues and further
+    text is dropped."""
     stream = stream or sys.stderr
     try:
         stream.write(f"{text}{end}")
@@ -31,7 +31,7 @@ def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
 
 
 class StatusLine:
-    """One line that a person watches: rewritten in place on a terminal, a plain line every few seconds elsewhere.
+    """One line of progress: rewritten in place on a terminal, printed as a new line every few seconds elsewhere.
 
     >>> status = StatusLine()
     >>> status.show("drawing  120 of 30208")
@@ -54,18 +54,18 @@ class StatusLine:
         self.shown = True
 
     def say(self, text: str) -> None:
-        """A line that stays, above the status line."""
+        """Print a line that stays, above the status line."""
         say(f"\r\x1b[2K{text}" if self.live else text, self.stream)
 
     def close(self) -> None:
-        """Leave a clean line behind: what was done is told by what comes next."""
+        """Clear the status line."""
         if self.live and self.shown:
             say("\r\x1b[2K", self.stream, end="")
 
 
 def track(items: Iterable[T], what: str, total: int, unit: str = "", *, step: int = 1) -> Iterator[T]:
-    """Pass items through and show how far it is: `for x in track(xs, "indexing shards", len(xs))`. Each item is `step`
-    of the total; with steps the speed is shown too."""
+    """Pass items through and show progress: `for x in track(xs, "indexing shards", len(xs))`. Each item counts as
+    `step` of the total; with a step above 1 the speed is shown too."""
     status = StatusLine(silent_seconds=SILENT_SECONDS)
     start = time.monotonic()
     for count, item in enumerate(items):
@@ -82,7 +82,7 @@ def track(items: Iterable[T], what: str, total: int, unit: str = "", *, step: in
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Tells whoever watches a terminal what takes a few seconds and cannot be counted, such as an import."""
+    """Show on a terminal what takes a few seconds and has no progress to count, such as an import."""
     with contextlib.closing(StatusLine()) as status:
         if status.live:
             status.show(what)

@@ -1,4 +1,4 @@
-"""The run folder and its JSON lines: the only files that reports and comparisons read. Imports no torch."""
+"""The run folder and its files of JSON lines, which reports and comparisons read. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEDY = "bring back a whole copy, or move it away"
 
 
 class RunFolder:
-    """Paths of one run. `RunFolder("runs/x").records` is runs/x/records.jsonl, whether it exists or not."""
+    """The paths of one run's files, which need not exist: `RunFolder("runs/x").records` is runs/x/records.jsonl."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -34,7 +34,7 @@ class RunFolder:
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one strict JSON object and hand it to the system, so that a killed run keeps every finished line."""
+    """Append one strict JSON object. It is handed to the system at once, so a killed run keeps every finished line."""
     append_lines(path, [record])
 
 
@@ -43,7 +43,7 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a file of records in one move."""
+    """Replace a file of records atomically."""
     files.write_text(path, as_lines(records))
 
 
@@ -52,15 +52,15 @@ def as_lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All records of a file, oldest first; a last line cut off by a kill is left out. No file: no records. A line that
-    is no record is a UserError."""
+    """All records of a file, oldest first; none if the file is missing. A last line that a kill cut off is skipped. Any
+    other line that is not a JSON object raises UserError."""
     if not path.exists():
         return []
     with files.reading(path, REMEDY):
-        return [_record(number, line) for number, line in enumerate(_whole_lines(path), start=1)]
+        return [_record(number, line) for number, line in enumerate(_complete_lines(path), start=1)]
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def _complete_lines(path: Path) -> list[bytes]:
     return files.read_regular(path).split(b"\n")[:-1]
 
 
@@ -70,12 +70,12 @@ def _record(number: int, line: bytes) -> dict[str, Any]:
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise TypeError(f"line {number} is no JSON object")
+        raise TypeError(f"line {number} is not a JSON object")
     return record
 
 
 def keep_up_to(path: Path, samples: int) -> None:
-    """Cut off the records past this number of samples, and half a line that a kill left."""
+    """Delete the records after this number of samples, and an incomplete last line that a kill left."""
     if path.exists():
         with files.reading(path, REMEDY):
             kept = [record for record in read_lines(path) if record["samples"] <= samples]
@@ -87,7 +87,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def strict(value: Any) -> Any:
-    """Strict JSON has no NaN or infinity: such a number becomes null, at any depth."""
+    """The value with NaN and infinity replaced by None at any depth, because strict JSON has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""DataComp's 38 evaluation tasks: what each is called, measured by and made of, and the averages over groups of them.
+"""DataComp's 38 evaluation tasks (names, metrics, data), and the averages over groups of them.
 
-No torch, no files but the table."""
+Imports no torch and reads no file except the table."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ GROUPS = {
     "fairness": "Fairness",
 }
 REPORTED = ("datacomp", "imagenet", "retrieval", "imagenet_shifts", "vtab", "datacomp_retrieval")
-DEFAULT_PROMPTS = "default"  # in a line of results, instead of the hash of the task's own templates
-WHOLE = 0.99  # of a task's items: a few images that do not decode change little
+DEFAULT_PROMPTS = "default"  # in a line of results, in place of the hash of the task's own templates
+WHOLE = 0.99  # share of a task's items that must be evaluated: a few images that do not decode change little
 
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the table. Results carry `key` and `name` as DataComp's own files do."""
+    """One row of the table. `key` and `name` are the same as in DataComp's own result files."""
 
     key: str  # vtab/dtd
     name: str  # Describable Textures
     kind: Kind
-    metric: str  # the main one, which the averages are over
-    size: int  # images; of WinoGAViL puzzles
-    classes: int | None  # of classification
+    metric: str  # the main metric, which averages are computed from
+    size: int  # number of images; for WinoGAViL number of puzzles
+    classes: int | None  # only for classification
     groups: tuple[str, ...]  # keys of GROUPS
-    folder: str  # below the root of all sets
-    copies: tuple[str, ...]  # data sets of the Hugging Face hub in the local layout, the one DataComp uses first
+    folder: str  # name in the root folder of all sets
+    copies: tuple[str, ...]  # data sets of the Hugging Face hub in the local layout; the one DataComp uses comes first
     metadata: tuple[str, ...]  # columns of the `npy` members; a set may have one more at the end
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Names that its folder may have: the usual one, and those that clones of the hub's copies get."""
+        """Accepted names of the task's folder: the usual one, and the names of clones of the hub's copies."""
         clones = [copy.rpartition("/")[2] for copy in self.copies]
         return tuple(dict.fromkeys([self.folder, *clones, self.folder.removesuffix("_test")]))
 
     def is_whole(self, items: float) -> bool:
-        """Whether so many items are nearly all of its own; else it was measured on other data than everybody's."""
+        """Whether this number of items is nearly the task's own. Otherwise results are not comparable with others'."""
         return WHOLE * self.size <= items <= self.size / WHOLE
 
     def find_folder(self, root: Path) -> Path | None:
-        """Its folder below the root of all sets; None if it is not there."""
+        """The task's folder in the root folder of all sets; None if it is missing."""
         return next((root / name for name in self.folders if (root / name).is_dir()), None)
 
 
 @cache
 def tasks() -> tuple[Task, ...]:
-    """All 38, in the order of DataComp's list."""
+    """All 38 tasks, in the order of DataComp's list."""
     table = resources.files("neuclip").joinpath("tasks.json").read_text(encoding="utf-8")
     return tuple(json.loads(table, object_hook=_task))
 
@@ -75,7 +75,7 @@ def _task(row: dict[str, Any]) -> Task:
 
 
 def find_task(name: str) -> Task:
-    """The task with this key, name or folder, in whatever case; raises UserError with the nearest one.
+    """The task with this key, name or folder, ignoring case. Raises UserError that proposes the nearest one.
 
     >>> find_task("imagenet-a").metric, find_task("wds_vtab-dtd_test").name
     ('acc1', 'Describable Textures')
@@ -88,7 +88,7 @@ def find_task(name: str) -> Task:
 
 
 def choose_tasks(names: str) -> tuple[Task, ...]:
-    """Tasks and groups between commas, each task once, in the order of the list.
+    """The tasks that a list of tasks and groups, separated by commas, names: each once, in the order of the table.
 
     >>> len(choose_tasks("datacomp")), [task.name for task in choose_tasks("retrieval,cars")]
     (38, ['Stanford Cars', 'Flickr', 'MSCOCO'])
@@ -103,18 +103,18 @@ def choose_tasks(names: str) -> tuple[Task, ...]:
 
 
 def default_root() -> Path:
-    """Where sets go, and are looked for, when no root is given."""
+    """The root folder of evaluation sets if the user gives none."""
     return cache_folder() / "evaluation-sets"
 
 
 def _words(task: Task) -> tuple[str, ...]:
-    """What it may be called. The last part of a key is enough: `dtd` for `vtab/dtd`."""
+    """The words by which a user may name a task. The last part of its key is enough: `dtd` for `vtab/dtd`."""
     return (task.key, task.key.rpartition("/")[2], task.name, *task.folders)
 
 
 @dataclass(frozen=True)
 class Average:
-    """`value` is None while tasks of the group are missing; `lacking` says which, and why."""
+    """The average of one group. `value` is None while tasks of the group are missing; `lacking` says which and why."""
 
     group: str
     name: str
@@ -126,7 +126,7 @@ class Average:
 
 
 def averages(lines: Iterable[Mapping[str, Any]]) -> list[Average]:
-    """Of all reported groups from which a task was measured, by the main metrics of `lines` of results.
+    """The averages of all reported groups of which a task was evaluated, from the main metrics in `lines` of results.
 
     >>> [average] = averages([{"key": "cifar10", "metrics": {"main_metric": 0.9}}])
     >>> average.name, average.value, average.measured, average.lacking[0]
@@ -142,7 +142,7 @@ def averages(lines: Iterable[Mapping[str, Any]]) -> list[Average]:
 
 
 def _average(group: str, members: list[Task], by_key: Mapping[str, Mapping[str, Any]]) -> Average:
-    lacking = {task.name: why for task in members if (why := _what_lacks(task, by_key.get(task.key)))}
+    lacking = {task.name: why for task in members if (why := _why_not_averaged(task, by_key.get(task.key)))}
     lines = [by_key[task.key] for task in members if task.key in by_key]
     values = [line["metrics"].get("main_metric") for line in lines]
     chances = [line.get("meta", {}).get("chance") for line in lines]
@@ -157,8 +157,8 @@ def _average(group: str, members: list[Task], by_key: Mapping[str, Mapping[str, 
     )
 
 
-def _what_lacks(task: Task, line: Mapping[str, Any] | None) -> str:
-    """Why a task cannot be averaged; "" if it can."""
+def _why_not_averaged(task: Task, line: Mapping[str, Any] | None) -> str:
+    """The reason why a task cannot be averaged, or '' if it can."""
     if line is None:
         return "not measured"
     if line["metrics"].get("main_metric") is None:

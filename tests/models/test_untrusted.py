@@ -129,7 +129,7 @@ def cut(name: str, length: int) -> Callable[[Path], object]:
 
 
 DAMAGED, NO_TOKENIZER = (
-    "is damaged, or not what it should be",
+    "is damaged or has the wrong format",
     r"/model has no files of the tokenizer .*tokenizer\.json",
 )
 TOKENIZER, PAIR = "tokenizer_kwargs", "timm and transformers"

@@ -303,7 +303,7 @@ def test_a_damaged_file_of_results_is_one_line_that_names_it_and_stays(copy, cap
     (copy / "notes.jsonl").write_bytes(content)
     flags = [f"--data={copy / 'root'}", "--tasks", "cifar10", "--output", str(copy / "notes.jsonl")]
     text = complaint(capsys, f"local-dir:{copy / 'model'}", *flags)
-    assert f"2 neuclip: {copy / 'notes.jsonl'}: is damaged, or not what it should be (" in text
+    assert f"2 neuclip: {copy / 'notes.jsonl'}: is damaged or has the wrong format (" in text
     assert text.endswith(", or move it away\n")
     assert (copy / "notes.jsonl").read_bytes() == content
 

@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_objective_is_one_line(finished, train):
     run = train("--objective", "clip")
     newest = checkpoints_in(run)[-1]
     newest.write_bytes(checkpoints_in(finished)[-1].read_bytes())
-    with pytest.raises(UserError, match=rf"{newest.name}: is damaged, or not what it should be .*; move it away"):
+    with pytest.raises(UserError, match=rf"{newest.name}: is damaged or has the wrong format .*; move it away"):
         train("--objective", "clip", resume=run.path)
 
 
@@ -320,5 +320,5 @@ def test_a_checkpoint_is_loaded_into_memory_of_its_own_and_nothing_in_its_file_r
     assert_equal_weights(loaded, weights(finished.path))
     for value in (last_checkpoint(finished.path) | {"model": Path("x")}, {"model": 1}, [1, 2]):
         torch.save(value, newest)
-        with pytest.raises(UserError, match=r"096\.pt: is damaged, or not what it should be .*one before it is .*072"):
+        with pytest.raises(UserError, match=r"096\.pt: is damaged or has the wrong format .*one before it is .*072"):
             load_checkpoint(newest)
