@@ -72,7 +72,7 @@ def test_an_objective_defined_elsewhere_is_trained_evaluated_measured_and_report
 
 def test_doctor_and_help_know_the_new_objective(settings, capsys):
     found = examine(settings)
-    assert found.ready and any("visited 1.2 times" in what for what, _, _ in found.warnings)
+    assert found.ready and any("seen 1.2 times" in what for what, _, _ in found.warnings)
     capsys.readouterr()
     assert main(["train", "--help", "objective"]) == 0
     text = capsys.readouterr().out

@@ -73,7 +73,7 @@ def run_folder(tmp_path, monkeypatch) -> Path:
         ("train --resume runs/first --checkpoint.keep 0", "neuclip: --checkpoint.keep is 0; give 1 or more"),
         ("train --resume runs/frist", "no run at runs/frist; did you mean runs/first?"),
         ("train tinny.yaml", "no recipe tinny.yaml"),
-        ("train runs", "give data as --data.train runs"),
+        ("train runs", "if it is data, give --data.train runs"),
         ("train tiny tiny", "unexpected 'tiny'; give neuclip train [RECIPE]"),
         ("train tiny --resume x", "remove the recipe 'tiny'"),
         ("train -x", "no flag '-x'; flags begin with two dashes"),

@@ -143,7 +143,7 @@ WARNINGS = {  # data and flags: what is warned of
     ("shapes", "--temperature.learning_rate 1e-6"): "the temperature can only fall from",
     ("shapes", "--temperature.minimum 0.07"): "the temperature starts at its minimum 0.07",
     ("shapes", "--objective.rho 9"): "rho 9 is above",
-    ("shapes", "--objective fastclip --train.samples 40"): "visited 1.0 times",
+    ("shapes", "--objective fastclip --train.samples 40"): "seen 1.0 times",
     ("shapes", "--objective amorlip --train.samples 40"): "first epoch",
     ("shapes", "--objective.num_prototypes 4096"): "4,096 prototypes",
     ("shapes", "--data.workers 64"): "64 workers on",

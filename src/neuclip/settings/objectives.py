@@ -1,5 +1,5 @@
-"""The options of every objective, their defaults (the paper's) and what each means; and what a run must know of it
-before torch is loaded. The objective classes inherit them: `class NeuCLIP(Objective, NeuCLIPSettings)`.
+"""The options of every objective with their defaults (the paper's) and help texts, and facts about the objective that a
+run needs before torch is loaded. The objective classes inherit them: `class NeuCLIP(Objective, NeuCLIPSettings)`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Advice = tuple[str, str, str]  # what, why it matters, remedy
 
 
 class PlannedRun(NamedTuple):
-    """What a method's advice depends on."""
+    """The numbers of a run that an objective's advice depends on."""
 
     batch_size: int
     steps: int
-    pairs: int  # of the data set
-    pairs_per_epoch: int  # another number where sources have weights
+    pairs: int  # in the data set
+    pairs_per_epoch: int  # different from `pairs` if sources have weights
 
     @property
     def samples(self) -> int:
@@ -28,24 +28,24 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings(Section):
-    """What every method has."""
+    """Options and facts that all objectives share."""
 
     prefix = "objective."
     title: ClassVar[str]  # its name in reports
-    predicts_normalizers: ClassVar[bool] = True  # whether there is a calibration
+    predicts_normalizers: ClassVar[bool] = True  # if so, its calibration is reported
     uses_bias: ClassVar[bool] = False  # whether the model needs a logit bias
-    calibration_advice: ClassVar[str] = ""  # what brings its prediction nearer to the truth, as a sentence
-    needs_reference: ClassVar[bool] = False  # whether a frozen model's features come with each sample
-    reference = ""  # that model; a method that needs one has a field of this name
-    eps = 1e-6  # with which normalizer errors are measured; a method with a field of this name overrides it
+    calibration_advice: ClassVar[str] = ""  # a sentence: how to bring the predicted normalizers closer to the true ones
+    needs_reference: ClassVar[bool] = False  # whether it uses the features of a frozen reference model
+    reference = ""  # the reference model; an objective that needs one has a field of this name
+    eps = 1e-6  # used to measure normalizer errors; an objective with a field of this name overrides it
 
-    mask_duplicates: bool = option(False, "pairs with an equal caption are no negatives of each other")
+    mask_duplicates: bool = option(False, "do not use pairs with the same caption as negatives of each other")
 
     def learns_temperature(self) -> Literal["yes", "no", "per sample"]:
         return "yes"
 
     def advice(self, run: PlannedRun) -> list[Advice]:
-        """What a run is warned of before it starts."""
+        """Warnings to print before the run starts."""
         return []
 
 
@@ -57,10 +57,11 @@ class CLIPSettings(ObjectiveSettings):
     predicts_normalizers = False
 
     form: Literal["openclip", "minibatch"] = option(
-        "openclip", "open_clip's cross-entropy; minibatch: the robust loss (Eq. 1) with the batch as the data set"
+        "openclip",
+        "openclip: open_clip's cross-entropy; minibatch: the robust loss (Eq. 1) with the batch as the data set",
     )
-    rho: float = option(6.5, "minibatch: constant of the robust loss; above log(batch - 1) tau only falls")
-    eps: float = option(1e-6, "minibatch: added to each normalizer; openclip: only in reports", at_least=0)
+    rho: float = option(6.5, "minibatch: constant of the robust loss; above log(batch - 1) tau can only fall")
+    eps: float = option(1e-6, "minibatch: added to each normalizer; openclip: used only in reports", at_least=0)
 
     def advice(self, run: PlannedRun) -> list[Advice]:
         return rho_advice(self.rho, run.batch_size, "a batch") if self.form == "minibatch" else []
@@ -68,7 +69,7 @@ class CLIPSettings(ObjectiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class SigLIPSettings(ObjectiveSettings):
-    """Every image-text combination of the batch is a yes-or-no question; no normalizer."""
+    """Classifies every image-text combination of the batch as a pair or not; has no normalizer."""
 
     title = "SigLIP"
     predicts_normalizers = False
@@ -77,27 +78,33 @@ class SigLIPSettings(ObjectiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FastCLIPSettings(ObjectiveSettings):
-    """Each sample's normalizer remembered as a moving average over its visits."""
+    """Keeps a moving average of each sample's normalizer, updated when the sample is seen."""
 
     title = "FastCLIP"
     calibration_advice = "Try a larger objective.gamma."
 
     gamma: float = option(
-        0.2, "weight of a visit in the moving average, at the end of the schedule", above=0, at_most=1
+        0.2, "weight of the newest value in the moving average, at the end of the schedule", above=0, at_most=1
     )
     gamma_schedule: Literal["cosine", "constant"] = option(
-        "cosine", "how gamma falls from 1, by samples seen; constant: it is the same throughout (SogCLR, iSogCLR)"
+        "cosine", "cosine: gamma falls from 1 over gamma_decay_samples; constant: it stays the same (SogCLR, iSogCLR)"
     )
-    gamma_decay_samples: int = option(0, "samples after which gamma has fallen; 0: half of the run", at_least=0)
+    gamma_decay_samples: int = option(
+        0, "cosine: samples after which gamma has its final value; 0: half of the run", at_least=0
+    )
     temperature: Literal["global", "constant", "individual"] = option(
-        "global", "global: one tau that learns (v3); constant: v1, SogCLR; individual: one per sample (v2, iSogCLR)"
+        "global",
+        "global: one learned tau (v3); constant: a fixed tau (v1, SogCLR); individual: a learned tau per sample "
+        "(v2, iSogCLR)",
     )
-    rho: float = option(6.5, "constant of the robust loss where tau learns; larger drives it lower")
+    rho: float = option(6.5, "constant of the robust loss if tau is learned; a larger rho drives tau lower")
     eps: float = option(1e-6, "added to each normalizer, inside the logarithm", at_least=0)
     temperature_gradient: Literal["paper", "fastclip"] = option(
-        "paper", "global: fastclip counts the part through the similarities twice, as FastCLIP's code does"
+        "paper", "with a global tau: fastclip counts its gradient through the similarities twice, as FastCLIP's code"
     )
-    temperature_initial: float = option(0.03, "individual: first temperature of a sample", at_least=0.01, at_most=1)
+    temperature_initial: float = option(
+        0.03, "individual: initial temperature of each sample", at_least=0.01, at_most=1
+    )
     temperature_lr: float = option(0.0133, "individual: learning rate of these temperatures", above=0)
 
     def learns_temperature(self) -> Literal["yes", "no", "per sample"]:
@@ -106,13 +113,13 @@ class FastCLIPSettings(ObjectiveSettings):
         return "no" if self.temperature == "constant" else "yes"
 
     def advice(self, run: PlannedRun) -> list[Advice]:
-        found = [] if self.temperature == "constant" else rho_advice(self.rho, run.pairs, "the data")
-        return [*visits_advice(run, self.title), *found] if self.gamma < 1 else found
+        about_rho = [] if self.temperature == "constant" else rho_advice(self.rho, run.pairs, "the data")
+        return [*visits_advice(run, self.title), *about_rho] if self.gamma < 1 else about_rho
 
 
 @dataclass(frozen=True, kw_only=True)
 class AmorLIPSettings(ObjectiveSettings):
-    """Sums over the batch, blended with what small networks learnt of them the epoch before."""
+    """Blends sums over the batch with predictions of small networks from the last epoch."""
 
     title = "AmorLIP"
 
@@ -121,14 +128,16 @@ class AmorLIPSettings(ObjectiveSettings):
     )
     positive_coefficient: float = option(1e-3, "weight of the positive pair in the denominator", above=0)
     blend_maximum: float = option(
-        0.8, "largest share of the last epoch's prediction in an anchor's sum", at_least=0, below=1
+        0.8, "largest share of the prediction (of the last epoch's networks) in an anchor's sum", at_least=0, below=1
     )
     blend_samples: int = option(0, "samples over which that share rises from 0; 0: half of the run", at_least=0)
-    epoch_samples: int = option(0, "samples per epoch of blend and networks; 0: the size of the data set", at_least=0)
+    epoch_samples: int = option(
+        0, "samples per epoch, for the blend and the networks; 0: the size of the data set", at_least=0
+    )
     network_lr: float = option(1e-3, "Adam's learning rate for the networks", above=0)
     network_steps: int = option(3, "updates of the networks per batch", at_least=1)
     average_decay: float = option(0.92, "decay of the moving average of the networks' weights", at_least=0, below=1)
-    reinitialise: bool = option(True, "start the networks anew in each epoch")
+    reinitialise: bool = option(True, "reset the networks to random weights at the start of each epoch")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,7 +158,7 @@ class AmorLIPSettings(ObjectiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class NeuCLIPSettings(ObjectiveSettings):
-    """Log-normalizers over the whole data set, predicted by two small networks of prototypes."""
+    """Predicts the log-normalizers over the whole data set with two small networks of prototypes."""
 
     title = "NeuCLIP"
     calibration_advice = "Try more objective.inner_steps or a smaller objective.restart_every."
@@ -161,39 +170,46 @@ class NeuCLIPSettings(ObjectiveSettings):
     restart_every: int = option(500, "periodic: steps between restarts; 0: only at the start (T_r)", at_least=0)
     inner_steps: int = option(10, "updates of the network per batch (T_u)", at_least=0)
     network_lr: float | None = option(
-        None, "its learning rate; default: AdaGrad's 1.0 for prototypes, Adam's 1e-3 for mlp and simultaneous", above=0
+        None,
+        "learning rate of the network; default: 1.0 (AdaGrad) for prototypes, 1e-3 (Adam) for mlp and simultaneous",
+        above=0,
     )
-    rho: float = option(6.5, "constant of the robust loss; larger drives the temperature lower")
+    rho: float = option(6.5, "constant of the robust loss; a larger rho drives the temperature lower")
     eps: float = option(1e-6, "added to each normalizer, inside the logarithm", at_least=0)
-    network: Literal["prototypes", "mlp"] = option("prototypes", "what predicts the normalizers; mlp: the ablation")
+    network: Literal["prototypes", "mlp"] = option(
+        "prototypes", "network that predicts the normalizers; mlp: the paper's ablation"
+    )
     fit: Literal["unified", "separate"] = option(
-        "unified", "the network minimises the loss itself; separate: squared difference to the batch's (ablation)"
+        "unified",
+        "unified: the network minimises the loss itself; separate: its squared difference to the batch's normalizers "
+        "(ablation)",
     )
     update: Literal["alternating", "simultaneous"] = option(
-        "alternating", "inner steps before the encoders' step; simultaneous: one Adam step beside it (Algorithm 3)"
+        "alternating",
+        "alternating: inner steps, then the encoders' step; simultaneous: one Adam step for both (Algorithm 3)",
     )
     alpha_gradient: Literal["full", "detached"] = option(
         "full", "whether the encoders also receive the gradient through the predicted normalizer"
     )
-    mask_own_positive: bool = option(False, "leave out an anchor's own partner where it is among the prototypes")
+    mask_own_positive: bool = option(False, "leave out an anchor's own positive if it is among the prototypes")
 
     def advice(self, run: PlannedRun) -> list[Advice]:
-        found = rho_advice(self.rho, run.pairs, "the data")
+        advice = rho_advice(self.rho, run.pairs, "the data")
         if self.network == "mlp":
-            return found
+            return advice
         fill = -(-self.num_prototypes // run.batch_size)  # steps
-        fitting = f"give --objective.num_prototypes {max(1, min(run.pairs // 2, run.samples // 10))}"
+        fewer = f"give --objective.num_prototypes {max(1, min(run.pairs // 2, run.samples // 10))}"
         if fill >= max(2, run.steps):
             what = f"{self.num_prototypes:,} prototypes take {fill:,} steps to fill, the run has {run.steps:,}"
-            found.append((what, "part of them is hardly used", fitting))
+            advice.append((what, "some of them are hardly used", fewer))
         elif self.restart == "periodic" and self.update == "alternating" and self.restart_every >= max(2, run.steps):
-            what = f"prototypes are renewed every {self.restart_every:,} steps, the run has {run.steps:,}"
+            what = f"prototypes are reset every {self.restart_every:,} steps, the run has {run.steps:,}"
             remedy = f"give --objective.restart_every {max(fill, run.steps // 20)}"
-            found.append((what, "they keep the features of untrained encoders", remedy))
+            advice.append((what, "they keep the features of untrained encoders", remedy))
         if self.num_prototypes > run.pairs:
             what = f"{self.num_prototypes:,} prototypes for {run.pairs:,} pairs"
-            found.append((what, "some pairs are stored several times and count more", fitting))
-        return found
+            advice.append((what, "some pairs are stored several times and count more", fewer))
+        return advice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,12 +220,14 @@ class SCENTSettings(ObjectiveSettings):
     calibration_advice = "Try a larger objective.log_alpha."
 
     log_alpha: float = option(
-        10.0, "log of the step size: a visit weighs sigmoid(log_alpha + log u); larger: nearer to the mini-batch form"
+        10.0,
+        "log of the step size: the newest value has weight sigmoid(log_alpha + log u); larger: closer to the "
+        "mini-batch form",
     )
-    rho: float = option(6.5, "constant of the robust loss; larger drives the temperature lower")
+    rho: float = option(6.5, "constant of the robust loss; a larger rho drives the temperature lower")
     eps: float = option(1e-6, "added to each normalizer, inside the logarithm", at_least=0)
     temperature_gradient: Literal["paper", "fastclip"] = option(
-        "paper", "fastclip counts the part through the similarities twice, as FastCLIP's code does"
+        "paper", "fastclip: counts the gradient of tau through the similarities twice, as FastCLIP's code does"
     )
 
     def advice(self, run: PlannedRun) -> list[Advice]:
@@ -218,7 +236,7 @@ class SCENTSettings(ObjectiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DRRhoSettings(FastCLIPSettings):
-    """FastCLIP where the similarities of a frozen reference model are subtracted."""
+    """FastCLIP with the similarities of a frozen reference model subtracted."""
 
     title = "DRRho"
     needs_reference = True
@@ -227,10 +245,14 @@ class DRRhoSettings(FastCLIPSettings):
         "", "the reference model: a run, a checkpoint, local-dir:FOLDER, hf-hub:NAME or MODEL:WEIGHTS"
     )
     gamma: float = option(
-        1.0, "weight of a visit in the moving average, at the end of the schedule; 1: no memory", above=0, at_most=1
+        1.0,
+        "weight of the newest value in the moving average, at the end of the schedule; 1: no moving average",
+        above=0,
+        at_most=1,
     )
     temperature: Literal["global", "constant", "individual"] = option(
-        "constant", "constant: the authors', at 0.01; global: one tau that learns; individual: one per sample"
+        "constant",
+        "constant: a fixed tau (the authors use 0.01); global: one learned tau; individual: a learned tau per sample",
     )
     eps: float = option(1e-4, "added to each normalizer, inside the logarithm", at_least=0)
 
@@ -242,21 +264,22 @@ def visits_advice(run: PlannedRun, title: str) -> list[Advice]:
     enough = -(-5 * run.pairs_per_epoch // run.batch_size) * run.batch_size
     return [
         (
-            f"each pair is visited {visits:.1f} times",
-            f"moving averages begin with the second visit; before it {title} is the mini-batch form",
-            f"give --train.samples {enough}, or --objective neuclip, which needs no visits",
+            f"each pair is seen {visits:.1f} times",
+            f"moving averages start when a pair is seen again; before that, {title} is the mini-batch form",
+            f"give --train.samples {enough}, or --objective neuclip, which need not see pairs again",
         )
     ]
 
 
 def rho_advice(rho: float, candidates: int, where: str) -> list[Advice]:
-    """rho bounds how far an anchor's weights may be from equal: their divergence ends at the log of their number."""
-    others = max(2, candidates - 1)
-    if rho <= math.log(others):
+    """Advice if rho is too large. It bounds the divergence of an anchor's weights from equal weights, which is at most
+    the log of their number: a larger rho bounds nothing."""
+    negatives = max(2, candidates - 1)
+    if rho <= math.log(negatives):
         return []
-    what = f"rho {rho:g} is above log({others:,}) = {math.log(others):.1f}"
-    why = f"with {others:,} others in {where} the temperature can only fall"
-    return [(what, why, f"give --objective.rho {0.7 * math.log(others):.2g}")]
+    what = f"rho {rho:g} is above log({negatives:,}) = {math.log(negatives):.1f}"
+    why = f"with {negatives:,} negatives in {where} the temperature can only fall"
+    return [(what, why, f"give --objective.rho {0.7 * math.log(negatives):.2g}")]
 
 
 OBJECTIVES: dict[str, type[ObjectiveSettings]] = {

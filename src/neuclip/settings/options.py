@@ -1,6 +1,6 @@
-"""How an option is stated: once, as a dataclass field with its default, its help and its limits.
+"""Defines options: each one is stated once, as a dataclass field with its default, help and limits.
 
-Constructors, `help()`, editors, YAML, flags and `--help` all read it from there.
+Constructors, `help()`, editors, YAML, flags and `--help` all read it from that field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPES = {
 
 
 class OptionError(UserError):
-    """What is wrong with the options `names` of a section."""
+    """The options `names` of a section have wrong values."""
 
     def __init__(self, message: str, *names: str):
         super().__init__(message)
@@ -39,18 +39,18 @@ class OptionError(UserError):
 
 
 def option(default: Any = MISSING, help: str = "", *, may_change: bool = False, **limits: float) -> Any:
-    """A field with its one-line help and its limits: `option(1024, "pairs per step", at_least=1)`.
+    """A dataclass field with its help text and its limits: `option(1024, "pairs per step", at_least=1)`.
 
-    Limits are `at_least`, `above`, `at_most` and `below`; every number of a tuple keeps them. `may_change`: a run may
-    continue with another value, because it says where or how the run computes, and not what.
+    Limits are `at_least`, `above`, `at_most` and `below`; for a tuple they apply to each number. `may_change`: a run
+    may be resumed with another value, because the option changes where or how the run computes, but not its result.
     """
     return field(default=default, metadata={"help": help, "limits": limits, "may_change": may_change})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Options that are checked when they are given. `prefix` is how errors call them: 'train.'. Where `may_change` is
-    true, a run may continue with other values of all of them."""
+    """A group of options, which are checked when the object is made. Errors put `prefix`, such as 'train.', before an
+    option's name. If `may_change` is true, a run may be resumed with other values of all of them."""
 
     prefix: ClassVar[str] = ""
     may_change: ClassVar[bool] = False
@@ -68,7 +68,8 @@ class Section:
 
 
 def check_value(value: Any, declared: Any, limits: Mapping[str, float]) -> None:
-    """Refuse a value that is not of its declared type or outside its limits: a ValueError with the remedy alone."""
+    """Raise ValueError if a value does not have its declared type or is outside its limits. The message is only the
+    remedy."""
     if declared is Any:  # an argument in Python that is checked where it is used
         return
     if choices := choices_of(declared):
@@ -80,8 +81,8 @@ def check_value(value: Any, declared: Any, limits: Mapping[str, float]) -> None:
         kinds = get_args(declared)
         if not isinstance(value, tuple) or (Ellipsis not in kinds and len(value) != len(kinds)):
             raise ValueError(f"give a tuple of {'' if Ellipsis in kinds else f'{len(kinds)} '}values")
-        for one in value:
-            check_value(one, kinds[0], limits)
+        for item in value:
+            check_value(item, kinds[0], limits)
     else:
         kind, what = TYPES[declared]
         number: Any = value
@@ -102,7 +103,7 @@ def types_of(kind: type) -> dict[str, Any]:
 
 
 def choices_of(declared: Any) -> tuple[str, ...]:
-    """The choices of `Literal[...]`; of any other type none."""
+    """The choices of `Literal[...]`; () for any other type."""
     return get_args(declared) if get_origin(declared) is Literal else ()
 
 

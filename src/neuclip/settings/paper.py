@@ -1,8 +1,8 @@
 """The paper's runs: the settings of its Table 1 with every objective, composed from `recipes/paper/`.
 
-Each number is written once: in `everywhere.yaml`, in the file of the setting or in that of the objective. Later files
-win, and an objective refers to a value of the setting by name: `rho: ${setting.rho}`. The comment after a number says
-where it comes from.
+Each number is written once: in `everywhere.yaml`, in the file of the setting or in the file of the objective. Later
+files override earlier ones, and an objective refers to a value of the setting by name: `rho: ${setting.rho}`. The
+comment after a number says where it comes from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def paper_objectives() -> list[str]:
 
 
 def read_paper(setting: str, objective: str) -> Settings:
-    """The run of one of `paper_settings()` with one of `paper_objectives()`, as `neuclip train` would read it.
+    """The settings of a run: one of `paper_settings()` with one of `paper_objectives()`.
 
     >>> read_paper("cc3m", "neuclip").train.batch_size
     1024
@@ -43,22 +43,22 @@ def read_paper(setting: str, objective: str) -> Settings:
 
 
 def paper_yaml(setting: str, objective: str) -> str:
-    """That run as a recipe, with the origin of each value."""
+    """The recipe of the run that `read_paper` reads, with the origin of each value as a comment."""
     files = paper_files(setting, objective)
     comments = [
         line for file in files[::-1] for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"
     ]
     text, lines = "\n".join(comments) + "\n", paper_lines(setting, objective)
     for section in SECTION_NAMES:
-        own = {key.partition(".")[2]: line for key, line in lines.items() if key.startswith(f"{section}.")}
-        text += f"\n{section}:\n" if own else ""
-        for name, (value, origin) in own.items():
+        fields = {key.partition(".")[2]: line for key, line in lines.items() if key.startswith(f"{section}.")}
+        text += f"\n{section}:\n" if fields else ""
+        for name, (value, origin) in fields.items():
             text += f"{f'  {name}: {value}':<{COMMENT_COLUMN}}  # {origin}\n" if origin else f"  {name}: {value}\n"
     return text
 
 
 def paper_lines(setting: str, objective: str) -> Lines:
-    """Every value with its origin. Keys `setting.*` are only for references, they are not settings of a run."""
+    """Every value with its origin. Keys `setting.*` exist only for references; they are not settings of a run."""
     lines: Lines = {}
     for file in paper_files(setting, objective):
         section = ""

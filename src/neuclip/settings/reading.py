@@ -1,4 +1,5 @@
-"""Reads the settings of a run: a recipe, then flags; later wins. Every error says where, what and what to do."""
+"""Reads the settings of a run from a recipe and flags; flags override the recipe. Errors say where, what is wrong, and
+what to do."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ SECTION_NAMES = tuple(name for name in types_of(Settings) if name != "objective_
 SHIPPED = Path(__file__).parents[1] / "recipes"
 DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar", ".gz", ".tgz")
 
-Values = dict[str, tuple[RawValue, Any]]  # key -> the value as given, and in its declared type
+Values = dict[str, tuple[RawValue, Any]]  # key -> the value as typed, and converted to its declared type
 
 
 def read_settings(recipe: Path | None = None, flags: Sequence[str] = ()) -> Settings:
     """The settings of a run.
 
-    `recipe` is a file or the name of a shipped recipe; None is the shipped 'tiny'. If a flag chooses another objective,
-    the recipe's fields of its own objective are ignored.
+    `recipe` is a file or the name of a shipped recipe; None means the shipped 'tiny'. If a flag chooses another
+    objective than the recipe, the recipe's fields of `objective` are ignored.
 
     >>> read_settings(None, ["--objective", "clip", "--train.samples", "10k"]).train.samples
     10000
@@ -56,19 +57,22 @@ def objective_name(source: Iterable[RawValue], default: str) -> str:
 
 
 def convert_all(source: Iterable[RawValue], objective: str) -> Values:
-    """The options of one source in their declared types; the objective's name is none of them."""
+    """The options of one source (recipe or flags) in their declared types, without the objective's name."""
     return {raw.key: (raw, raw.convert(declared_type(raw, objective))) for raw in source if raw.key != OBJECTIVE_KEY}
 
 
 def build(objective: str, values: Values) -> Settings:
     sections: dict[str, Any] = {}
     for section in SECTION_NAMES:
-        given = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+        options = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
         try:
-            sections[section] = section_type(section, objective)(**{name: value for name, (_, value) in given.items()})
+            sections[section] = section_type(section, objective)(
+                **{name: value for name, (_, value) in options.items()}
+            )
         except OptionError as error:
-            culprits = [given[name][0] for name in error.names if name in given]
-            raise min(culprits, key=lambda raw: raw.place != "").error(str(error)) from None  # a flag before the recipe
+            culprits = [options[name][0] for name in error.names if name in options]
+            culprit = min(culprits, key=lambda raw: raw.location != "")  # a flag rather than a line of the recipe
+            raise culprit.error(str(error)) from None
     return Settings(objective_name=objective, **sections)
 
 
@@ -76,13 +80,13 @@ def build(objective: str, values: Values) -> Settings:
 
 
 def section_type(section: str, objective: str) -> Any:
-    """The dataclass of a section; that of `objective` depends on the objective's name."""
+    """The dataclass of a section; for the section `objective` it depends on the objective's name."""
     return OBJECTIVES[objective] if section == "objective" else types_of(Settings)[section]
 
 
 @cache
 def declared_types(objective: str) -> dict[str, Any]:
-    """Every key of a run with this objective, and its type: {'train.batch_size': int, ...}."""
+    """The type of every key of a run with this objective: {'train.batch_size': int, ...}."""
     return {
         f"{section}.{name}": declared
         for section in SECTION_NAMES
@@ -91,7 +95,7 @@ def declared_types(objective: str) -> dict[str, Any]:
 
 
 def changed_fields(before: Settings, after: Settings) -> list[str]:
-    """The keys in which two runs differ: ['objective.name', 'train.samples']."""
+    """The keys in which two runs differ, such as ['train.samples']; only ['objective.name'] if that differs."""
     if before.objective_name != after.objective_name:
         return [OBJECTIVE_KEY]
     keys = declared_types(before.objective_name)
@@ -99,7 +103,7 @@ def changed_fields(before: Settings, after: Settings) -> list[str]:
 
 
 def may_change_at_resume(key: str, objective: str) -> bool:
-    """Whether a run may continue with another value of this key.
+    """Whether a run may be resumed with another value of this key.
 
     >>> may_change_at_resume("data.workers", "clip"), may_change_at_resume("train.batch_size", "clip")
     (True, False)
@@ -110,7 +114,7 @@ def may_change_at_resume(key: str, objective: str) -> bool:
 
 
 def declared_type(raw: RawValue, objective: str) -> Any:
-    """The type of a key, or the error that names the nearest one."""
+    """The type of a key. Raises UserError that proposes the nearest key if it does not exist."""
     types = declared_types(objective)
     if raw.key in types:
         return types[raw.key]
@@ -119,7 +123,7 @@ def declared_type(raw: RawValue, objective: str) -> Any:
             f"{raw.key} belongs to objective {owners[0]}, but the objective is {objective}; "
             f"choose objective {owners[0]} or remove it"
         )
-    dashes, section = "" if raw.place else "--", raw.key.partition(".")[0]
+    dashes, section = "" if raw.location else "--", raw.key.partition(".")[0]
     siblings = ", ".join(dashes + key for key in [OBJECTIVE_KEY, *types] if key.startswith(f"{section}."))
     if raw.key in SECTION_NAMES:
         raise raw.error(f"{raw.key} is a section; its fields are {siblings}")
@@ -132,7 +136,8 @@ def declared_type(raw: RawValue, objective: str) -> Any:
 
 
 def nearest_keys(key: str) -> list[str]:
-    """At most two keys that were probably meant: of the same section, of the same name, of a similar name.
+    """At most two keys that the user probably meant. Keys of the same section come first, then keys with the same field
+    name in other sections, then the most similar name.
 
     >>> nearest_keys("batch_size")
     ['train.batch_size', 'evaluation.batch_size']
@@ -146,8 +151,8 @@ def nearest_keys(key: str) -> list[str]:
     siblings = {fields[other]: other for other in reversed(known) if other.startswith(prefix)}
     everywhere = {fields[other]: other for other in reversed(known)}
     same = [other for other in namesakes if other.startswith(prefix)] or [siblings.get(nearest(field, siblings), "")]
-    found = same[:1] if same[0] else namesakes[:2] or [everywhere.get(nearest(field, everywhere), "")]
-    return [key for key in found if key]
+    keys = same[:1] if same[0] else namesakes[:2] or [everywhere.get(nearest(field, everywhere), "")]
+    return [key for key in keys if key]
 
 
 # Flags
@@ -163,11 +168,11 @@ def read_flags(flags: Sequence[str]) -> list[RawValue]:
 
 
 def split_flags(arguments: Sequence[str], switches: Collection[str] = ()) -> list[tuple[str | None, str | None]]:
-    """`--name value`, `--name=value` and bare `--name` as pairs (name, value); the name of an argument that is no flag
-    is None.
+    """Pairs (name, value) of the flags `--name value`, `--name=value` and bare `--name`. For an argument that is not a
+    flag, the name is None.
 
-    Names come without leading dashes and with `_` for `-`. A flag is bare, with value None, if it is one of `switches`
-    or if the next argument begins with two dashes; a negative number is a value.
+    Names lose their leading dashes, and `-` becomes `_`. A flag is bare (value None) if it is one of `switches`, if it
+    is the last argument or if the next one begins with two dashes; a negative number is a value.
 
     >>> split_flags(["tiny", "--train.batch-size", "64", "--json"], switches=["json"])
     [(None, 'tiny'), ('train.batch_size', '64'), ('json', None)]
@@ -198,7 +203,7 @@ def shipped_recipes() -> list[str]:
 
 
 def find_recipe(path: Path) -> Path:
-    """A file, or the name of a shipped recipe ('tiny', 'tiny.yaml')."""
+    """The file of a recipe: `path` itself, or a shipped recipe of this name ('tiny', 'tiny.yaml')."""
     if path.is_file() and path.suffix not in DATA_SUFFIXES:
         return path
     if str(path).removesuffix(".yaml") in shipped_recipes():
@@ -208,12 +213,12 @@ def find_recipe(path: Path) -> Path:
         raise UserError(f"{path} is a run, not a recipe; to continue, give --resume {path}; to repeat it, {settings}")
     if path.exists():
         choices = any_of(["a YAML file", *shipped_recipes()])
-        raise UserError(f"{path} is not a recipe; give data as --data.train {path}, and as recipe {choices}")
+        raise UserError(f"{path} is not a recipe; if it is data, give --data.train {path}; a recipe is {choices}")
     raise UserError(f"no recipe {path}: neither a file nor a shipped recipe; {proposal(path.stem, shipped_recipes())}")
 
 
 def read_recipe(path: Path) -> list[RawValue]:
-    """Every value of a recipe with its key and line; keys and types are not checked here."""
+    """Every value of a recipe with its key and line. Keys and types are not checked yet."""
     name = path.name if path.parent == SHIPPED else str(path)
     try:
         return parse_recipe(path.read_text(encoding="utf-8-sig"), name)
@@ -224,36 +229,37 @@ def read_recipe(path: Path) -> list[RawValue]:
 
 
 def parse_recipe(text: str, name: str) -> list[RawValue]:
-    """YAML with one mapping per section. Nodes, not values: each has its line, and aliases are not followed."""
+    """Every value of a recipe: YAML with one mapping per section. It is parsed to nodes, which know their lines and do
+    not follow aliases."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = f"{name} line {mark.line + 1}" if mark else name
+        location = f"{name} line {mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         problem = "nested too deeply" if isinstance(error, RecursionError) else problem
-        raise UserError(f"{place}: not valid YAML: {problem}") from None
+        raise UserError(f"{location}: not valid YAML: {problem}") from None
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{name} line {line_of(root)}: expected sections such as 'train:' with their fields below them")
     values: list[RawValue] = []
-    for section, node, place in entries(root, name, ""):
+    for section, node, location in entries(root, name, ""):
         value = raw_value(node)
         if section in SECTION_NAMES and isinstance(node, yaml.MappingNode):
             fields = entries(node, name, f"{section}.")
-            values += [RawValue(f"{section}.{field}", raw_value(one), where) for field, one, where in fields]
+            values += [RawValue(f"{section}.{field}", raw_value(child), where) for field, child, where in fields]
         elif section == "objective" and value is not None:
-            values.append(RawValue(OBJECTIVE_KEY, value, place))
+            values.append(RawValue(OBJECTIVE_KEY, value, location))
         elif section not in SECTION_NAMES:
-            values.append(RawValue(section, value, place))  # `declared_type` names the nearest key
+            values.append(RawValue(section, value, location))  # `declared_type` will raise and propose the nearest key
         elif value is not None:  # an empty section is allowed
-            raise UserError(f"{place}: {section} is {describe(value)}; give its fields in the lines below, indented")
+            raise UserError(f"{location}: {section} is {describe(value)}; give its fields in the lines below, indented")
     return values
 
 
 def entries(mapping: yaml.MappingNode, name: str, prefix: str) -> Iterator[tuple[str, yaml.Node, str]]:
-    """Key, value and place of each entry. A key that is given twice is an error; YAML would drop the first silently."""
+    """Key, value and location of each entry. A repeated key raises UserError: YAML would silently drop the first."""
     first_lines: dict[str, int] = {}
     for key_node, value in mapping.value:
         line = line_of(key_node)
@@ -273,7 +279,7 @@ def line_of(node: yaml.Node) -> int:
 
 
 def raw_value(node: yaml.Node) -> Any:
-    """The node's value for `RawValue`. Numbers stay text: the declared type, not YAML, decides what 012 or 1e-3 is."""
+    """The node's value for `RawValue`. Numbers stay text: the declared type, not YAML, says what 012 or 1e-3 means."""
     if isinstance(node, yaml.SequenceNode):
         return [raw_value(item) if isinstance(item, yaml.ScalarNode) else {} for item in node.value]
     if isinstance(node, yaml.MappingNode):

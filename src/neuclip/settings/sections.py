@@ -1,6 +1,6 @@
 """The settings of a run: one frozen dataclass per section.
 
-Defaults are those of the paper or of open_clip; `recipes/tiny.yaml` has values for a laptop. `neuclip train --help`
+The defaults come from the paper or from open_clip; `recipes/tiny.yaml` has values for a laptop. `neuclip train --help`
 prints the help text of every option.
 """
 
@@ -44,13 +44,13 @@ class DataSettings(Section):
         "tar shards (folder, file, URL or pattern such as 'shards/{00000..00019}.tar'), a CSV, TSV, JSONL or Parquet "
         "file, COCO captions, a folder of images, a saved Hugging Face data set, or icons-30k, the demo's data. "
         "Separate several with commas and give weights after a colon: a.csv:2,shards",
-        may_change=True,  # the data may have moved; that they are the same is checked when they are open
+        may_change=True,  # the data may have moved; once opened, they are checked to be the same
     )
     image_column: str = option("", "tables: column of images or image paths; default: detected by name")
     caption_column: str = option("", "tables: caption columns, separated by commas; default: detected by name")
     caption_key: str = option("", "shards: key of the caption in json members; default: txt, or caption")
     hold_out: int = option(
-        0, "number of samples, chosen by run.seed, that are not trained on but used for recall@k", at_least=0
+        0, "number of samples, chosen by run.seed, that are kept out of training and used for recall@k", at_least=0
     )
     workers: int = option(
         4, "processes per rank that read and transform samples; 0: the training process", at_least=0, may_change=True
@@ -89,14 +89,14 @@ class DataSettings(Section):
             raise OptionError(f"data.crop_scale is {self.crop_scale}; give the smaller share first", "crop_scale")
         if self.pixels == "fast" and not self.augments:
             raise OptionError(
-                "data.crop_scale 1,1 prepares images as in evaluation, for which there are no fast pixels; "
+                "data.crop_scale 1,1 prepares images as in evaluation, which fast pixels do not support; "
                 "give --data.pixels exact",
                 *("crop_scale", "pixels"),
             )
 
     @property
     def augments(self) -> bool:
-        """Whether an image looks different each time."""
+        """Whether images are randomly cropped."""
         return self.crop_scale != (1.0, 1.0)
 
 
@@ -109,31 +109,32 @@ class ModelSettings(Section):
     name: str = option(
         "ViT-B-32",
         "tiny, small, lite0-minilm (pretrained towers; needs the extra pretrained), any open_clip model, "
-        "local-dir:FOLDER, hf-hub:NAME, or the path of a model config (.json); empty: that of the run or folder in "
-        "model.pretrained",
+        "local-dir:FOLDER, hf-hub:NAME, or the path of a model config (.json); empty: the model of the run or folder "
+        "in model.pretrained",
     )
     pretrained: str = option(
         "",
         "initial weights: an open_clip tag, a weights file, a run, a checkpoint of a run, or the folder of a saved "
-        "model; for an image tower of timm also image=FILE, with the weights of that tower alone",
+        "model; for an image tower of timm also image=FILE, with the weights of only that tower",
     )
     image_size: int = option(0, "image height and width in pixels; 0: the model's own", at_least=0)
     context_length: int = option(0, "tokens of a caption; 0: the model's own; positions are resized", at_least=0)
     bias_initial: float = option(
-        -10.0, "initial logit bias where the objective uses one (siglip); -ln(batch - 1) is the share of true pairs"
+        -10.0,
+        "initial logit bias if the objective uses one (siglip); -ln(batch - 1) matches the share of positive pairs",
     )
     image_tower: Literal["train", "locked", "lora"] = option(
         "train",
-        "train: all weights of the image tower; locked: only its projection to the embedding; lora: the projection, "
-        "and low-rank matrices beside the weights of attention and MLPs",
+        "which weights of the image tower train: all; locked: only the projection to the embedding; lora: the "
+        "projection, and low-rank matrices added to the weights of attention and MLPs",
     )
     text_tower: Literal["train", "locked", "lora"] = option("train", "the same for the text tower")
     image_unlocked_layers: int = option(0, "locked: train this many of the image tower's last layers too", at_least=0)
     text_unlocked_layers: int = option(0, "locked: train this many of the text tower's last layers too", at_least=0)
     batch_norm: Literal["train", "frozen"] = option(
         "train",
-        "train: BatchNorm learns the statistics of the new images; frozen: it keeps those of the initial weights, and "
-        "only its scale and shift train",
+        "train: BatchNorm updates its statistics with the training images; frozen: it keeps those of the initial "
+        "weights, and only its scale and shift train",
     )
     lora_rank: int = option(8, "lora: rank of the added matrices; 2 to 16 are usual", at_least=1)
     lora_alpha: float = option(16.0, "lora: their product is multiplied by lora_alpha / lora_rank", above=0)
@@ -153,12 +154,14 @@ class OptimizerSettings(Section):
     eps: float = option(1e-6, "AdamW's epsilon; 1e-8 for ResNets", above=0)
     warmup: float = option(0.05, "linear warm-up: below 1 a share of the run, otherwise a number of steps", at_least=0)
     clip_gradient_norm: float = option(
-        0.0, "clip the towers' gradient to this norm, and that of the temperature by itself; 0: no clipping", at_least=0
+        0.0,
+        "clip the towers' gradient to this norm, and separately the temperature's gradient; 0: no clipping",
+        at_least=0,
     )
     layer_decay: float = option(
         1.0,
-        "each layer of a tower learns at this share of the rate of the layer above it, from the projection down; "
-        "1: all alike; 0.75 is usual for fine-tuning",
+        "learning rate of each layer of a tower, as a share of the rate of the layer above it, from the projection "
+        "down; 1: the same rate for all layers; 0.75 is usual for fine-tuning",
         above=0,
         at_most=1,
     )
@@ -198,13 +201,14 @@ class TrainSettings(Section):
     batch_size: int = option(1024, "pairs per step over all ranks: the contrastive batch", at_least=1)
     micro_batch_size: int = option(
         0,
-        "pairs per rank and forward pass; less memory, one more pass, same gradient except with BatchNorm; 0: all",
+        "pairs per rank and forward pass; fewer need less memory but a second forward pass, with the same gradient "
+        "except with BatchNorm; 0: all pairs at once",
         at_least=0,
         may_change=True,
     )
     samples: int = option(100_000_000, "training budget in samples; the run has samples // batch_size steps")
     epochs: int = option(
-        0, "at most this many passes over the data, whatever train.samples allows; 0: no limit", at_least=0
+        0, "at most this many passes over the data, even if train.samples allows more; 0: no limit", at_least=0
     )
 
     def __post_init__(self) -> None:
@@ -226,19 +230,19 @@ class EvaluationSettings(Section):
 
     retrieval: tuple[str, ...] = option(
         ("auto",),
-        "held-out data for recall@k, given like data.train; NAME=DATA shows it as NAME in the figures; auto: the "
-        "held-out parts of data.train, if any, and what data.hold_out keeps",
+        "held-out data for recall@k, given like data.train; NAME=DATA shows it as NAME in the results; auto: the "
+        "held-out parts of data.train, if any, and the samples that data.hold_out keeps",
     )
     zero_shot: tuple[str, ...] = option(
         ("auto",),
         "folders with one folder of images per class, or with classnames.txt and test/*.tar, or parts such as "
         "icons-30k/zero-shot/names; NAME=FOLDER shows it as NAME; auto: the held-out parts of data.train, if any",
     )
-    image_column: str = option("", "as data.image_column, for retrieval; default: that of data")
-    caption_column: str = option("", "as data.caption_column, for retrieval; default: that of data")
-    caption_key: str = option("", "as data.caption_key, for retrieval; default: that of data")
+    image_column: str = option("", "like data.image_column, for retrieval; default: the value of data.image_column")
+    caption_column: str = option("", "like data.caption_column, for retrieval; default: that of data.caption_column")
+    caption_key: str = option("", "like data.caption_key, for retrieval; default: the value of data.caption_key")
     every: int = option(0, "samples between evaluations; 0: only at the end", at_least=0)
-    at_start: bool = option(False, "evaluate before the first step too: what the model knew before fine-tuning")
+    at_start: bool = option(False, "also evaluate before the first step, to see what the model knew beforehand")
     batch_size: int = option(256, "images per forward pass", at_least=1)
     error_anchors: int = option(
         0, "anchors for the normalizer error, measured at every evaluation; 0: none (see `neuclip error`)", at_least=0
@@ -258,14 +262,14 @@ class CheckpointSettings(Section):
     keep: int = option(2, "checkpoints to keep; the oldest is removed once a newer one is written", at_least=1)
     milestones: int = option(
         0,
-        "checkpoints to keep for good beside these, evenly spaced over train.samples, for `neuclip error` (the paper "
-        "takes 5); 0: none",
+        "further checkpoints, evenly spaced over train.samples and never removed, for `neuclip error` (the paper uses "
+        "5); 0: none",
         at_least=0,
     )
 
     @property
     def most(self) -> int:
-        """Checkpoints on disk at a time, at most: one is written before the oldest is removed."""
+        """The largest number of checkpoints on disk at a time: a new one is written before the oldest is removed."""
         return self.keep + 1 + self.milestones
 
 
@@ -283,7 +287,7 @@ class LogSettings(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of a run; stored in its folder, they are enough to repeat it."""
+    """All settings of a run. They are stored in its folder and are enough to repeat it."""
 
     objective_name: str = "neuclip"
     run: RunSettings = field(default_factory=RunSettings)

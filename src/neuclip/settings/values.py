@@ -1,4 +1,4 @@
-"""A value as a user gave it, and its conversion to the declared type of its option. Nothing is converted silently."""
+"""A value as the user typed it, and its conversion to the declared type of its option."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ SCALE = {"k": 10**3, "K": 10**3, "kB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**
 
 @dataclass(frozen=True)
 class RawValue:
-    """A value as given: text (also for numbers), a boolean, None (nothing), a list, or a dict (a group of fields).
+    """A value as typed: text (also for numbers), a boolean, None (nothing), a list, or a dict (a group of fields).
 
-    `place` is 'tiny.yaml line 12', or '' for a flag.
+    `location` is 'tiny.yaml line 12', or '' for a flag.
     """
 
     key: str
     value: Any
-    place: str = ""
+    location: str = ""
 
     def error(self, message: str) -> UserError:
-        """The error about this value: its place, then `message`, which begins with a key."""
-        if self.place:
-            return UserError(f"{self.place}: {message}")
+        """The error about this value: its location, then `message`, which begins with a key."""
+        if self.location:
+            return UserError(f"{self.location}: {message}")
         return UserError(f"--{message}" if message.startswith(self.key) else f"--{self.key}: {message}")
 
     def convert(self, declared: Any) -> Any:
-        """The value as its declared type.
+        """The value converted to its declared type. Raises UserError if that is not possible.
 
         >>> RawValue("train.samples", "3M").convert(int)
         3000000
         >>> RawValue("data.crop_scale", "0.8,1").convert(tuple[float, float])
         (0.8, 1.0)
         """
-        if declared is bool and self.value is None and not self.place:
+        if declared is bool and self.value is None and not self.location:
             return True  # a bare flag: --log.tensorboard
         try:
             return parse(self.value, declared)
@@ -52,6 +52,7 @@ class RawValue:
 
 
 def describe(value: Any) -> str:
+    """The value as error messages show it."""
     if isinstance(value, list):
         return f"[{', '.join(map(describe, value))}]"
     words = {None: "empty", True: "true", False: "false"}
@@ -59,10 +60,10 @@ def describe(value: Any) -> str:
 
 
 def parse(value: Any, declared: Any) -> Any:
-    """The value as its declared type; raises ValueError with the remedy alone."""
+    """The value converted to its declared type. Raises ValueError, whose message is only the remedy."""
     if choices := choices_of(declared):
         return parse_choice(value, choices)
-    if get_origin(declared) in (Union, UnionType):  # X | None: the objective chooses
+    if get_origin(declared) in (Union, UnionType):  # X | None, where None means that the objective chooses
         return None if value in (None, "default") else parse(value, get_args(declared)[0])
     if get_origin(declared) is tuple:
         return parse_tuple(value, get_args(declared))
@@ -105,7 +106,7 @@ def parse_text(value: Any) -> str:
 
 
 def parse_tuple(value: Any, declared: tuple[Any, ...]) -> tuple[Any, ...]:
-    """'a,b', a list, or '' and none for an empty one; commas inside braces do not separate."""
+    """The tuple for 'a,b' or a list; '' and 'none' give an empty tuple. Commas inside braces do not separate."""
     any_length = declared[-1] is Ellipsis
     if isinstance(value, str):
         value = [] if value.strip() in ("", "none") else [item.strip() for item in between_commas(value)]

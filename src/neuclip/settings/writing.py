@@ -1,4 +1,4 @@
-"""Shows settings: as YAML that is read back equal, and as the help of every option."""
+"""Writes settings as YAML, which gives the same settings when it is read again, and as the help of every option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INDENT = 44
 
 
 def settings_as_dict(settings: Settings) -> dict[str, dict[str, Any]]:
-    """All sections with all options; the objective's name is the first of its options."""
+    """All sections with all options; the section `objective` begins with the objective's name."""
     sections = {name: getattr(settings, name) for name in SECTION_NAMES}
     values = {
         name: {field.name: getattr(section, field.name) for field in fields(section)}
@@ -39,7 +39,7 @@ def settings_as_yaml(settings: Settings) -> str:
 
 
 def scalar(value: Any) -> str:
-    """One value on one line, quoted where plain YAML readers would otherwise take it for something else."""
+    """One value on one line, in quotes if YAML would otherwise read another type."""
     value = list(value) if isinstance(value, tuple) else value
     # Line breaks and their like must be escaped: between single quotes PyYAML reads U+0085 back as a space.
     printable = all(
@@ -51,7 +51,7 @@ def scalar(value: Any) -> str:
 
 
 def help_text(sections: Sequence[str] = SECTION_NAMES) -> str:
-    """All options of these sections, grouped."""
+    """The help of all options of these sections."""
     tiny = read_settings()
     text = []
     for section in sections:
@@ -83,7 +83,7 @@ def first_line(kind: type) -> str:
 
 
 def takes(declared: Any) -> str:
-    """What a flag of this type takes: N, X, TEXT, true|false, the choices, or a list of them."""
+    """The placeholder for a flag's value in its help: N, X, TEXT, true|false, the choices, or a list of these."""
     if choices := choices_of(declared):
         return "|".join(choices)
     if get_origin(declared) in (Union, UnionType):  # X | None
@@ -95,7 +95,7 @@ def takes(declared: Any) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """A value as it is typed after its flag."""
+    """A value as the user would type it after its flag."""
     if isinstance(value, tuple):
         return ",".join(as_typed(item) for item in value) or "none"
     if isinstance(value, bool):
@@ -106,7 +106,7 @@ def as_typed(value: Any) -> str:
 
 
 def flag_lines(rows: Sequence[tuple[str, str]]) -> str:
-    """Flags on the left, their wrapped help on the right; a long flag gets its own line."""
+    """The help of flags: flags on the left, wrapped help on the right; a long flag gets its own line."""
     text = ""
     for flag, help in rows:
         # "[default: ...]" stays on one line
