@@ -175,7 +175,7 @@ UTF16 = "image,caption\na.jpg,one\n"
         ("pairs.csv", b"image,caption\nhttp://x.org/a.jpg,one\nHTTPS://x.org/b.jpg,two\n", "img2dataset"),
         ("pairs.csv", b"link,words\nx,y\n", "link, words; name it with --data.image_column"),
         ("pairs.csv", b"image,words\nx,y\n", "--data.caption_column"),
-        ("pairs.csv", b"image,caption\n", "holds no samples"),
+        ("pairs.csv", b"image,caption\n", "has no samples"),
         ("pairs.csv", b"image,caption\n1,a.jpg,x\n2,b.jpg,y\n", "none of its 2 rows can be used"),  # R's row names
         ("pairs.csv", f"image,caption\n{BASE64},one\n".encode(), "base64"),
         ("pairs.tsv", f"image\tcaption\n{BASE64}\tone\n".encode(), "base64"),
@@ -184,7 +184,7 @@ UTF16 = "image,caption\na.jpg,one\n"
         ("pairs.jsonl", b"image,caption\n", "one object per line"),
         ("pairs.jsonl", b"[1]\n", "one object per line"),
         ("pairs.jsonl", b'{"url": 1, "words": 2}\n', "url, words"),
-        ("pairs.jsonl", b"", "holds no samples"),
+        ("pairs.jsonl", b"", "has no samples"),
         ("pairs.parquet", b"PAR1", "fetch or write it again"),
         ("pairs.csv", b"image,caption\n" + b"x" * 5000 + b",a caption\n", "none of its first images exists"),
         ("pairs.csv", b"x" * 5000 + b"," + b"y" * 5000 + b"\n", "pairs.csv"),  # names as long as a page are shortened

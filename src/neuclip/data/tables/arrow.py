@@ -1,6 +1,7 @@
-"""Pairs in Arrow tables, read block by block with pyarrow: Parquet files, and data sets that Hugging Face saved.
+"""Pairs in Arrow tables, read block by block with pyarrow: Parquet files, and saved Hugging Face data sets.
 
-What `save_to_disk` of `datasets` leaves is a folder of Arrow files beside a state.json; it needs that library no more.
+`save_to_disk` of the library `datasets` writes a folder of Arrow files and a state.json. They are read without that
+library.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from neuclip.errors import RunFailed, UserError, require
 from neuclip.files import open_regular, read_regular, reading
 from neuclip.progress import track
 
-CACHE_BYTES = 256 << 20  # of blocks that are copied into memory, per process
-PIECE = 100_000  # rows whose captions become Python strings at a time
+CACHE_BYTES = 256 << 20  # of row groups that are kept in memory, per process
+PIECE = 100_000  # rows whose captions are converted to Python strings at a time
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of a saved data set
 SAVE_AGAIN = "save the set again with save_to_disk"
 
@@ -59,10 +60,11 @@ class Block(NamedTuple):
 
 
 class ArrowPairs(Source):
-    """Pairs of blocks of rows; ids run through the blocks. A block is read when a sample of it is asked for.
+    """Pairs in blocks of rows; ids number the rows of one block after the other. A block is read when a sample of it is
+    needed.
 
-    Row groups are copied into memory, and the last used ones stay there up to `cache_bytes`, in each process for
-    itself. Arrow files are memory-mapped: only what is touched is read, and all may stay open.
+    Row groups are copied into memory; each process keeps the last used ones, up to `cache_bytes`. Arrow files are
+    memory-mapped: only the rows that are used are read, and all files stay open.
     """
 
     cache_bytes: float = CACHE_BYTES
@@ -106,7 +108,7 @@ class ArrowPairs(Source):
                 yield np.array(rows, dtype=FACTS)
 
     def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
-        """From the images' bytes, which are all read for it; what cannot be read stands for itself."""
+        """Keys from the images' bytes: reads all images. An image that cannot be read gets a key of its own."""
         if not read_images:
             return None
         numbers = range(len(self)) if ids is None else ids.tolist()
@@ -120,7 +122,7 @@ class ArrowPairs(Source):
         return keys
 
     def images_version(self) -> str:
-        """Of the name, size and time of each file; of images beside them the files do not tell."""
+        """A hash of the name, size and time of each file. It does not notice changes of images in other files."""
         status = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in self.files]
         return hashlib.sha256(repr(status).encode(errors="surrogateescape")).hexdigest()
 
@@ -128,7 +130,7 @@ class ArrowPairs(Source):
         """The pyarrow table of a block's columns."""
         if block.group is None:
             return _arrow_table(block.file).select(list(columns))
-        # Threads of pyarrow's own do not survive a fork, and workers are processes already.
+        # pyarrow's threads do not survive a fork, and data workers already run in parallel.
         return _parquet_file(block.file).read_row_group(block.group, columns=list(columns), use_threads=False)
 
     def _place(self, id: int) -> tuple[int, int]:
@@ -136,7 +138,7 @@ class ArrowPairs(Source):
         return number, id - int(self._ends[number])
 
     def _table(self, number: int) -> Any:
-        if self._process != os.getpid():  # a forked worker must not read through its parent's open files
+        if self._process != os.getpid():  # a forked worker must not use the open files of its parent
             self._tables, self._process = OrderedDict(), os.getpid()
         if number in self._tables:
             self._tables.move_to_end(number)
@@ -144,13 +146,13 @@ class ArrowPairs(Source):
         block = self.blocks[number]
         try:
             table = self._read_block(block, [self.columns.image, *self.columns.captions])
-        except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds, and so is UserError
+        except (OSError, ValueError) as error:  # base classes of pyarrow's errors and of UserError
             if not block.file.exists():
                 raise RunFailed(
                     f"{block.file}: has disappeared since the run began; put it back and continue with --resume"
                 ) from None
-            told = " ".join(str(error).split("\n")[0].split())
-            raise BadSample("block cannot be read", f"{block} ({told})") from None
+            message = " ".join(str(error).split("\n")[0].split())
+            raise BadSample("block cannot be read", f"{block} ({message})") from None
         self._tables[number] = table
         while block.group is not None and len(self._tables) > 1 and self._copied_bytes() > self.cache_bytes:
             self._tables.popitem(last=False)
@@ -164,11 +166,11 @@ class ArrowPairs(Source):
 
 
 def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ArrowPairs | ListedPairs:
-    """Ids run through the files in the order given, in each by row."""
+    """Open Parquet files. Ids number the rows of the files in the given order."""
     first = _parquet_file(files[0])
     columns = choose_columns(files[0], first.schema_arrow.names, choice)
     if not _holds_bytes(files[0], columns.image, _first_values(first, columns.image), first.schema_arrow.names):
-        # Paths and captions are small, and in memory any of them is at hand at once.
+        # Paths and captions are small enough to keep in memory, where any row can be read at once.
         return ListedPairs(name, files[0], Rows.listed(_rows(files, columns)))
     blocks, sizes = [], []
     for path in track(files, "opening", len(files), "files"):
@@ -179,15 +181,15 @@ def open_parquet(name: str, files: list[Path], choice: ColumnChoice) -> ArrowPai
             sizes.append(metadata.total_byte_size)
     if sum(sizes) > CACHE_BYTES:
         print_once(
-            f"{files[0]}: a row group is read whole for each of its rows, {max(sizes) / 1e6:,.0f} MB; "
+            f"{files[0]}: to read one row, its row group of up to {max(sizes) / 1e6:,.0f} MB must be read; "
             f"shuffled training is faster from shards: neuclip data convert SOURCE FOLDER"
         )
     return ArrowPairs(name, "parquet", files, blocks, columns)
 
 
 def holds_images(table: Path, choice: ColumnChoice) -> bool:
-    """Whether a Parquet file can be trained on: bytes or paths of images in a column that is chosen or has a usual
-    name. False for the list of addresses that img2dataset leaves beside what it fetched."""
+    """Whether a Parquet file has bytes or paths of images in the chosen column, or in one with a usual name. False for
+    the list of URLs that img2dataset leaves beside the images it downloaded."""
     file = _parquet_file(table)
     names = file.schema_arrow.names
     column = choice.image or next((name for name in names if name.lower() in IMAGE_COLUMNS), "")
@@ -201,15 +203,16 @@ def _first_values(file: Any, column: str) -> list[Any]:
 
 
 def _holds_bytes(path: Path, column: str, first: list[Any], names: Sequence[str]) -> bool:
-    """Whether a column holds images as bytes, alone or with a path beside; False for paths. Else it is refused."""
+    """Whether a column contains images as bytes, alone or with a path; False if it contains paths. Raises UserError if
+    it contains anything else."""
     value = first[0] if first else ""
     if isinstance(value, dict) and value.keys() & {"bytes", "path"}:  # Hugging Face's images
         return "bytes" in value
     if isinstance(value, bytes | str):
         return isinstance(value, bytes)
     raise UserError(
-        f"{path}: column {column!r} holds {type(value).__name__}, not the bytes or paths of images; its columns are "
-        f"{', '.join(names)}; name another with --data.image_column"
+        f"{path}: column {column!r} has values of type {type(value).__name__}, not the bytes or paths of images; its "
+        f"columns are {', '.join(names)}; name another with --data.image_column"
     )
 
 
@@ -225,7 +228,8 @@ def _checked_parquet(path: Path, columns: Columns) -> Any:
 
 
 def _rows(files: list[Path], columns: Columns) -> Iterator[Row]:
-    """Paths and captions; relative paths start at the first file's folder, or at the working folder."""
+    """The paths and captions in Parquet files. Relative paths start at the first file's folder, or at the working
+    folder."""
     for path in track(files, "reading", len(files), "files"):
         file = _checked_parquet(path, columns)
         with reading(path, "fetch or write it again"):
@@ -242,7 +246,8 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def open_saved_dataset(name: str, folder: Path, choice: ColumnChoice) -> ArrowPairs:
-    """Ids are row numbers. A folder of splits is refused: test data must not slip into training."""
+    """Open a saved Hugging Face data set; ids are row numbers. A folder of splits is refused, so that a run does not
+    train on test data."""
     if (folder / SPLITS).exists():
         with reading(folder / SPLITS, SAVE_AGAIN):
             splits = [str(split) for split in json.loads(read_regular(folder / SPLITS))["splits"]]
@@ -268,7 +273,7 @@ def _parquet_file(path: Path) -> Any:
     import pyarrow.parquet
 
     with reading(path, "fetch or write it again"):
-        open_regular(path).close()  # not a pipe, which pyarrow would wait for
+        open_regular(path).close()  # refuses a pipe, which would block pyarrow
         return pyarrow.parquet.ParquetFile(path, memory_map=True)
 
 

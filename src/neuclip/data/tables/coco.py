@@ -1,6 +1,7 @@
-"""Captions in one JSON file: COCO's own, with captions apart from images, and Karpathy's splits of COCO and Flickr.
+"""Captions in one JSON file: COCO's own, which lists images and captions separately, and Karpathy's splits of COCO and
+Flickr.
 
-Karpathy's file also comes as CSV, one row per image, with a list of captions as JSON in the column `raw`.
+Karpathy's file also exists as CSV, with one row per image and a JSON list of captions in the column `raw`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from neuclip.files import read_regular, reading
 from neuclip.formatting import plural
 
 REMEDY = "fetch it again"
-TRAINING, TEST = ("train", "restval"), ("test",)  # restval: the rest of COCO's val2014, which everybody trains on
+TRAINING, TEST = ("train", "restval"), ("test",)  # restval: the rest of COCO's val2014, usually used for training
 CSV_COLUMNS = {"raw", "filename"}
 
 
 def open_json(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
-    """A file of either kind."""
+    """Open a captions file of COCO or of Karpathy."""
     with reading(path, REMEDY):
         content = json.loads(read_regular(path))
         content = content if isinstance(content, dict) else {}
@@ -37,12 +38,13 @@ def open_json(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
 
 
 def _open_coco(name: str, path: Path, content: dict[str, Any]) -> ListedPairs:
-    """`annotations/captions_train2017.json`, with the images in `train2017` beside it or beside its folder."""
+    """Open a file such as `annotations/captions_train2017.json`, with its images in `train2017` beside it or beside its
+    folder."""
     lists = [content.get(key) for key in ("images", "annotations")]
     if not all(isinstance(part, list) for part in lists):
         raise UserError(
-            f"{path}: is not a captions file of COCO, which holds lists of images and annotations; "
-            "give other lists as JSON lines, one object per line, in a file named .jsonl"
+            f"{path}: is not a captions file of COCO, which has lists of images and annotations; "
+            "give other data as JSON lines, one object per line, in a file named .jsonl"
         )
     images, annotations = ([entry for entry in part or () if isinstance(entry, dict)] for part in lists)
     if not images or not any("caption" in entry for entry in annotations):
@@ -51,11 +53,11 @@ def _open_coco(name: str, path: Path, content: dict[str, Any]) -> ListedPairs:
     captions: dict[Any, list[str]] = {_number(image.get("id")): [] for image in images}
     unmatched = []
     for number, annotation in enumerate(annotations, start=1):
-        own = captions.get(_number(annotation.get("image_id")))
-        if own is None:
+        image_captions = captions.get(_number(annotation.get("image_id")))
+        if image_captions is None:
             unmatched.append(("no image", f"{path} annotation {number}: image_id {annotation.get('image_id')}"))
         else:
-            own.extend(texts_in(annotation.get("caption")))
+            image_captions.extend(texts_in(annotation.get("caption")))
     rows = Rows.listed(Row(_text(image, "file_name"), tuple(captions[_number(image.get("id"))])) for image in images)
     folder = _coco_folder(path, [rows[number].image for number in range(min(len(rows), 100))])
     print_once(f"{path}: {len(rows):,} images from {folder}, {len(annotations):,} captions")
@@ -63,7 +65,7 @@ def _open_coco(name: str, path: Path, content: dict[str, Any]) -> ListedPairs:
 
 
 def _number(value: Any) -> Any:
-    """Ids are numbers or texts; what else JSON may hold there cannot be looked up, and is nobody's."""
+    """An image's id, which is a number or a text; None for any other JSON value, which cannot be a key."""
     return value if isinstance(value, int | str) else None
 
 
@@ -72,7 +74,8 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def _coco_folder(path: Path, first: list[str]) -> Path:
-    """Where one of the first images is: beside the file or one above, or there in a folder of the file's part."""
+    """The folder with one of the first images: the file's folder or the one above it, or in either the folder of the
+    file's part (train2017)."""
     part = path.stem.rpartition("_")[2]  # captions_train2017 -> train2017
     near = [path.parent, path.absolute().parent.parent]
     folders = [*near, *(place / sub for place in near for sub in (part, f"images/{part}", "images")), Path()]
@@ -89,8 +92,8 @@ class Entry(NamedTuple):
     """One image of Karpathy's file."""
 
     filename: str
-    folder: str  # COCO's `filepath`: val2014; "" where there is none
-    split: str  # "" where the file has no splits
+    folder: str  # COCO's `filepath`, such as val2014; "" if missing
+    split: str  # "" if the file has no splits
     captions: tuple[str, ...]
 
     def image(self, with_folder: bool) -> str:
@@ -98,7 +101,7 @@ class Entry(NamedTuple):
 
 
 def is_karpathy_csv(path: Path, choice: ColumnChoice) -> bool:
-    """Whether its header has the columns of such a file, and none that the user chose for the captions."""
+    """Whether a CSV's header has the columns of Karpathy's file, and no caption column that the user chose."""
     header = first_line(path).decode(errors="replace").strip()
     names = {name.strip().strip('"').lower() for name in header.split(",")}
     return names >= CSV_COLUMNS and bool(names & {"split", "sentids"}) and choice.caption.lower() not in names
@@ -109,16 +112,17 @@ def open_karpathy_csv(name: str, path: Path, *, retrieval: bool) -> ListedPairs:
 
 
 def _open_karpathy(name: str, path: Path, entries: Iterable[Entry], *, retrieval: bool) -> ListedPairs:
-    """For retrieval the test split, else the splits that everybody trains on. Ids follow the file's order."""
+    """Open the test split for retrieval, else the usual training splits. Ids follow the file's order."""
     listed = list(entries)
     splits = Counter(entry.split for entry in listed)
     wanted = TEST if retrieval else TRAINING
     if set(splits) != {""}:
         listed = [entry for entry in listed if entry.split in wanted]
     if not listed:
-        there = ", ".join(f"{split or 'none'} ({count:,})" for split, count in splits.items()) or "none"
+        available = ", ".join(f"{split or 'none'} ({count:,})" for split, count in splits.items()) or "none"
         raise UserError(
-            f"{path}: has no image of the split {' or '.join(wanted)}; its splits are {there}; give a file that has it"
+            f"{path}: has no image of the split {' or '.join(wanted)}; its splits are {available}; give a file that "
+            "has it"
         )
     folder, with_folder = _find_images(path, listed)
     rows = Rows.listed(Row(entry.image(with_folder), entry.captions) for entry in listed)
@@ -143,13 +147,13 @@ def _csv_entries(path: Path) -> Iterator[Entry]:
     for where, row in read_small_table(path, REMEDY):
         captions = list_in(row.get("raw", ""))
         if captions is None:
-            raise UserError(f"{where}: raw is no list of captions ({shorten(row.get('raw', ''), 60)!r}); {REMEDY}")
+            raise UserError(f"{where}: raw is not a list of captions ({shorten(row.get('raw', ''), 60)!r}); {REMEDY}")
         yield Entry(_text(row, "filename"), _text(row, "filepath"), _text(row, "split"), texts_in(captions))
 
 
 def _find_images(path: Path, entries: list[Entry]) -> tuple[Path, bool]:
-    """The folder that the first images are in, beside the file or in a folder there; and whether in folders of their
-    own below it, as COCO's train2014 and val2014."""
+    """The folder of the first images (the file's folder, or a folder in it), and whether the images are in its
+    subfolders that the entries name, such as COCO's train2014 and val2014."""
     for with_folder in (True, False):
         first = [name for name in (entry.image(with_folder) for entry in entries[:20]) if name]
         folder = find_image_folder(path, first)

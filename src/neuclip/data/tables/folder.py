@@ -22,14 +22,14 @@ from neuclip.files import cache_folder, new_file, open_regular, read_regular, re
 from neuclip.formatting import plural
 from neuclip.progress import SILENT_SECONDS, StatusLine, track
 
-FORMAT = 1  # of the stored captions; raise it when their meaning changes
+FORMAT = 1  # of the stored captions; increase it when their meaning changes
 LARGEST_TEXT = 1 << 24  # bytes
 CAPTIONS_FILES = ("captions.csv", "captions.tsv", "captions.jsonl", "captions.txt", "metadata.csv", "metadata.jsonl")
 
 
 def open_folder(name: str, folder: Path, choice: ColumnChoice, *, lines: bool) -> ListedPairs | None:
-    """Images in the folder and all below, ids in order of their paths; None if there are no images. A whole text file
-    is one caption, as a `txt` member of a shard is, or with `lines` each of its lines."""
+    """Open the images in the folder and its subfolders, with ids in order of their paths; None if there are no images.
+    A text file is one caption, like a `txt` member of a shard; with `lines`, each of its lines is one."""
     images, texts, others = list_images(folder)
     if not images:
         return None
@@ -55,12 +55,12 @@ def _no_captions(folder: Path, images: list[str]) -> str:
 
 
 def coco_captions(folder: Path) -> list[Path]:
-    """Where COCO keeps them: beside the folders of its images."""
+    """The captions files of COCO, if the folder is the root of a COCO copy."""
     return sorted(folder.glob("annotations/captions_*.json"))
 
 
 def find_captions_file(folder: Path) -> Path | None:
-    """The one captions file of a folder. Two are refused: nothing says which of them counts."""
+    """The captions file of a folder, if it has one. Raises UserError if there are several."""
     files = [folder / name for name in CAPTIONS_FILES if (folder / name).exists()]
     if len(files) > 1:
         raise UserError(f"{folder}: has {files[0].name} and {files[1].name}; keep one of them in the folder")
@@ -68,24 +68,25 @@ def find_captions_file(folder: Path) -> Path | None:
 
 
 def _read_texts(folder: Path, images: list[str], texts: dict[str, str], lines: bool) -> Rows:
-    """Each image with its text. They are kept in the cache folder: a start reads only what has changed since."""
-    own = [texts.get(_stem(image), "") for image in images]
-    facts = [[image, text, *_size_and_time(folder / text)] for image, text in zip(images, own, strict=True)]
+    """The rows of all images with their texts. They are kept in the cache folder, and read again only if a file has
+    changed."""
+    text_files = [texts.get(_stem(image), "") for image in images]
+    facts = [[image, text, *_size_and_time(folder / text)] for image, text in zip(images, text_files, strict=True)]
     identity = json.dumps([FORMAT, str(folder.resolve()), lines, facts]).encode()
-    place = cache_folder() / "folders" / f"{hashlib.sha256(identity).hexdigest()[:32]}.npz"
-    with contextlib.suppress(Exception):  # not there, or damaged: it is made again
-        with open_regular(place) as file, np.load(file, allow_pickle=False) as stored:
+    cached = cache_folder() / "folders" / f"{hashlib.sha256(identity).hexdigest()[:32]}.npz"
+    with contextlib.suppress(Exception):  # missing or damaged: it is written again
+        with open_regular(cached) as file, np.load(file, allow_pickle=False) as stored:
             rows = Rows(stored["content"].tobytes(), stored["ends"], stored["facts"], stored["images"], parse_listed)
         if len(rows.images) == len(rows.facts) == len(rows.ends) - 1 == len(images) and rows.facts.dtype == FACTS:
-            os.utime(place)
+            os.utime(cached)
             return rows
-    pairs = track(zip(images, own, strict=True), "reading captions", len(images), "files")
+    pairs = track(zip(images, text_files, strict=True), "reading captions", len(images), "files")
     rows = Rows.listed(_row(folder, image, text, lines) for image, text in pairs)
-    with contextlib.suppress(OSError):  # a cache that cannot be written: they are read again next time
-        with new_file(place) as unfinished:
+    with contextlib.suppress(OSError):  # the cache cannot be written: the texts are read again next time
+        with new_file(cached) as unfinished:
             content = np.frombuffer(rows.content, np.uint8)
             np.savez(unfinished, content=content, ends=rows.ends, facts=rows.facts, images=rows.images)
-        remove_unused(place.parent.glob("*"))
+        remove_unused(cached.parent.glob("*"))
     return rows
 
 
@@ -112,8 +113,8 @@ def _row(folder: Path, image: str, text: str, lines: bool) -> Row:
 def _captions_by_image(
     path: Path, images: list[str], choice: ColumnChoice
 ) -> tuple[dict[str, list[str | bytes]], list[tuple[str, str]]]:
-    """Captions of each image, those of several rows together; and the rows of no use, reason and place. A row names its
-    image by its path from the folder, or by its file name where only one image is called so."""
+    """The captions of each image, from all its rows, and the unusable rows as (reason, where). A row names its image by
+    its path from the folder, or by its file name if only one image has that name."""
     rows = read_jsonl(path, choice) if path.suffix == ".jsonl" else read_csv(path, choice)
     known, by_name = set(images), dict[str, str]()
     for image in images:
@@ -125,17 +126,17 @@ def _captions_by_image(
         row = rows[number]
         name = row.image.replace("\\", "/").removeprefix("./")
         image = name if name in known else by_name.get(name, "")
-        own = captions.setdefault(image, []) if image else []
+        image_captions = captions.setdefault(image, []) if image else []
         if row.reason or not image:
             reason = row.reason if image else "no image"
             unused.append((reason, f"{path} row {number + 1}: {shorten(name) or row.reason}"))
         else:
-            own.extend(row.captions)
+            image_captions.extend(row.captions)
     if not captions:
         first = shorten(rows[0].image) if len(rows) else "nothing"
         raise UserError(
-            f"{path}: names none of the {len(images):,} images beside it; its first row leads to {first}, "
-            f"the first image is {images[0]}; give paths from the folder"
+            f"{path}: names none of the {len(images):,} images beside it; its first row names {first}, "
+            f"the first image is {images[0]}; give paths relative to the folder"
         )
     return captions, unused
 
@@ -145,8 +146,8 @@ def _stem(path: str) -> str:
 
 
 def list_images(folder: Path) -> tuple[list[str], dict[str, str], list[str]]:
-    """Images (paths from the folder, sorted), the text file of each stem, and images of kinds that are not decoded.
-    Text goes before JSON: img2dataset writes both."""
+    """The images of a folder (paths from the folder, sorted), the text file of each stem, and the images in unsupported
+    formats. A txt file is preferred to a json file: img2dataset writes both."""
     images: list[str] = []
     others: list[str] = []
     texts: dict[str, str] = {}
@@ -159,9 +160,9 @@ def list_images(folder: Path) -> tuple[list[str], dict[str, str], list[str]]:
         kind = ending.lower() if stem else ""
         if kind in DECODED:
             images.append(path)
-        elif kind in ("txt", "json"):  # of a.txt and a.TXT always the same one, in whatever order they come
-            same = texts if kind == "txt" else jsons
-            same[stem] = max(path, same.get(stem, ""))
+        elif kind in ("txt", "json"):
+            by_stem = texts if kind == "txt" else jsons
+            by_stem[stem] = max(path, by_stem.get(stem, ""))  # of a.txt and a.TXT always the same, in any order
         elif kind in NOT_DECODED:
             others.append(path)
     status.close()
@@ -169,10 +170,10 @@ def list_images(folder: Path) -> tuple[list[str], dict[str, str], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """All files below, as paths from the folder with forward slashes; hidden ones are left out.
+    """All files in the folder and its subfolders, as paths from the folder with forward slashes, without hidden ones.
 
-    Links to folders are followed, but no folder is read twice: under its own path if that lies below, else under the
-    first link's. So links in a circle end, and no image becomes two samples.
+    Links to folders are followed, but no folder is read twice, so circular links end and no image becomes two samples.
+    A folder inside `folder` is read under its own path, another one under its first link.
     """
 
     def refuse(error: OSError) -> None:
@@ -182,21 +183,22 @@ def _walk(folder: Path) -> Iterator[str]:
     starts = [folder]
     while starts:
         links: list[Path] = []
-        for place, folders, files in (entry for start in starts for entry in os.walk(start, onerror=refuse)):
+        for current, folders, files in (entry for start in starts for entry in os.walk(start, onerror=refuse)):
             folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-            status = Path(place).stat()
+            status = Path(current).stat()
             if (status.st_dev, status.st_ino) in seen:
                 folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            links += [link for link in (Path(place, name) for name in folders) if link.is_symlink()]
-            inside = Path(place).relative_to(folder).as_posix()
+            links += [link for link in (Path(current, name) for name in folders) if link.is_symlink()]
+            relative = Path(current).relative_to(folder).as_posix()
             for name in files:
                 if not name.startswith("."):
-                    yield name if inside == "." else f"{inside}/{name}"
+                    yield name if relative == "." else f"{relative}/{name}"
         starts = sorted(link for link in links if not _leads_up(link))
 
 
 def _leads_up(link: Path) -> bool:
-    """To a folder that the link lies in, even above the folder that was given: nobody means all that is there."""
+    """Whether a link points to one of its own parent folders. Such links are not followed: they would add folders
+    outside the given one."""
     return link.parent.resolve().is_relative_to(link.resolve())

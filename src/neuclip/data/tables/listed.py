@@ -1,4 +1,4 @@
-"""Pairs that a table lists: images in files of their own, rows in memory as the bytes they are."""
+"""Pairs listed in a table: each image is a file, and the rows are kept in memory as bytes."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ IMAGE_COLUMNS = (
 )  # fmt: skip
 URL_COLUMNS = frozenset({"url", "image_url", "img_url", "picture_url", "urls"})
 CAPTION_COLUMNS = ("caption", "title", "text", "description", "sentence", "alt_text", "captions", "sentences", "txt")
-FIRST_IMAGES = 20  # looked for when a table is opened
+FIRST_IMAGES = 20  # number of images whose files are looked for when a table is opened
 LARGEST_IMAGE = 256 << 20  # bytes as encoded
 BASE64 = re.compile(r"data:image/|(?:/9j/|iVBOR|R0lGOD|UklGR)[A-Za-z0-9+/=\s]{28}")  # how JPEG, PNG, GIF and WebP begin
-# What the machine lacks, whatever lies in the file: such samples must not be dropped as bad.
+# Errors of the machine, not of the file: such samples must not be dropped as bad.
 MACHINE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EIO})
 
 
 class Row(NamedTuple):
-    """One pair as a table gives it. What is not UTF-8 stays as it is, so that only its own row is bad."""
+    """One pair as the table lists it. Bytes that are not UTF-8 are kept, so that they spoil only their own row."""
 
-    image: str  # path; bytes that are not UTF-8 as surrogates
+    image: str  # path; bytes that are not UTF-8 are surrogates
     captions: tuple[str | bytes, ...]
-    reason: str = ""  # why the row cannot be used at all
+    reason: str = ""  # the reason why the row cannot be used, or ""
 
 
 @dataclass
 class Rows:
-    """Rows as bytes end to end, which `parse` reads one by one: millions of objects would not fit into memory."""
+    """Rows as consecutive bytes, which `parse` reads one by one: millions of Row objects would not fit into memory."""
 
     content: bytes
     ends: np.ndarray  # (n + 1,) int64
@@ -67,7 +67,7 @@ class Rows:
 
     @classmethod
     def of(cls, content: bytes, start: int, rows: Iterable[tuple[int, Row]], parse: Callable[[bytes], Row]) -> Rows:
-        """From the end of each row in `content`, and the row."""
+        """Make Rows from `content` and, for each row, its end in `content` and the parsed row."""
         ends, counts, hashes, images = array("q", [start]), array("H"), array("Q"), array("Q")
         for end, row in rows:
             ends.append(end)
@@ -83,18 +83,18 @@ class Rows:
 
     @classmethod
     def listed(cls, rows: Iterable[Row]) -> Rows:
-        """Of files that are not read row by row: each row as one line of JSON."""
+        """Make Rows from parsed rows, for files that cannot be parsed row by row. Each is stored as a line of JSON."""
         stream = io.BytesIO()
 
-        def written() -> Iterator[tuple[int, Row]]:
+        def write_rows() -> Iterator[tuple[int, Row]]:
             for row in rows:
                 captions = [text if isinstance(text, str) else text.decode(errors="surrogateescape") for text in row[1]]
                 stream.write(json.dumps([row.image, captions, row.reason]).encode())
                 yield stream.tell(), row
 
-        made = cls.of(b"", 0, written(), parse_listed)
-        made.content = stream.getvalue()
-        return made
+        listed = cls.of(b"", 0, write_rows(), parse_listed)
+        listed.content = stream.getvalue()
+        return listed
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -116,7 +116,8 @@ def parse_listed(raw: bytes) -> Row:
 
 class ListedPairs(Source):
     """Pairs of a table, or of a folder (`kind` "folder"); ids are row numbers from 0. Relative paths of images start at
-    `folder`. With `by_image` a sample's place is the name of its image; without `captions` images need none."""
+    `folder`. With `by_image`, messages name a sample by its image and not by its row. `captions` False means that
+    images need no captions."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class ListedPairs(Source):
         return Sample(read_listed_image(self.base, row.image, self.where(id)), captions)
 
     def where(self, id: int) -> str:
-        """File and row, the first row after the header being row 1; or the file of the image."""
+        """File and row (the first row after the header is row 1), or the file of the image."""
         if self.kind == "folder":
             return str(self.base / self.rows[id].image)
         return f"{self.path}: {shorten(self.rows[id].image)}" if self.by_image else f"{self.path} row {id + 1}"
@@ -160,7 +161,7 @@ class ListedPairs(Source):
         yield self.rows.facts
 
     def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray:
-        """By the path of the image; a row without an image stands for itself."""
+        """Keys from the paths of the images. A row without an image gets a key of its own."""
         keys = self.rows.images if ids is None else self.rows.images[ids]
         if self._names_are_absolute:
             return keys
@@ -168,7 +169,7 @@ class ListedPairs(Source):
         return mix(keys ^ np.uint64(int.from_bytes(digest, "little")))
 
     def images_version(self) -> str:
-        """Of the path, size and time of each file, which stay as they are when a folder is moved."""
+        """A hash of the relative path, size and time of each file. It stays the same if the folder is moved."""
         digest = hashlib.sha256()
         for number in range(len(self)):
             name = self.rows[number].image
@@ -176,17 +177,18 @@ class ListedPairs(Source):
                 status = image_path(self.base, name).stat()
                 line = f"{name} {status.st_size} {status.st_mtime_ns}\n"
             except (OSError, ValueError):
-                line = f"{name} is not there\n"
+                line = f"{name} is not there\n"  # hashed: other words would invalidate stored features
             digest.update(line.encode(errors="surrogatepass"))
         return digest.hexdigest()
 
     def check_images(self) -> None:
-        """Refuses a table if no row can be used or none of the first images exists: a wrong table, not bad samples."""
+        """Raise UserError if no row can be used or none of the first images exists: then the table is wrong, not its
+        samples."""
         first = self.rows.first_images()
         if not first:
             reason = self.rows[0].reason or "no image"
             raise UserError(
-                f"{self.path}: none of its {len(self):,} rows can be used; of the first: {reason}; check the columns"
+                f"{self.path}: none of its {len(self):,} rows can be used; the first: {reason}; check the columns"
             )
         if not all(is_missing(image_path(self.base, name)) for name in first):
             return
@@ -201,13 +203,13 @@ class ListedPairs(Source):
 
 
 def find_image_folder(path: Path, first_images: Sequence[str]) -> Path:
-    """The table's own folder; where only one of them leads to the first image that is there, the working folder, or a
-    folder beside the table (Kaggle's captions.txt lies beside Images)."""
+    """The folder at which relative paths of a table start: the first of the table's folder, the working folder, and the
+    folders beside the table (Kaggle's captions.txt is beside Images) where one of the first images exists."""
     if first_images and all(map(is_url, first_images)):
         raise UserError(images_are_urls(path))
     if any(map(BASE64.match, first_images)):
         raise UserError(
-            f"{path}: its images are base64 text, which is not read; write each into a file of its own, or all into a "
+            f"{path}: its images are base64 text, which is not supported; write each to a file of its own, or all to a "
             "Parquet file as bytes"
         )
     folders = [path.parent, Path(), *(folder for folder in sorted(path.parent.glob("[!.]*/")) if folder.is_dir())]
@@ -216,8 +218,8 @@ def find_image_folder(path: Path, first_images: Sequence[str]) -> Path:
 
 
 def read_listed_image(folder: Path, name: str, where: str) -> bytes:
-    """The bytes of an image that a row names. One missing file is a bad sample; a missing folder is a disk that is
-    gone."""
+    """The bytes of an image that a row names. A missing file raises BadSample. A missing folder raises RunFailed,
+    because its disk is probably gone."""
     if not name:
         raise BadSample("no image", where)
     image = image_path(folder, name)
@@ -230,14 +232,14 @@ def read_listed_image(folder: Path, name: str, where: str) -> bytes:
 
 
 def read_image_file(path: Path, where: str) -> bytes:
-    """Raises BadSample where the file is at fault, RunFailed where the machine is."""
+    """The bytes of an image file. Raises BadSample if the file is at fault, RunFailed if the machine is."""
     try:
         return read_regular(path, LARGEST_IMAGE)
     except OSError as error:
         if error.errno in MACHINE_ERRORS:
             raise RunFailed(
-                f"{path}: cannot be read ({error.strerror}), which is not its content's fault; check the disk, and the "
-                "limits of open files (ulimit -n) and memory, then continue with --resume"
+                f"{path}: cannot be read ({error.strerror}), which is not the file's fault; check the disk, memory and "
+                "the limit of open files (ulimit -n), then continue with --resume"
             ) from error
         reason = "image file is too large" if error.errno == errno.EFBIG else "image file cannot be read"
         raise BadSample(reason, f"{where} ({error.strerror})") from None
@@ -246,7 +248,7 @@ def read_image_file(path: Path, where: str) -> bytes:
 
 
 def image_path(folder: Path, name: str) -> Path:
-    """Where a row's image is; `~/` is the home folder and `\\` a slash unless a file is really called so."""
+    """The path of a row's image. `~/` means the home folder and `\\` a slash, unless a file has exactly this name."""
     image = folder / name
     if name.startswith("~/") and is_missing(image):
         return Path(os.path.expanduser(name))  # noqa: PTH111 (keeps a missing home)
@@ -256,7 +258,7 @@ def image_path(folder: Path, name: str) -> Path:
 
 
 def is_missing(image: Path) -> bool:
-    """Whether nothing is there. Of an image that may not be read its own sample tells the reason."""
+    """Whether a file does not exist. False if it exists but must not be read: reading its sample gives that reason."""
     try:
         image.stat()
     except ValueError:  # a NUL byte in the path
@@ -267,11 +269,11 @@ def is_missing(image: Path) -> bool:
 
 
 class ColumnChoice(NamedTuple):
-    """The columns that the user names; "" where none."""
+    """The columns that the user chose; "" means none."""
 
     image: str = ""
-    caption: str = ""  # several between commas are several captions per image
-    section: str = "data"  # of the settings in which the user names them
+    caption: str = ""  # several columns, separated by commas, are several captions per image
+    section: str = "data"  # the section of the settings with this choice, for messages
 
 
 class Columns(NamedTuple):
@@ -280,9 +282,9 @@ class Columns(NamedTuple):
 
 
 def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: str = "") -> Columns:
-    """The columns that the user names, else those with usual names, which are then printed.
+    """The columns that the user chose, else those with usual names, which are then printed.
 
-    `how` is what else was found out about the file, such as "split at commas, ".
+    `how` is printed with them, such as "split at commas, ".
     """
     image = _find_columns(path, names, choice.image, IMAGE_COLUMNS, "image")
     captions = _find_columns(path, names, choice.caption, CAPTION_COLUMNS, "caption")
@@ -297,7 +299,7 @@ def choose_columns(path: Path, names: Sequence[str], choice: ColumnChoice, how: 
 
 
 def _find_columns(path: Path, names: Sequence[str], choice: str, usual: tuple[str, ...], what: str) -> list[str]:
-    # pandas writes its index as a column without a name: an empty choice does not mean that one.
+    # pandas writes its index as a column with an empty name, which an empty choice must not match.
     parts = [name for name in (part.strip() for part in choice.split(",")) if name]
     chosen = [choice] if choice and choice in names else parts
     for name in chosen:
@@ -309,7 +311,7 @@ def _find_columns(path: Path, names: Sequence[str], choice: str, usual: tuple[st
 
 
 def _find_usual(path: Path, names: Sequence[str], usual: tuple[str, ...], what: str) -> list[str]:
-    """The first column with a usual name, or all of a numbered family: caption_1, caption_2."""
+    """The first column with a usual name, or all numbered columns of such a name: caption_1, caption_2."""
     lower = [name.lower() for name in names]
     for candidate in usual:
         if candidate in lower:

@@ -33,13 +33,13 @@ SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 LARGEST_FIELD = 1 << 24
 LONGEST_ROW = 1000  # lines; captions have paragraphs, not chapters
 FIRST_LINE_BYTES = 1 << 16
-FEW_LINES, OTHER_ENCODING = 10, 0.1  # of so many lines on, this share that is not UTF-8 means another encoding
+FEW_LINES, OTHER_ENCODING = 10, 0.1  # from this many lines on, a larger share of lines not in UTF-8 is another encoding
 REMEDY = "save it as text in UTF-8"
 
 
 @dataclass(frozen=True)
 class ParseCsv:
-    """A row of bytes to a Row."""
+    """Parses the bytes of a row to a Row."""
 
     separator: str
     columns: int
@@ -47,13 +47,13 @@ class ParseCsv:
     captions: tuple[int, ...]
 
     def reader(self, lines: Any) -> Any:
-        # Tables of tabs are often written without any quoting: a quote that opens a caption must not swallow the rest.
+        # Tables of tabs are often written without quoting: a quote at the start of a caption is then just a letter.
         quoting = csv.QUOTE_NONE if self.separator == "\t" else csv.QUOTE_MINIMAL
         return csv.reader(lines, delimiter=self.separator, quoting=quoting)  # type: ignore[arg-type]
 
     def __call__(self, raw: bytes) -> Row:
         reader = self.reader(io.StringIO(raw.decode(errors="surrogateescape"), newline=""))
-        return self.row(next(fields for fields in reader if fields))  # [] is a blank line before it
+        return self.row(next(fields for fields in reader if fields))  # skips [], a blank line before the row
 
     def row(self, fields: list[str]) -> Row:
         image = self._field(fields, self.image)
@@ -63,7 +63,7 @@ class ParseCsv:
         return Row(image, tuple(text.encode(errors="surrogateescape") for text in captions))
 
     def _field(self, fields: list[str], number: int) -> str:
-        """A row too short for a column is empty there. In tables of tabs a field may be quoted as a whole."""
+        """The text of a field; "" if the row is too short. In tables of tabs, quotes around the field are removed."""
         text = fields[number].strip() if number < len(fields) else ""
         if self.separator == "\t" and len(text) > 1 and text[0] == text[-1] == '"':
             inner = text[1:-1]
@@ -72,7 +72,7 @@ class ParseCsv:
 
 
 def _listed(text: str) -> list[str]:
-    """A cell that is a JSON list of texts is several captions."""
+    """The captions in a cell: several if it is a JSON list of texts, else the cell itself."""
     if text.startswith("[") and text.endswith("]"):
         try:
             values = json.loads(text)
@@ -84,7 +84,7 @@ def _listed(text: str) -> list[str]:
 
 
 def read_csv(path: Path, choice: ColumnChoice) -> Rows:
-    """The separator is found in the header."""
+    """Read a CSV or TSV file. The separator is detected in the header."""
     csv.field_size_limit(LARGEST_FIELD)
     with reading(path, REMEDY):
         content = read_regular(path)
@@ -109,28 +109,30 @@ def read_csv(path: Path, choice: ColumnChoice) -> Rows:
 
 
 def _header(path: Path, first: bytes) -> str:
-    """The first line as it is; refuses files without one."""
+    """The first line. Raises UserError if it cannot be a header."""
     if not first:
         raise UserError(f"{path}: is empty; write a header such as image,caption and one row per pair")
     refuse_no_text(path, first)
     header = re.split(r"\r\n|\r|\n", first.decode(errors="surrogateescape"), maxsplit=1)[0]
     if re.fullmatch("sep=.", header, re.IGNORECASE):
-        raise UserError(f"{path}: begins with the line {header!r}, for spreadsheets alone; delete it")
+        raise UserError(f"{path}: begins with the line {header!r}, which is only for spreadsheets; delete it")
     if not header.strip(" \"'" + "".join(SEPARATORS)):
         raise UserError(f"{path}: its first line names no column; begin with a header such as image,caption")
     return header
 
 
 def refuse_no_text(path: Path, content: bytes) -> None:
-    """Only the first line is looked at: a NUL byte further down spoils its own row and no other."""
+    """Raise UserError if a file is not text in UTF-8. NUL bytes are searched in the first line only: further down, they
+    spoil only their own row."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{path}: is UTF-16; save it as UTF-8")
     if b"\0" in content.partition(b"\n")[0]:
-        raise UserError(f"{path}: its first line holds NUL bytes, which no table has; {REMEDY}")
+        raise UserError(f"{path}: its first line has NUL bytes, so it is not a text file; {REMEDY}")
 
 
 def _refuse_other_encoding(path: Path, content: bytes) -> None:
-    """Single rows may be damaged; of a file in another encoding every caption with an accent would be missing."""
+    """Raise UserError if too many lines are not UTF-8. A few damaged rows are accepted, but in a file with another
+    encoding every caption with an accent would be lost."""
     lines = content[: 1 << 20].split(b"\n")[:-1]
     wrong = [number for number, line in enumerate(lines, start=1) if "\ufffd" in line.decode(errors="replace")]
     if len(lines) >= FEW_LINES and len(wrong) > OTHER_ENCODING * len(lines):
@@ -156,7 +158,7 @@ def _columns(path: Path, names: list[str], choice: ColumnChoice, separator: str)
 
 
 def _csv_rows(path: Path, stream: io.BytesIO, reader: Any, parse: ParseCsv) -> Iterator[tuple[int, Row]]:
-    """The end of each row, and the row. Raises UserError where a quote that is not closed has swallowed other rows."""
+    """The end of each row, and the row. Raises UserError if a quote that is not closed has swallowed other rows."""
     line = reader.line_num
     try:
         for fields in reader:
@@ -168,17 +170,19 @@ def _csv_rows(path: Path, stream: io.BytesIO, reader: Any, parse: ParseCsv) -> I
             line = reader.line_num
     except csv.Error as error:
         raise UserError(
-            f"{path}: line {line + 1}: {error}; close the quote, or if it is a letter of the caption write it twice "
+            f"{path}: line {line + 1}: {error}; close the quote, or if it belongs to the caption, double it "
             'and quote the field: """Hello"'
         ) from error
 
 
 def _holds_rows(fields: list[str], parse: ParseCsv) -> bool:
-    """Whether a line within a field is a row: has an image's name where rows have it."""
+    """Whether a line inside a field is a row, with the name of an image where rows have it."""
     for number, field in enumerate(fields):
         first, *others = re.split(r"\r\n|\r|\n", field)
         lines = [line.split(parse.separator) for line in others if line]
-        if parse.image > number and others:  # the field stops before the last line's image, not before the first's
+        if (
+            parse.image > number and others
+        ):  # this field comes before the image: its last line has no image, its first line may
             lines = [fields[:number] + first.split(parse.separator), *lines[:-1]]
         if any(_is_row(line, parse) for line in lines):
             return True
@@ -190,7 +194,7 @@ def _is_row(fields: list[str], parse: ParseCsv) -> bool:
 
 
 def has_header(path: Path, choice: ColumnChoice) -> bool:
-    """Whether a text file begins with the names of columns of images and captions."""
+    """Whether the first line of a text file names a column of images and a column of captions."""
     first = first_line(path).decode(errors="surrogateescape").strip().lower()
     fields = [{field.strip().strip('"') for field in first.split(separator)} for separator in SEPARATORS]
     images = {choice.image.lower(), *IMAGE_COLUMNS} - {""}
@@ -199,13 +203,13 @@ def has_header(path: Path, choice: ColumnChoice) -> bool:
 
 
 def first_line(path: Path) -> bytes:
-    """As it is, without the mark in front of UTF-8."""
+    """The first line of a file, without a byte order mark."""
     with reading(path, REMEDY), open_regular(path) as file:
         return file.readline(FIRST_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
 
 
 def read_small_table(path: Path, remedy: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place of each row, and its fields by the names in the header, in lower case: CSV, TSV or JSON lines."""
+    """The location of each row, and its fields by column name in lower case, of a CSV, TSV or JSON lines file."""
     with reading(path, remedy):
         text = read_regular(path).decode("utf-8-sig")
     if path.suffix.lower() == ".jsonl":
@@ -226,7 +230,7 @@ def read_small_table(path: Path, remedy: str) -> Iterator[tuple[str, dict[str, A
 
 
 def list_in(text: str) -> list[Any] | None:
-    """The list that a field holds, as JSON or as Python writes lists; None if it is none."""
+    """The list in a field, written as in JSON or in Python; None if it is not a list."""
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text)
@@ -239,7 +243,7 @@ def list_in(text: str) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class ParseJson:
-    """A line of JSON to a Row."""
+    """Parses a line of JSON to a Row."""
 
     columns: Columns
 
@@ -248,13 +252,13 @@ class ParseJson:
         if values is None:
             return Row("", (), "line is not a JSON object")
         image = values.get(self.columns.image)
-        image = image.get("path") if isinstance(image, dict) else image  # as Hugging Face writes images
+        image = image.get("path") if isinstance(image, dict) else image  # a dict is how Hugging Face writes images
         captions = tuple(text for name in self.columns.captions for text in texts_in(values.get(name)))
         return Row(image.strip() if isinstance(image, str) else "", captions)
 
 
 def read_jsonl(path: Path, choice: ColumnChoice) -> Rows:
-    """The keys are chosen from the first line; a list of texts is several captions."""
+    """Read a file of JSON lines. The keys are chosen from the first line; a list of texts is several captions."""
     with reading(path, REMEDY):
         content = read_regular(path)
     start = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
