@@ -170,7 +170,7 @@ def test_a_sample_without_a_usable_caption_keeps_its_id_and_is_bad(tmp_path, nam
     [
         (b'{"url": "http://x", "text": "a cat", "width": 3}',
          "(its keys are url, text, width: name one with --data.caption_key text)"),
-        (b'{"width": null}', "no key of it holds a text"),
+        (b'{"width": null}', "none of its keys has a text"),
         (b'{"caption": "", "text": "a cat"}', ""),  # the key is there, and empty
     ],
 )  # fmt: skip
@@ -277,7 +277,7 @@ def test_a_read_only_folder_keeps_its_index_in_the_cache(tmp_path, cache, monkey
     finally:
         shard.parent.chmod(0o755)
     monkeypatch.setenv("NEUCLIP_CACHE", str(shard / "cache"))  # where no folder can be
-    assert "point NEUCLIP_CACHE to a folder with room" in refusal(shard)
+    assert "set NEUCLIP_CACHE to a folder with enough space" in refusal(shard)
 
 
 def test_rows_are_mapped_and_not_copied_to_other_processes(tmp_path):

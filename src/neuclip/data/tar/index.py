@@ -1,4 +1,4 @@
-"""Where each sample lies in its tar shard: found once, stored in a file beside it, found again when it changes."""
+"""The index of a tar shard: the position of each sample. It is stored beside the shard, and rebuilt if that changes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from neuclip.files import cache_folder, new_file, open_regular, reading
 from neuclip.machine import available_cores
 from neuclip.progress import track
 
-FORMAT = 9  # raise it when the meaning of a stored field changes: old index files are then built again
+FORMAT = 9  # increase it when the meaning of a stored field changes: old index files are then built again
 INDEX_SUFFIX = ".index.npz"  # of the index beside a shard
 NO_CAPTION, TEXT_CAPTION, JSON_CAPTION = 0, 1, 2
 NO_LABEL = -1
-EVERY_LINE = "lines of txt"  # in place of a caption key: every line of a `txt` member is a caption
-MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is no caption
+EVERY_LINE = "lines of txt"  # used in place of a caption key: every line of a `txt` member is a caption
+MOST_CAPTION_BYTES = 1 << 20  # of a `txt` or `json` member; a longer one is not a caption
 MOST_LABEL_BYTES = 20
-IN_SERIES = 3  # so many missing indexes are built without further processes
-SMALL_INDEX = 1 << 20  # bytes that the index of any shard may have
+IN_SERIES = 3  # up to this many missing indexes are built in this process
+SMALL_INDEX = 1 << 20  # an index of up to this many bytes is accepted for any shard
 
 # 31 bytes per sample. Members start at multiples of 512 bytes: a 32-bit block number reaches 2 TB.
 ROW = np.dtype(
@@ -46,7 +46,7 @@ ROW = np.dtype(
 IMAGES = frozenset(ending.encode() for ending in DECODED)
 OTHER_IMAGES = frozenset(ending.encode() for ending in NOT_DECODED)
 
-Note = tuple[str, str, int]  # reason, place (to be set behind the name of the shard), how many
+Note = tuple[str, str, int]  # reason, place (to be appended to the name of the shard), number of samples
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ShardIndex:
     """The samples of one shard in the order of their first members."""
 
     rows: np.ndarray  # (n,) of ROW
-    notes: tuple[Note, ...]  # what never became a sample
+    notes: tuple[Note, ...]  # members that could not become a sample
     images: str  # digest of all images
 
 
@@ -64,12 +64,12 @@ class _Sample:
     caption: tuple[int, int] = (0, 0)
     kind: int = NO_CAPTION
     label: int = NO_LABEL
-    unread: bool = False  # it has an image of a kind that is not decoded
+    unsupported: bool = False  # it has an image in a format that is not supported
 
 
 def build_index(shard: Path, caption_key: str = "") -> ShardIndex:
-    """Walk the headers of a plain tar and group its members into samples. With a `caption_key`, captions are those of
-    that key of `json` members alone, or with EVERY_LINE the lines of `txt` members."""
+    """Walk the headers of a plain tar and group its members into samples. With a `caption_key`, captions are read only
+    from that key of `json` members; with EVERY_LINE, they are the lines of `txt` members."""
     with reading(shard, "check its permissions and the disk"), open_regular(shard) as file:
         return index_of_file(file, caption_key)
 
@@ -82,8 +82,8 @@ def index_of_file(file: BinaryIO, caption_key: str) -> ShardIndex:
 
 
 def _group(data: mmap.mmap, caption_key: str) -> ShardIndex:
-    """Members that share the path up to the last dot are one sample. `0.seg.png` is a further member of the sample `0`
-    where there is one, as webdataset has it; a pair such as `v1.2-000.jpg` and `v1.2-000.txt` is one of its own."""
+    """Group members into samples: members with the same path up to the last dot are one sample. `0.seg.png` belongs to
+    the sample `0` if that exists, as in webdataset; `v1.2-000.jpg` and `v1.2-000.txt` are a sample `v1.2-000`."""
     members, damage = walk(data)
     samples: dict[bytes, _Sample] = {}
     notes: list[Note] = []
@@ -106,18 +106,19 @@ def _group(data: mmap.mmap, caption_key: str) -> ShardIndex:
         elif ending == b"cls":
             sample.label = _label(data[offset : offset + size]) if size <= MOST_LABEL_BYTES else NO_LABEL
         elif ending in OTHER_IMAGES:
-            sample.unread = True
+            sample.unsupported = True
     if damage:
         notes.append(_note_damage(damage, samples))
     rows, checksums = _rows(data, samples, caption_key, notes)
-    shortened = tuple((fault.reason, fault.where, fault.times) for fault in list_faults(notes))
+    short_notes = tuple((fault.reason, fault.where, fault.times) for fault in list_faults(notes))
     images = hashlib.sha256(checksums.tobytes()).hexdigest()[:32]
-    return ShardIndex(np.array(rows, dtype=ROW), shortened, images)
+    return ShardIndex(np.array(rows, dtype=ROW), short_notes, images)
 
 
 def _note_damage(damage: Damage, samples: dict[bytes, _Sample]) -> Note:
-    """A sample of which a member is lost is lost: what is left of it might pair the image with another caption."""
-    lost = {key for name in damage.lost if (found := key_and_ending(name))[1] and (key := found[0])}
+    """Remove the samples that lost a member, and return the note of the damage. Using the rest of such a sample might
+    pair its image with a wrong caption."""
+    lost = {key for name in damage.lost if (parts := key_and_ending(name))[1] and (key := parts[0])}
     for key in lost:
         samples.pop(key, None)
     return damage.reason, f" at byte {damage.position}", max(1, len(lost))
@@ -126,7 +127,8 @@ def _note_damage(damage: Damage, samples: dict[bytes, _Sample]) -> Note:
 def _rows(
     data: mmap.mmap, samples: dict[bytes, _Sample], caption_key: str, notes: list[Note]
 ) -> tuple[list[tuple[Any, ...]], array[int]]:
-    """A row of each sample, and the checksum of its image: the walk has read these bytes from the disk anyway."""
+    """A row for each sample, and the checksum of its image. Samples without an image or caption are added to `notes`.
+    The checksums cost little, because the walk has read these bytes from disk anyway."""
     rows: list[tuple[Any, ...]] = []
     checksums = array("I")
     with memoryview(data) as view:
@@ -136,7 +138,7 @@ def _rows(
                 continue
             (offset, size), (at, length) = sample.image, sample.caption
             if not offset or size >= 1 << 32 or length >= 1 << 32:
-                notes.append((NOT_DECODED_REASON if sample.unread else "no image", f": {_shown(key)}", 1))
+                notes.append((NOT_DECODED_REASON if sample.unsupported else "no image", f": {_shown(key)}", 1))
                 continue
             if first != key and sample.kind == NO_CAPTION and sample.label == NO_LABEL:
                 notes.append(("caption is missing", f": {_shown(key)}", 1))
@@ -150,7 +152,7 @@ def _rows(
 
 
 def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, ...]:
-    """The captions that a member of this kind holds, as they are."""
+    """The captions in a member of this kind, not yet cleaned."""
     if kind == JSON_CAPTION:
         return captions_from_json(raw, DEFAULT_KEY if caption_key in ("", EVERY_LINE) else caption_key)
     if kind == TEXT_CAPTION:
@@ -159,14 +161,15 @@ def captions_of(raw: bytes, kind: int, caption_key: str) -> tuple[str | bytes, .
 
 
 def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
-    """Hidden files and names without a dot have no ending, and belong to no sample."""
+    """The key of a member's sample, and its ending in lower case. The ending is empty for hidden files and for names
+    without a dot, which belong to no sample."""
     start = name.rfind(b"/") + 1
     dot = name.rfind(b".", start)
     return (name[:dot], name[dot + 1 :].lower()) if dot > start and not name.startswith(b".", start) else (name, b"")
 
 
 def _first_part(key: bytes) -> bytes:
-    """Up to the first dot of the file name: what webdataset calls the key."""
+    """The key up to the first dot of the file name, which is what webdataset calls the key."""
     dot = key.find(b".", key.rfind(b"/") + 1)
     return key if dot < 0 else key[:dot]
 
@@ -183,25 +186,25 @@ def _shown(name: bytes) -> str:
 
 
 def index_name(shard: str, caption_key: str) -> str:
-    """Of the file of an index: one for each caption key."""
+    """The file name of a shard's index; each caption key has its own index."""
     key_part = f".{hashlib.sha256(caption_key.encode()).hexdigest()[:8]}" if caption_key else ""
     return f"{shard}{key_part}{INDEX_SUFFIX}"
 
 
-def index_places(shard: Path, caption_key: str = "") -> list[Path]:
-    """Beside the shard; where that folder is read-only, in the cache."""
+def index_paths(shard: Path, caption_key: str = "") -> list[Path]:
+    """The paths where a shard's index may be: beside the shard or, if that folder is read-only, in the cache folder."""
     digest = hashlib.sha256(str(shard.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
     name = index_name(shard.name, caption_key)
     return [shard.with_name(name), cache_folder() / "indexes" / f"{digest}-{name}"]
 
 
-def read_index(place: Path, size: int, time: int | None, most: int | None = None) -> ShardIndex | None:
-    """The stored index of a shard of this size and time (None: any), of at most `most` bytes; None if it is not there,
-    damaged, or of another shard."""
+def read_index(path: Path, size: int, time: int | None, max_bytes: int | None = None) -> ShardIndex | None:
+    """Read the stored index of a shard with this size and time (None: any time), of at most `max_bytes`. Returns None
+    if it is missing, damaged, or belongs to another version of the shard."""
     try:
-        with open_regular(place, most) as file, np.load(file, allow_pickle=False) as stored:
-            claimed = sum(entry.file_size for entry in stored.zip.infolist())
-            if most is not None and claimed > most:
+        with open_regular(path, max_bytes) as file, np.load(file, allow_pickle=False) as stored:
+            unpacked_bytes = sum(entry.file_size for entry in stored.zip.infolist())
+            if max_bytes is not None and unpacked_bytes > max_bytes:
                 return None
             about = json.loads(stored["about"].tobytes())
             if about["format"] != FORMAT or about["size"] != size or (time is not None and about["time"] != time):
@@ -212,15 +215,15 @@ def read_index(place: Path, size: int, time: int | None, most: int | None = None
         return None
 
 
-def store_index(places: Iterable[Path], index: ShardIndex, size: int, time: int) -> None:
-    """At the first place that can be written. Where none can, the index is built again next time."""
+def store_index(paths: Iterable[Path], index: ShardIndex, size: int, time: int) -> None:
+    """Store an index at the first of these paths that can be written. If none can, it is built again next time."""
     about = {"format": FORMAT, "size": size, "time": time, "notes": index.notes, "images": index.images}
-    for place in places:
-        folder = place.parent
+    for path in paths:
+        folder = path.parent
         if folder.exists() and not folder.stat().st_mode & 0o222:
-            continue  # marked read-only; the system would let root write there all the same
+            continue  # a read-only folder, although root could write there
         try:
-            with new_file(place) as file:
+            with new_file(path) as file:
                 np.savez(file, rows=index.rows, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
             return
         except OSError:
@@ -228,28 +231,28 @@ def store_index(places: Iterable[Path], index: ShardIndex, size: int, time: int)
 
 
 def load_index(shard: Path, caption_key: str = "") -> ShardIndex:
-    """Of a plain tar: read from its file if that is up to date, else built and stored."""
+    """The index of a plain tar: read from its file if that is up to date, else built and stored."""
     if index := _stored_index(shard, caption_key):
         return index
     status = shard.stat()
     index = build_index(shard, caption_key)
-    # Under the size and time from before it was read: if it was written since, the index is out of date.
-    store_index(index_places(shard, caption_key), index, status.st_size, status.st_mtime_ns)
+    # Size and time are from before the shard was read: if it was written meanwhile, the index counts as out of date.
+    store_index(index_paths(shard, caption_key), index, status.st_size, status.st_mtime_ns)
     return index
 
 
 def _stored_index(shard: Path, caption_key: str) -> ShardIndex | None:
     with reading(shard, "check the path and its permissions"):
         status = shard.stat()
-    most = max(status.st_size, SMALL_INDEX)  # a sample takes fewer bytes in it than the headers of a tar
-    places = index_places(shard, caption_key)
-    found = (read_index(place, status.st_size, status.st_mtime_ns, most) for place in places)
-    return next((index for index in found if index is not None), None)
+    max_bytes = max(status.st_size, SMALL_INDEX)  # an index is smaller than its shard: a tar's headers take more bytes
+    paths = index_paths(shard, caption_key)
+    indexes = (read_index(path, status.st_size, status.st_mtime_ns, max_bytes) for path in paths)
+    return next((index for index in indexes if index is not None), None)
 
 
 def load_indexes(shards: Sequence[Path], caption_key: str = "") -> Iterator[ShardIndex]:
-    """Of all shards, in order. Many that are missing are built in as many processes as there are cores: for a billion
-    samples one alone would take hours. They are forks: a user's script needs no `if __name__ == "__main__"`."""
+    """The indexes of all shards, in order. If many are missing, one process per core builds them: one process alone
+    would take hours for a billion samples. They are forks: a user's script needs no `if __name__ == "__main__"`."""
     missing = [shard for shard in shards if _stored_index(shard, caption_key) is None]
     if len(missing) > IN_SERIES and available_cores() > 1 and "fork" in multiprocessing.get_all_start_methods():
         with ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork")) as pool:
@@ -262,5 +265,5 @@ def load_indexes(shards: Sequence[Path], caption_key: str = "") -> Iterator[Shar
 
 
 def _store_one(shard: Path, caption_key: str) -> None:
-    """In a process of its own: the index goes through its file, not from process to process."""
+    """Build and store an index in a worker process. The main process reads it from its file."""
     load_index(shard, caption_key)

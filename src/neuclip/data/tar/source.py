@@ -1,4 +1,4 @@
-"""Image-text pairs in tar shards (the webdataset layout), read at their byte offsets."""
+"""Image-text pairs in tar shards (the webdataset layout), read directly at their byte offsets."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ from neuclip.files import (
     write_json,
 )
 
-PIECE = 1_000_000  # samples whose captions are compared at a time
+PIECE = 1_000_000  # samples whose caption facts are yielded at a time
 PIECE_BYTES = 1 << 20
 PACKED = (".gz", ".tgz")
-MOST_LISTED = 1000  # places of one reason: nobody reads a hundred thousand of them
-OPEN_FILES = 128  # per process; systems often allow 1024 and a large set has ten thousand shards
+MOST_LISTED = 1000  # faults listed per reason; a longer list would not be read
+OPEN_FILES = 128  # per process; systems often allow 1024, and a large set has ten thousand shards
 
 Stamp = tuple[int, int]  # size and time of a shard: they change when the shard changes
 
 
 class TarSource(Source):
-    """Pairs of one or many shards; ids run through the shards in the order given, in each by position.
+    """Pairs of one or many shards; ids number the samples in the order of the shards, and in each shard by position.
 
-    Captions are those of `txt` members, else of the key "caption" of `json` members; with a `caption_key`, those of
-    that key of `json` members alone; with EVERY_LINE in its place, all lines of `txt` members. It needs 31 bytes per
-    sample, in a mapped file that all processes of a machine share.
+    Captions come from `txt` members, else from the key "caption" of `json` members. With a `caption_key`, they come
+    only from that key of `json` members; with EVERY_LINE as the key, they are all lines of `txt` members. A sample
+    needs 31 bytes, in a memory-mapped file that all processes of a machine share.
     """
 
     kind = "tar"
@@ -66,17 +66,18 @@ class TarSource(Source):
     def __init__(self, name: str, shards: Sequence[Path], caption_key: str = ""):
         self.paths = [plain_tar(shard).absolute() for shard in shards]
         self.stamps: list[Stamp] = [stamp_of(path) for path in self.paths]
-        places = [str(path.resolve()) for path in self.paths]  # which mean the same from every folder
-        self._join(name, list(map(str, shards)), caption_key, [places, self.stamps])
+        resolved = [str(path.resolve()) for path in self.paths]  # the same from every working folder
+        self._join(name, list(map(str, shards)), caption_key, [resolved, self.stamps])
 
     def _join(self, name: str, shards: list[str], caption_key: str, identity: list[Any]) -> None:
-        """Map the rows of all shards end to end, from a file of the cache; `identity` changes when a shard does."""
-        self.name, self.shards, self.caption_key = name, shards, caption_key  # shards as messages name them
+        """Map the rows of all shards into memory, one shard after the other, from a file in the cache folder.
+        `identity` changes when a shard changes."""
+        self.name, self.shards, self.caption_key = name, shards, caption_key  # shards: their names in messages
         raw = json.dumps([FORMAT, caption_key, identity]).encode(errors="surrogateescape")
         self.joined = cache_folder() / "indexes" / "joined" / f"{hashlib.sha256(raw).hexdigest()[:32]}.rows"
         try:
             about = self._read_joined()
-        except Exception:  # not there, or damaged: it is made again
+        except Exception:  # missing or damaged: write it again
             about = self._write_joined(self._indexes())
         self.ends = np.array(about["ends"], dtype=np.int64)
         self.images = str(about["images"])
@@ -88,20 +89,20 @@ class TarSource(Source):
         return load_indexes(self.paths, self.caption_key)
 
     def _read_joined(self) -> dict[str, Any]:
-        """Raises if it is not there or not as it was written."""
+        """Read the description of the joined rows. Raises an error if they are missing or damaged."""
         about: dict[str, Any] = json.loads(read_regular(self.joined.with_suffix(".json")))
         checksum = 0
         with open_regular(self.joined) as file:
             while piece := file.read(PIECE_BYTES):
                 checksum = zlib.crc32(piece, checksum)
             if checksum != about["checksum"] or file.tell() != about["ends"][-1] * ROW.itemsize:
-                raise ValueError("not as it was written")
+                raise ValueError("the file was changed")
         mark_used(self.joined)
         mark_used(self.joined.with_suffix(".json"))
         return about
 
     def _write_joined(self, indexes: Iterable[ShardIndex]) -> dict[str, Any]:
-        """Shard by shard, never all rows in memory: a billion take 31 GB."""
+        """Write the rows of all shards to one file, shard by shard: a billion rows in memory would take 31 GB."""
         about: dict[str, Any] = {"ends": [], "notes": []}
         images, checksum, end = hashlib.sha256(), 0, 0
         try:
@@ -118,8 +119,8 @@ class TarSource(Source):
             write_json(self.joined.with_suffix(".json"), about)
         except OSError as error:
             raise UserError(
-                f"{self.joined}: cannot be written ({error.strerror}); remove what is in its place, or point "
-                "NEUCLIP_CACHE to a folder with room"
+                f"{self.joined}: cannot be written ({error.strerror}); remove what is at this path, or set "
+                "NEUCLIP_CACHE to a folder with enough space"
             ) from error
         remove_unused(self.joined.parent.glob("[!.]*"))
         remove_unused(self.joined.parent.glob(f".*{UNFINISHED}"), UNFINISHED_SECONDS)
@@ -129,8 +130,8 @@ class TarSource(Source):
         try:
             rows = np.memmap(self.joined, ROW, "r", shape=(count,)) if count else np.zeros(0, ROW)
         except (OSError, ValueError) as error:
-            raise RunFailed(f"{self.joined}: the index went while it was in use; start again with --resume") from error
-        self.rows = np.asarray(rows)  # a plain array is indexed faster
+            raise RunFailed(f"{self.joined}: was removed while it was in use; start again with --resume") from error
+        self.rows = np.asarray(rows)  # indexing a plain array is faster
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,7 +156,7 @@ class TarSource(Source):
             raise BadSample(bad.reason, self._where(shard, caption_block) + hint) from None
 
     def where(self, id: int) -> str:
-        """Shard and member of the image."""
+        """The shard and the member of the image."""
         check_id(id, len(self))
         shard = int(np.searchsorted(self.ends, id, side="right"))
         return self._where(shard, int(self.rows[id]["image_block"]))
@@ -172,20 +173,21 @@ class TarSource(Source):
             yield facts
 
     def images_version(self) -> str:
-        """Of the checksums of all images, wherever the shards lie."""
+        """A hash of the checksums of all images. It does not depend on the paths of the shards."""
         return self.images
 
     @property
     def labels(self) -> np.ndarray:  # (n,) int32
-        """The class (`cls` member) of every id, NO_LABEL where there is none."""
+        """The label (`cls` member) of every sample; NO_LABEL if it has none."""
         return self.rows["label"]
 
     def _open(self, shard: int) -> BinaryIO:
         return _open(self.paths[shard], self.stamps[shard])
 
     def _read(self, shard: int, block: int, size: int) -> bytes:
-        """What keeps a shard from being read now may pass, and must not change the training data. In a shard that was
-        written again the index points to other bytes, and to captions of other images."""
+        """Read bytes of a shard. Raises RunFailed and not BadSample on an error: it may be transient, and must not
+        change the training data. It is also raised if the shard was written again, because the index would then point
+        to wrong bytes and pair images with wrong captions."""
         try:
             file = self._open(shard).fileno()
             content = os.pread(file, size, block * BLOCK)
@@ -197,20 +199,20 @@ class TarSource(Source):
             ) from None
         if changed:
             raise RunFailed(
-                f"{self.shards[shard]}: was written again while it was in use; let nobody change the data of a run, "
-                "then start again (a run that has begun continues with --resume if its captions are still the same)"
+                f"{self.shards[shard]}: was written again while it was in use; do not change the data during a run, "
+                "and start again (a run that has begun continues with --resume if its captions are still the same)"
             )
         return content
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"rows": len(self)}  # other processes map the file themselves
+        return self.__dict__ | {"rows": len(self)}  # each process maps the file itself
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._map(state["rows"])
 
 
-@lru_cache(maxsize=OPEN_FILES)  # of all sources of this process; what falls out is closed
+@lru_cache(maxsize=OPEN_FILES)  # shared by all sources of this process; a file that is evicted is closed
 def _open(path: Path, stamp: Stamp) -> BinaryIO:
     return open_regular(path)
 
@@ -222,7 +224,7 @@ def _remedy(error: OSError) -> str:
         return "it has disappeared since the run began; put it back"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "check its permissions"
-    return "check the disk or the network it lies on, and the memory of this machine"
+    return "check its disk or network, and the memory of this machine"
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -235,45 +237,47 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def plain_tar(shard: Path) -> Path:
-    """The shard itself; of a packed one its copy in the cache, for gzip cannot be read at an offset."""
+    """The shard itself, or the unpacked copy of a packed one in the cache: gzip cannot be read at an offset."""
     if not shard.name.lower().endswith(PACKED):
         return shard
     identity = f"{shard.absolute()} {stamp_of(shard)}".encode(errors="surrogateescape")
     copies = cache_folder() / "unpacked"
     copy = copies / hashlib.sha256(identity).hexdigest()[:16] / "plain.tar"
-    written = copy.with_name("stamp.json")  # size and time of the copy when it was made
-    if not _is_as_written(copy, written):
+    stamp_file = copy.with_name("stamp.json")  # size and time of the copy when it was made
+    if not _is_unchanged(copy, stamp_file):
         remove_unused(copies.glob("[0-9a-f]*"))
         remove_unused(copies.glob(f"*/.*{UNFINISHED}"), UNFINISHED_SECONDS)
         try:
             with open_regular(shard) as packed, new_file(copy) as file:
                 unpack(packed, file, str(shard))
-            write_json(written, stamp_of(copy))
+            write_json(stamp_file, stamp_of(copy))
         except OSError as error:
             remedy = "check its permissions and the disk"
             if error.errno in (*NO_ROOM, errno.EROFS):
-                remedy = "point NEUCLIP_CACHE to a folder with room, or unpack the shards yourself"
+                remedy = "set NEUCLIP_CACHE to a folder with enough space, or unpack the shards yourself"
             raise UserError(f"{shard}: cannot be unpacked ({error.strerror or error}); {remedy}") from error
-    mark_used(copy.parent)  # the time of the copy itself tells whether it has changed
+    mark_used(copy.parent)  # not the copy itself: its time tells whether it has changed
     return copy
 
 
-def _is_as_written(copy: Path, written: Path) -> bool:
+def _is_unchanged(copy: Path, stamp_file: Path) -> bool:
     try:
-        return json.loads(read_regular(written)) == list(stamp_of(copy)) and copy.is_file()
-    except Exception:  # not there, or damaged: it is made again
+        return json.loads(read_regular(stamp_file)) == list(stamp_of(copy)) and copy.is_file()
+    except Exception:  # missing or damaged: it is made again
         return False
 
 
-def unpack(packed: BinaryIO, file: IO[bytes], shown: str, most: int | None = None) -> None:
-    """All of a gzip file, of at most `most` bytes. Raises UserError for a damaged one: half a shard is no shard."""
+def unpack(packed: BinaryIO, file: IO[bytes], name: str, max_bytes: int | None = None) -> None:
+    """Unpack a gzip file to at most `max_bytes`. Raises UserError if it is damaged; `name` is its name in messages."""
     size = 0
     try:
         with gzip.open(packed) as content:
             while piece := content.read(PIECE_BYTES):
                 size += len(piece)
-                if most is not None and size > most:
-                    raise UserError(f"{shown}: unpacks to more than the {most:,} bytes of --data.cache_size; give more")
+                if max_bytes is not None and size > max_bytes:
+                    raise UserError(
+                        f"{name}: unpacks to more than the {max_bytes:,} bytes of --data.cache_size; give more"
+                    )
                 file.write(piece)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{shown}: is damaged ({error}); fetch it again") from error
+        raise UserError(f"{name}: is damaged ({error}); fetch it again") from error
