@@ -108,34 +108,34 @@ def test_an_address_longer_than_a_file_name_is_read_part_by_part():
     [
         ("", "no data given"),
         (" ", "--data.train"),
-        ("sh,,more", "a comma stands alone"),
-        ("sh:0", "a weight is a whole number above 0"),
-        ("sh:-1", "a weight is "),
+        ("sh,,more", "a comma with no data path"),
+        ("sh:0", "the weight must be a whole number above 0"),
+        ("sh:-1", "the weight must be "),
         ("sh:1e2,more", "give sh:2"),
         ("sh:0.5,more", "give the other data more weight"),
-        ("sh,sh", "sh: is named 2 times; name it once, with a weight: sh:2"),
-        ("sh:2,more,sh", "name it once, with a weight: sh:2"),
+        ("sh,sh", "sh: is given 2 times; give it once, with a weight: sh:2"),
+        ("sh:2,more,sh", "give it once, with a weight: sh:2"),
         ("missing", "no such file or folder"),
         ("icon-30k", "did you mean icons-30k"),
         ("icon-30k/new-drawings", "did you mean icons-30k/new-drawings"),
-        ("sh/00022.tar", "did you mean sh/00020.tar"),  # and not sh/00021.tar, a link to what is gone
-        *((address, "sh/00021.tar: is a link to /nowhere/1.tar, which is gone; bring that back")
-          for address in ("sh/00021.tar", "sh", "sh/*", "sh/0.tar,sh")),  # it is an error and no smaller set
+        ("sh/00022.tar", "did you mean sh/00020.tar"),  # and not sh/00021.tar, a broken link
+        *((address, "sh/00021.tar: is a link to /nowhere/1.tar, which does not exist; restore that file")
+          for address in ("sh/00021.tar", "sh", "sh/*", "sh/0.tar,sh")),  # an error, not a smaller set
         ("sh/{0,00021}.tar", "sh/00021.tar"),
         ("coco", "such as coco/annotations/captions_val2017.json"),
         ("coco/val2017", "coco/annotations/captions_val2017.json?"),
         ("excel", "did you mean excel/Sheet1.csv?"),
         ("notes.md", "unknown kind"),
         ("{a.csv,a.jsonl}", "another kind"),
-        ("*.csv", "between commas: a.csv,b.csv"),
+        ("*.csv", "separate them with commas: a.csv,b.csv"),
         ("{0..1}.tar", "2 of 2"),
         ("*.tab", "no file matches"),
-        ("{more,no}/*.tar", "1 of 2 patterns match no file, first of all no/*.tar"),
-        ("{more,sh}", "names folders; give more,sh"),
-        ("sh/{a,b", "sh/{a,b: no such file or folder; a pattern has closed braces"),
+        ("{more,no}/*.tar", "1 of 2 patterns match no file, the first is no/*.tar"),
+        ("{more,sh}", "matches folders; give more,sh"),
+        ("sh/{a,b", "sh/{a,b: no such file or folder; a pattern needs closed braces"),
         ("a.tar::b.tar", "give a.tar,b.tar"),  # from here on: forms of webdataset, and packed files
         ("s3://x/a.tar::s3://x/b.tar", "give s3://x/a.tar,s3://x/b.tar"),
-        ("pipe:aws s3 cp s3://x/{0..9}.tar -", "commands are not run; give the address itself"),
+        ("pipe:aws s3 cp s3://x/{0..9}.tar -", "commands are not run; give only the path or URL"),
         ("x.tar.bz2", "unpack it, or make a .tar or .tar.gz"),
         ("x.zip", "unpack it, or make a .tar or .tar.gz"),
         ("http://127.0.0.1:9/pairs.csv", "only tar shards can be remote; fetch it and give the local file"),
@@ -232,7 +232,7 @@ def test_a_list_of_shards_is_one_source_in_its_order(server):
         ("memory://x/2.tar?key=1\n" * 2, "lists memory://x/2.tar 2 times"),
         ("0.tar\ns3://bucket/0.tar\n", "lists local and remote shards; make two lists"),
         ("0.tar\nicons-30k\n", "icons-30k"),
-        ("# nothing\n", "shards.txt: lists no shards; give one address per line"),
+        ("# nothing\n", "shards.txt: lists no shards; give one path or URL per line"),
         ("1.jpg#0\tA child .\n", "a table of captions begins with a header"),
         ("\udcff", "UTF-8"),
     ],
@@ -284,4 +284,4 @@ def test_no_address_and_no_line_of_a_list_reaches_file_systems_that_are_not_mean
     Path("shards.txt").write_text(f"{address}\n")
     for place, words in ((address, ()), ("shards.txt", ("no such file", "not exist"))):
         message = refusal(place)
-        assert any(word in message for word in ("not opened", "stand between commas", *words))
+        assert any(word in message for word in ("not supported", "separate several sources with commas", *words))

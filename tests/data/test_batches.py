@@ -212,7 +212,7 @@ def test_a_killed_worker_is_one_line_where_the_batch_is_read_and_nowhere_else(so
     (worker,) = multiprocessing.active_children()
     worker.kill()
     wait([worker.sentinel])  # torch would raise here, or wherever else the main process is
-    assert "ended from outside" in failure(lambda: list(running))
+    assert "a data worker was killed" in failure(lambda: list(running))
 
 
 # Evaluation

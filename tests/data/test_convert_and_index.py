@@ -132,7 +132,7 @@ def test_nothing_is_overwritten(tmp_path):
     before = files(tmp_path / "shards")
     for other, size in ((source, 4), (open_source(write_pairs(tmp_path / "more", 8)), 3)):
         message = refusal(lambda other=other, size=size: convert(other, tmp_path / "shards", size))
-        assert "other data or another --shard-size" in message
+        assert "other data or of another --shard-size" in message
     assert files(tmp_path / "shards") == before
 
 
@@ -172,9 +172,9 @@ def test_the_commands_refuse_in_one_line(tmp_path, capsys):
     shard, out, inside = f"{shards}/00000.tar", str(tmp_path / "out"), str(shards / "out")
     for arguments, message in (
         (["convert", shard], "give neuclip data convert SOURCE FOLDER"),
-        (["convert", str(shards), inside], "lies inside of"),
-        (["convert", str(shards), f"{tmp_path}/x/../link/out"], "lies inside of"),
-        (["convert", f"{shard}:2,{shards}", inside], "lies inside of"),
+        (["convert", str(shards), inside], "is inside "),
+        (["convert", str(shards), f"{tmp_path}/x/../link/out"], "is inside "),
+        (["convert", f"{shard}:2,{shards}", inside], "is inside "),
         (["convert", shard, out, "--shard-size", "0"], "at least one sample"),
         (["convert", str(tmp_path / "none"), out], "no such file or folder"),
         (["index", write("folder", tmp_path / "photos", several([["a"]]))], "holds no tar shards"),

@@ -118,7 +118,7 @@ def test_a_task_without_a_copy_on_the_hub_is_told_and_the_others_are_got(hub, se
     got = {one["task"]: one for one in json.loads(capsys.readouterr().out)}
     assert got["vtab/dtd"]["status"] == "downloaded" and got["misc/winogavil"]["folder"] is None
     assert f"put it, or a link to it, at {sets}" in got["misc/winogavil"]["status"]
-    assert "clip-benchmark/wds_mnist: not on the hub, or not for everyone" in got["mnist"]["status"]
+    assert "clip-benchmark/wds_mnist: not on the hub, or not public" in got["mnist"]["status"]
 
 
 def test_nothing_is_downloaded_unasked_or_without_room(hub, sets, capsys, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_broken_set_is_never_replaced_but_told(sets):
     folder = write_task(sets / TEXTURES, sizes=[2])
     (folder / "test" / "0.tar").unlink()
     message = refusal(lambda: get("dtd", sets))
-    assert "0.tar: missing" in message and f"remove {folder} to get it again" in message
+    assert "0.tar: missing" in message and f"remove {folder} to download it again" in message
 
 
 def test_the_list_shows_all_tasks_and_which_are_there(sets, capsys):

@@ -38,7 +38,7 @@ def test_an_image_without_a_caption_keeps_its_id_and_kinds_that_are_not_read_are
     files = {f"{name}.jpg": "" for name in "abcd"} | {"a.txt": "one", "c.txt": "three", "d.txt": b"caf\xe9"}
     source = open_source(write_files(tmp_path, files | {"scan.heic": "x"}))
     assert outcomes(source) == ["one", "caption is missing", "three", "caption is not UTF-8"]
-    assert faults(source) == [("kind of image is not read", str(tmp_path / "scan.heic"), 1)]
+    assert faults(source) == [("image format is not supported", str(tmp_path / "scan.heic"), 1)]
     assert source.where(1).endswith("b.jpg")
 
 

@@ -90,8 +90,8 @@ def test_names_that_are_empty_or_given_twice_are_refused(tmp_path, server):
     write_shards(server.folder, [1])
     remote = f"{server.url}/00000.tar"
     for addresses, words in (
-        ((f"={one}",), "no name before '='; give NAME=ADDRESS"),
-        (("mine=",), "mine=: no address behind '='"),
+        ((f"={one}",), "no name before '='; give NAME=DATA"),
+        (("mine=",), "mine=: no data path after '='"),
         ((f"mine={one}", f"mine={two}"), "mine: is the name of two held-out sets"),
         ((f"{two}={one}",), "no such file"),  # an address is no name
         ((f"{remote}?id=1", f"{remote}?id=2"), f"{remote}: "),  # no figure shows a query
@@ -104,7 +104,7 @@ def test_names_that_are_empty_or_given_twice_are_refused(tmp_path, server):
 def test_images_without_a_caption_are_told_and_stay_bad_samples(tmp_path, capsys):
     members = [("0.png", image_bytes(0)), ("0.txt", b"a"), ("1.png", image_bytes(1)), ("2.png", image_bytes(2))]
     source = retrieval(write_tar(tmp_path / "0.tar", [*members, ("2.txt", b" \n\n")]))
-    assert "2 of 3 images have no caption and are skipped; give each of them one" in capsys.readouterr().err
+    assert "2 of 3 images have no caption and are skipped; add captions" in capsys.readouterr().err
     assert outcomes(source) == ["a", "caption is missing", "caption is empty"]
 
 

@@ -84,9 +84,9 @@ def test_a_webdataset_gives_names_templates_labels_and_metadata_by_the_names_of_
     [
         (npy(1, 2), "0.tar: s0000003.npy: has 2 numbers, others have 4"),
         (None, "0.tar: s0000003.png: has no npy member, others have 4 numbers"),
-        (b"no array", "0.tar: s0000003.npy: is not a whole array of numbers"),
-        (npy(1, 2, 3, 4)[:-9], "0.tar: s0000003.npy: is not a whole array of numbers"),
-        (npy(1, 2, 3, 4, kind="object"), "is not a whole array of numbers (Object arrays cannot be loaded"),
+        (b"no array", "0.tar: s0000003.npy: is not a complete array of numbers"),
+        (npy(1, 2, 3, 4)[:-9], "0.tar: s0000003.npy: is not a complete array of numbers"),
+        (npy(1, 2, 3, 4, kind="object"), "is not a complete array of numbers (Object arrays cannot be loaded"),
         (npy(1, 2, 3, 4, kind="float"), "0.tar: s0000003.npy: has shape (4,) and type float64"),
     ],
 )
@@ -150,7 +150,10 @@ def test_class_folders_are_classes_in_the_order_of_their_names(tmp_path):
     assert content(travelled(task.source))[3] == (image_bytes(9, "jpg"), ())
     found = [fault for batch in read_images(task.source) for fault in batch.faults]
     assert [(fault.id, fault.reason) for fault in found] == [(5, "image does not decode")]
-    assert {reason for reason, _, _ in faults(task.source)} == {"lies in no class folder", "kind of image is not read"}
+    assert {reason for reason, _, _ in faults(task.source)} == {
+        "is in no class folder",
+        "image format is not supported",
+    }
 
 
 def test_class_folders_take_names_and_templates_from_files_beside_them(tmp_path, capsys):
@@ -158,7 +161,10 @@ def test_class_folders_take_names_and_templates_from_files_beside_them(tmp_path,
     write_files(tmp_path, {"classnames.txt": "tench\ngoldfish\n", TEMPLATES: "the {c}\n"})
     task = ZeroShotTask.open(tmp_path)
     assert (task.classnames, task.templates, list(task.labels)) == (["tench", "goldfish"], ["the {c}"], [0, 1])
-    assert task.source.where(0).endswith("n01/001.png") and "line 1 names the class of n01" in capsys.readouterr().err
+    assert (
+        task.source.where(0).endswith("n01/001.png")
+        and "line 1 is the class name of folder n01" in capsys.readouterr().err
+    )
     write_files(tmp_path, {"classnames.txt": "tench\n"})
     assert "1 class name for 2 class folders" in refusal(lambda: ZeroShotTask.open(tmp_path))
 
@@ -207,7 +213,7 @@ def test_every_spelling_of_the_table_gives_the_same_puzzles(tmp_path, table, opt
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([], "x.csv: holds no puzzles"),
+        ([], "x.csv: has no puzzles"),
         ([("cue", ["snow", "moon"], ["snow"])], "x.csv row 1: no image of 'moon'"),
         ([("cue", ["snow", "ice"], ["car"])], "x.csv row 1: association 'car' is not among the candidates"),
         ([("cue", ["snow", "ice"], [])], "x.csv row 1: its associations are not a list of names"),
@@ -296,7 +302,7 @@ def test_marked_and_other_shards_are_not_one_source(tmp_path):
     folder = write_set(tmp_path / "set")
     other = write_tar(tmp_path / "other" / "0.tar", [("0.png", image_bytes(0)), ("0.txt", b"a\nb")])
     write_files(tmp_path, {"list.txt": f"{folder}/test\n{other}\n"})
-    assert "between commas" in refusal(lambda: retrieval(tmp_path / "list.txt"))
+    assert "separated by a comma" in refusal(lambda: retrieval(tmp_path / "list.txt"))
     assert [len(retrieval(f"{folder}/test,{other}")[id].captions) for id in (0, 7)] == [4, 1]
 
 

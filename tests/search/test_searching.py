@@ -188,7 +188,7 @@ def test_bad_images_are_named_never_found_and_not_read_again(built, photos):
             "broken.jpg": "image does not decode",
             "empty.png": "image is empty",
             "gone.png": "image file cannot be read",
-            "phone.heic": "kind of image is not read",
+            "phone.heic": "image format is not supported",
             "odd.png": "image cannot be transformed",
         }
         matches = searcher.by_text("a red circle", top=100)

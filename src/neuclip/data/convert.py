@@ -1,6 +1,6 @@
-"""`neuclip data convert`: any source written as tar shards, which training reads fastest, each with its index.
+"""`neuclip data convert`: writes any source as tar shards, which training reads fastest, and an index beside each.
 
-Shards are in the webdataset layout, the same bytes every time.
+Shards are in the webdataset layout. The same data always give the same bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from neuclip.progress import track
 from neuclip.records import append_lines, read_lines
 
 SHARD_SIZE = 5000  # half a gigabyte of photos
-SHARD_SAMPLES = 4000  # of data sets by name; another number would give them other bytes under the same version
+SHARD_SAMPLES = 4000  # for data sets by name; another number would change their bytes under the same version
 SKIPPED = "skipped.jsonl"
 
 Member = tuple[str, bytes]  # extension and content
@@ -34,7 +34,7 @@ Entry = Sequence[Member]  # the members of one sample
 
 
 def write_shards(folder: Path, samples: Iterable[Entry], shard_samples: int = SHARD_SAMPLES) -> int:
-    """Write folder/00000.tar, 00001.tar ...: sample i has the key i in eight digits. Returns the number of shards."""
+    """Write folder/00000.tar, 00001.tar ...; the key of sample i is i in eight digits. Returns the number of shards."""
     folder.mkdir(parents=True, exist_ok=True)
     numbered = enumerate(samples)
     shards = 0
@@ -55,7 +55,7 @@ def open_new_tar(path: Path | str) -> tarfile.TarFile:
 
 
 def add_sample(tar: tarfile.TarFile, number: int, members: Entry) -> None:
-    """TarInfo's defaults are right: time 0, user and group 0 without names, mode 0644."""
+    """Append a sample's members. TarInfo's defaults are right: time 0, user and group 0 without names, mode 0644."""
     for extension, content in members:
         member = tarfile.TarInfo(f"{number:08d}.{extension}")
         member.size = len(content)
@@ -64,8 +64,8 @@ def add_sample(tar: tarfile.TarFile, number: int, members: Entry) -> None:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written. Samples that could not be read are left out; the others keep their order. Images are copied
-    without decoding them."""
+    """The result of a conversion. Samples that could not be read are left out; the others keep their order. Images are
+    copied without decoding them."""
 
     folder: Path
     samples: int
@@ -76,10 +76,10 @@ class Converted:
 def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Converted:
     """Write folder/00000.tar ... with `shard_size` samples each. After a kill, the same call continues.
 
-    Nothing in the folder is overwritten: it must be new, empty, or left by a conversion of the same data.
+    Nothing is overwritten: the folder must be new, empty, or left by an interrupted conversion of the same data.
     """
     if shard_size < 1:
-        raise UserError(f"--shard-size {shard_size}: a shard holds at least one sample; {SHARD_SIZE} is usual")
+        raise UserError(f"--shard-size {shard_size}: a shard has at least one sample; {SHARD_SIZE} is usual")
     _claim(folder, {**fingerprint(source)[0], "shard_size": shard_size})
     shards = -(-len(source) // shard_size)
     width = max(5, len(str(shards - 1)))
@@ -94,22 +94,22 @@ def convert(source: Source, folder: Path, shard_size: int = SHARD_SIZE) -> Conve
 
 
 def refuse_inside(address: str, folder: Path) -> None:
-    """Raises UserError for a folder inside the data: its shards would be taken for data the next time."""
+    """Raise UserError if the folder is inside the data: its shards would be read as data the next time."""
     target = folder.resolve()
     for part, _ in parts_of(address):
         if Path(part).is_dir() and target.is_relative_to(Path(part).resolve()):
-            raise UserError(f"{folder}: lies inside of {part}, the data to convert; give a folder elsewhere")
+            raise UserError(f"{folder}: is inside {part}, the data to convert; give a folder elsewhere")
 
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
-    """Make the folder that of this conversion, unless it already is."""
+    """Create the folder and note in it what is converted. Raises UserError if it belongs to another conversion."""
     state = folder / CONVERSION
     if is_there(state):
         with reading(state, "give a new folder"):
             stored = json.loads(read_regular(state))
         if stored != about:
             raise UserError(
-                f"{folder}: holds shards of other data or another --shard-size ({state}); give a new folder"
+                f"{folder}: has shards of other data or of another --shard-size ({state}); give a new folder"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -118,7 +118,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _write_shard(path: Path, source: Source, ids: Iterable[int]) -> None:
-    """In one move: a shard is whole or not there."""
+    """Write a shard atomically, and append its unreadable samples to the list of skipped ones."""
     faults: list[Fault] = []
     with new_file(path) as file:
         with open_new_tar(file.name) as tar:
@@ -132,11 +132,11 @@ def _write_shard(path: Path, source: Source, ids: Iterable[int]) -> None:
 
 
 def _read_members(source: Source, id: int) -> list[Member]:
-    """Image and caption as members of a shard: one caption as `txt`, several as a list in `json`."""
+    """The members of a sample: its image, and one caption as `txt` or several as a list in `json`."""
     sample = source[id]
     if not sample.image:
         raise BadSample("image is empty", source.where(id))
-    # Images of other kinds are kept: readers look at the content.
+    # For other formats the ending does not matter: readers look at the content.
     members = [(ending_by_content(sample.image) or "jpg", sample.image)]
     if len(sample.captions) == 1:
         return [*members, ("txt", sample.captions[0].encode())]
@@ -144,8 +144,8 @@ def _read_members(source: Source, id: int) -> list[Member]:
 
 
 def _start_list(skipped: Path, unindexed: Sequence[Fault], id: int) -> None:
-    """List what never was a sample of the source, and keep the lines of samples before `id`: lines of a shard that a
-    kill left unfinished are written again."""
+    """Start the list of skipped samples with the faults that the source could not index, and the lines of samples
+    before `id`. Later lines belong to a shard that a kill left unfinished, and will be written again."""
     with reading(skipped, "remove it and convert again"):
         kept = [record for record in read_lines(skipped) if 0 <= record["id"] < id]
     records = [*(fault._asdict() for fault in unindexed), *kept]

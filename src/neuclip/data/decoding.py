@@ -1,6 +1,6 @@
-"""From the bytes of an image to pixels. The transform that follows belongs to the model.
+"""Decodes the bytes of an image to pixels. The transform that follows belongs to the model.
 
-`decode` is exact: the same pixels as open_clip's. `FastDecode` is the faster way for training, `data.pixels: fast`.
+`decode` is exact: the same pixels as open_clip. `FastDecode` is faster, for training with `data.pixels: fast`.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ try:
 except ImportError:
     simplejpeg = None
 
-# Endings of image files that are decoded, and of those that are not.
+# Endings of image files that are supported, and of those that are not.
 DECODED = frozenset(
     ["png", "jpg", "jpeg", "jpe", "jfif", "webp", "bmp", "gif", "tif", "tiff", "avif", "jp2", "ppm", "ico"]
 )
 NOT_DECODED = frozenset(["heic", "heif", "jxl", "svg", "eps", "psd", "tga"])
-NOT_DECODED_REASON = "kind of image is not read"
+NOT_DECODED_REASON = "image format is not supported"
 IMAGE_SUFFIXES = tuple(f".{ending}" for ending in sorted(DECODED))
 
 SIGNATURES = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF8", "gif"))
-MOST_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow warns from here on, we refuse
-# The first bytes say what a file is, not its name. Left out are EPS, which would start Ghostscript on bytes from
-# anywhere, and kinds without a signature (TGA): a damaged file may pass as one and show noise.
+MOST_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: above it Pillow warns, and we refuse
+# The format is recognised by the first bytes, not by the name. Two kinds are left out: EPS, which would run Ghostscript
+# on untrusted bytes, and formats without a signature (TGA), because a damaged file may pass as one and show noise.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "ICO", "JPEG2000", "AVIF")
-STRIP_PIXELS = 1 << 20  # that are scaled from 16 bits to 8 at a time
-REDUCTION = 2  # the smallest crop of a reduced image is at least so many times as large as the model's image
+STRIP_PIXELS = 1 << 20  # pixels that are scaled from 16 bits to 8 at a time
+REDUCTION = 2  # the smallest crop of a reduced image has sides at least this many times those of the model's image
 
 
 def ending_by_content(image: bytes) -> str:
-    """The ending of the most usual kinds of images by their first bytes; "" for others."""
+    """The usual ending for the most common image formats, recognised by their first bytes; "" for others."""
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "webp"
     return next((ending for signature, ending in SIGNATURES if image.startswith(signature)), "")
 
 
 def decode(content: bytes, where: str = "", *, reduce_to: int = 0) -> Image.Image:
-    """The whole image in its own mode (palette, CMYK, alpha): open_clip's transforms convert to RGB themselves, and
-    only so are pixels equal to open_clip's. The first frame of an animation; 16-bit grey scaled to 8. Raises BadSample.
+    """Decode an image in its own mode (palette, CMYK, alpha). open_clip's transforms convert it to RGB; converting it
+    earlier would give other pixels than open_clip. Of an animation, only the first frame is decoded; 16-bit grey is
+    scaled to 8 bits. Raises BadSample.
 
-    With `reduce_to` a JPEG may come at 1/2, 1/4 or 1/8 of its size, its sides no shorter than that.
+    With `reduce_to`, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, with sides of at least `reduce_to`.
 
     >>> decode(source[0].image).convert("RGB")
     """
@@ -55,14 +56,14 @@ def decode(content: bytes, where: str = "", *, reduce_to: int = 0) -> Image.Imag
         raise BadSample("image is empty", where)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one per image with damaged EXIF data would bury everything else
+            warnings.simplefilter("ignore")  # one warning per image with damaged EXIF data would hide all other output
             image: Image.Image = Image.open(BytesIO(content), formats=FORMATS)
             if image.width * image.height > MOST_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
             if reduce_to:
                 image.draft(None, (reduce_to, reduce_to))
             image.load()
-        # The conversion to RGB ignores a transparent colour, but warns of it, or fails where it is damaged.
+        # The conversion to RGB ignores a transparent colour, but warns about it, and fails if it is damaged.
         image.info.pop("transparency", None)
         return _to_eight_bits(image)
     except MemoryError:
@@ -75,13 +76,14 @@ def decode(content: bytes, where: str = "", *, reduce_to: int = 0) -> Image.Imag
 
 
 def decode_rgb(content: bytes) -> Image.Image:
-    """As the field's evaluations do it, before any resizing: a palette cannot be interpolated, and colours under full
-    transparency count."""
+    """Decode an image and convert it to RGB before resizing, as is usual in evaluations: a palette cannot be
+    interpolated, and the colours of transparent pixels are used."""
     return decode(content).convert("RGB")
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow's conversion of 16-bit grey to RGB clips at 255, which turns nearly every such image white."""
+    """Scale 16-bit grey to 8 bits. Pillow's conversion to RGB would clip at 255: nearly every such image would be
+    white."""
     if image.mode == "F":
         raise ValueError("pixels are floats, and no file says which value is white")
     if not image.mode.startswith("I"):
@@ -97,11 +99,12 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 class FastDecode:
-    """Bytes -> uint8 (H, W, 3), inexact: JPEGs much larger than the smallest crop needs are decoded at 1/2, 1/4 or 1/8
-    of their size. With simplejpeg (extra `fast`) other JPEGs go straight into an array, with the same pixels as Pillow.
+    """Decodes bytes to uint8 (H, W, 3), inexactly: JPEGs much larger than the smallest crop needs are decoded at 1/2,
+    1/4 or 1/8 of their size. With simplejpeg (extra `fast`), other JPEGs are decoded straight into an array, with the
+    same pixels as Pillow.
 
-    The crop of a square image that keeps `smallest_crop` of the area has sides of at least twice `size`, unless the
-    image itself is too small for that. Picklable.
+    A crop of a square image with the share `smallest_crop` of its area has sides of at least twice `size`, unless the
+    image itself is too small. Picklable.
 
     >>> FastDecode(224, smallest_crop=0.9)(photo_of_2000_by_1500).shape
     (750, 1000, 3)
@@ -111,16 +114,16 @@ class FastDecode:
         self.side = math.ceil(REDUCTION * size / math.sqrt(smallest_crop))
 
     def __call__(self, content: bytes) -> np.ndarray:
-        """Raises BadSample, as `decode` does."""
+        """Decode an image. Raises BadSample, as `decode` does."""
         if self._is_plain_jpeg(content):
             try:
                 return simplejpeg.decode_jpeg(content)
-            except ValueError:  # damaged: Pillow says how, or reads it where it can
+            except ValueError:  # damaged: Pillow may still decode it, or gives the reason
                 pass
         return np.array(decode(content, reduce_to=self.side).convert("RGB"))
 
     def _is_plain_jpeg(self, content: bytes) -> bool:
-        """Three colours, and too small to be reduced."""
+        """Whether it is a JPEG of three colours that is too small to be reduced."""
         if simplejpeg is None or not content.startswith(b"\xff\xd8"):
             return False
         try:

@@ -1,8 +1,8 @@
-"""DataComp's evaluation sets from the Hugging Face hub, below one root folder, in the layout that neuclip eval reads.
+"""Downloads DataComp's evaluation sets from the Hugging Face hub to one root folder, in the layout of neuclip eval.
 
-Sets that you have already need no copy: put a folder, or a link to it, below the root under the task's folder name.
-Class folders, Karpathy's captions with images and WinoGAViL's table with images are read as they are. Which hub that
-is, and how it is reached, is huggingface_hub's own business (HF_ENDPOINT, HF_TOKEN).
+A set that you already have need not be copied: put its folder, or a link to it, into the root folder under the task's
+folder name. Class folders, Karpathy's captions with images and WinoGAViL's table with images are read as they are.
+huggingface_hub decides which hub is used and how (HF_ENDPOINT, HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from neuclip.formatting import byte_size
 from neuclip.progress import track
 from neuclip.tasks import Task
 
-# The files of the layout and no others: of some copies the training part is larger than the test part.
+# Only the files of the layout: some copies have a training part that is larger than the test part.
 WANTED = (CLASSNAMES, TEMPLATES, DATASET_TYPE, "test/*.tar", f"test/{SHARD_COUNT}")
 PROVENANCE = "SOURCE.json"
-SPARE = 1.02  # of the bytes that are written: indexes lie beside shards
+SPARE = 1.02  # times the bytes of the download: space for the indexes beside the shards
 
 
 @dataclass(frozen=True)
 class Got:
-    """A task that is below the root, or why it is not."""
+    """A task's set in the root folder, or the reason why it could not be obtained."""
 
     task: Task
-    folder: Path | None  # None: it could not be got
+    folder: Path | None  # None: it could not be obtained
     status: str  # "there", "downloaded", or the reason
     counts: dict[str, int]
-    notes: tuple[str, ...] = ()  # in what it differs from the task: figures on it are not the task's
+    notes: tuple[str, ...] = ()  # how the set differs from the task's: results on it are not comparable
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,17 @@ class HubCopy:
     task: Task
     repository: str
     revision: str
-    bytes: int  # that are still missing
+    bytes: int  # still to be downloaded
 
 
 class NotOnTheHub(RunFailed):
-    """The hub answers, and has no copy of a task in the layout."""
+    """The hub can be reached, but has no copy of a task in the layout."""
 
 
 def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]], None]) -> list[Got]:
-    """What is missing below the root, from the hub. `agree` is shown it before anything is downloaded, and raises
-    UserError if nobody wants it. If interrupted, the same call continues.
+    """Download the sets that are missing in the root folder, and check all of them. `agree` receives the list of
+    downloads before the first one, and raises UserError if the user declines. After an interruption, the same call
+    continues.
 
     >>> get_sets(choose_tasks("dtd"), Path("sets"), print)[0].counts                                # doctest: +SKIP
     {'images': 1880, 'classes': 47}
@@ -67,8 +68,8 @@ def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]],
     for task in track(missing, "asking the hub", len(missing), "tasks"):
         try:
             copies.append(find_copy(task, root))
-        except NotOnTheHub as nowhere:
-            got[task.key] = Got(task, None, str(nowhere), {})
+        except NotOnTheHub as error:
+            got[task.key] = Got(task, None, str(error), {})
     if copies:
         refuse_no_room(root, sum(copy.bytes for copy in copies))
         agree(copies)
@@ -78,16 +79,16 @@ def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]],
 
 
 def _check_there(task: Task, folder: Path) -> Got:
-    """A set that is below the root already. One that is broken is never replaced: it may be somebody's work."""
+    """Check a set that is already in the root folder. A broken one is never replaced: it may be the user's own work."""
     try:
         return check_set(task, folder, "there")
     except UserError as error:
-        raise UserError(f"{error}; or remove {folder} to get it again") from error
+        raise UserError(f"{error}; or remove {folder} to download it again") from error
 
 
 def find_copy(task: Task, root: Path) -> HubCopy:
-    """The first copy of the task that the hub has; only its list of files is downloaded. Files that an interrupted call
-    has downloaded are not counted again."""
+    """The first of the task's copies that the hub has. Only its list of files is downloaded. Files that an interrupted
+    call has already downloaded are not counted in its bytes."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -95,8 +96,8 @@ def find_copy(task: Task, root: Path) -> HubCopy:
     for repository in task.copies:
         try:
             about = HfApi().dataset_info(repository, files_metadata=True)
-        except RepositoryNotFoundError:  # also of those one must ask for
-            reason = f"{', '.join(task.copies)}: not on the hub, or not for everyone"
+        except RepositoryNotFoundError:  # also raised for repositories that need permission
+            reason = f"{', '.join(task.copies)}: not on the hub, or not public"
             continue
         except Exception as error:
             raise _hub_failed(task, root, error) from error
@@ -107,14 +108,15 @@ def find_copy(task: Task, root: Path) -> HubCopy:
         }
         if any(name.endswith(".tar") for name in sizes):
             partial = partial_folder(task, root)
-            left = [size for name, size in sizes.items() if not (partial / name).is_file()]
-            return HubCopy(task, repository, about.sha or "", sum(left))
+            missing = [size for name, size in sizes.items() if not (partial / name).is_file()]
+            return HubCopy(task, repository, about.sha or "", sum(missing))
         reason = f"{repository}: has no test/0.tar"
     raise NotOnTheHub(f"{reason}; {by_hand(task, root)}")
 
 
 def download(copy: HubCopy, root: Path) -> Got:
-    """Beside its place first: a set that is broken, or not whole, never has its name."""
+    """Download a set to a partial folder, check it, and then rename the folder: a broken or incomplete set never has
+    the task's folder name."""
     from huggingface_hub import snapshot_download
 
     task, partial, folder = copy.task, partial_folder(copy.task, root), root / copy.task.folder
@@ -127,8 +129,8 @@ def download(copy: HubCopy, root: Path) -> Got:
     try:
         got = check_set(task, partial, "downloaded")
     finally:
-        # What huggingface_hub remembers of files that are whole. Without it, the next call compares every file's hash
-        # and downloads those that are broken.
+        # huggingface_hub notes here which files are complete. Without these notes, the next call compares every file's
+        # hash and downloads broken files again.
         shutil.rmtree(partial / ".cache", ignore_errors=True)
     write_json(partial / PROVENANCE, {"task": task.key, "repository": copy.repository, "revision": copy.revision})
     partial.rename(folder)
@@ -140,7 +142,7 @@ def partial_folder(task: Task, root: Path) -> Path:
 
 
 def _hub_failed(task: Task, root: Path, error: Exception) -> RunFailed:
-    """One line for whatever goes wrong on the way: of huggingface_hub, its HTTP library, or the system."""
+    """The one-line error for any failure of huggingface_hub, its HTTP library, or the system."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = (lines[0] if lines else type(error).__name__)[:200]
     return RunFailed(
@@ -150,24 +152,24 @@ def _hub_failed(task: Task, root: Path, error: Exception) -> RunFailed:
 
 
 def by_hand(task: Task, root: Path) -> str:
-    """What to do without a network, or without a copy on the hub."""
-    where = f"{task.copies[0]} (a data set of the Hugging Face hub)" if task.copies else "it"
-    return f"fetch {where} elsewhere and put it, or a link to it, at {root / task.folder}"
+    """What the user can do without a network, or without a copy on the hub."""
+    what = f"{task.copies[0]} (a data set of the Hugging Face hub)" if task.copies else "the set"
+    return f"get {what} on another machine and put it, or a link to it, at {root / task.folder}"
 
 
 def refuse_no_room(root: Path, size: int) -> None:
-    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
     if size * SPARE > free:
         raise UserError(
-            f"{root}: {byte_size(size)} are needed and {byte_size(free)} are free; make room, or give --to a folder on "
-            "another disk"
+            f"{root}: {byte_size(size)} are needed and {byte_size(free)} are free; free some space, or give a folder "
+            "on another disk with --to"
         )
 
 
 def check_set(task: Task, folder: Path, status: str) -> Got:
-    """Raises UserError where a part is missing or broken. Counts that are not the task's are noted: a part of a set,
-    or another version of it, is useful as long as nobody takes its figures for the task's."""
+    """Check a task's set. Raises UserError if something is missing or broken. Counts that differ from the task's are
+    only noted: a part of a set, or another version, is useful if its results are not mistaken for the task's."""
     opened = open_task(task, folder)
     notes = []
     if isinstance(opened, ZeroShotTask):

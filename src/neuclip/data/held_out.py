@@ -1,4 +1,4 @@
-"""What a run is measured on, opened before it starts: pairs for retrieval, sets with answers."""
+"""Opens a run's held-out data before it starts: pairs for retrieval, and sets with labels for zero-shot."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from neuclip.secrets import between_commas, without_queries
 from neuclip.settings.sections import Settings
 from neuclip.tasks import Task
 
-NAMED = re.compile(r"([^=/\\:?*{},]*)=(.*)", re.DOTALL)  # a name holds nothing that an address needs before its '='
+NAMED = re.compile(r"([^=/\\:?*{},]*)=(.*)", re.DOTALL)  # NAME=DATA; a name has no character of paths, URLs or patterns
 TASK_TABLES = (".json", ".csv", ".tsv", ".jsonl", ".parquet")
-FIRST_TEXTS = 100  # looked at for several lines
+FIRST_TEXTS = 100  # texts that are searched for line breaks
 COLUMN_SETTINGS = ("image_column", "caption_column", "caption_key")
 
-TaskData = ZeroShotTask | Source | Puzzles  # to classify, to retrieve from, to solve
+TaskData = ZeroShotTask | Source | Puzzles  # for classification, for retrieval, for puzzles
 
 
 def held_out_addresses(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Addresses for retrieval and for zero-shot. `auto` means the test parts of a data set by name; other data have
-    none. What data.hold_out keeps is measured too, unless `none` is given."""
+    """The data paths for retrieval and for zero-shot. `auto` means the evaluation parts of a data set by name; other
+    data have none. The samples that data.hold_out keeps from training are added for retrieval unless it is `none`."""
     name, evaluation = settings.data.train, settings.evaluation
     retrieval, zero_shot = evaluation.retrieval, evaluation.zero_shot
-    own_retrieval, own_zero_shot = by_name.held_out(name) if name in by_name.PARTS else ((), ())
+    auto_retrieval, auto_zero_shot = by_name.held_out(name) if name in by_name.PARTS else ((), ())
     kept = (f"{data_name(name)}{HELD_OUT_SUFFIX}",) if settings.data.hold_out else ()
     if retrieval == ("auto",):
-        retrieval = (*own_retrieval, *kept)
+        retrieval = (*auto_retrieval, *kept)
     elif retrieval and not any(address.endswith(HELD_OUT_SUFFIX) for address in retrieval):
         retrieval = (*retrieval, *kept)
     if zero_shot == ("auto",):
-        zero_shot = own_zero_shot
+        zero_shot = auto_zero_shot
     return retrieval, zero_shot
 
 
 def named(address: str) -> tuple[str, str]:
-    """The name under which figures show a held-out set, and its address: NAME=ADDRESS gives both. Without a name it is
-    the address, without the query of a signed URL. A path that is there is never cut.
+    """The name of a held-out set in results, and its data path. NAME=DATA gives both; otherwise the name is the data
+    path without the query of a signed URL. An existing path is never split at its '='.
 
     >>> named("flickr=wds_flickr30k"), named("s3://bucket/x.tar?id=1")
     (('flickr', 'wds_flickr30k'), ('s3://bucket/x.tar', 's3://bucket/x.tar?id=1'))
@@ -57,22 +57,22 @@ def named(address: str) -> tuple[str, str]:
         return without_queries(address), address
     name, path = match[1].strip(), match[2].strip()
     if not (name and path):
-        missing = "address behind" if name else "name before"
-        raise UserError(f"{without_queries(address)}: no {missing} '='; give NAME=ADDRESS, or the address alone")
+        missing = "data path after" if name else "name before"
+        raise UserError(f"{without_queries(address)}: no {missing} '='; give NAME=DATA, or only the data path")
     return name, path
 
 
 def _is_path(address: str) -> bool:
-    """Whether something is there under this address, or matches it: folders are called `part=0` too."""
+    """Whether a file or folder of this name exists or matches it: a folder may be called `part=0`."""
     first = expand_braces(between_commas(address)[0])[0]
     return is_there(Path(address)) or is_there(Path(first)) or bool(glob.glob(first))  # noqa: PTH207
 
 
 @dataclass(frozen=True)
 class HeldOutSets:
-    """Opened once: a missing file is found before training, not after.
+    """A run's held-out sets, opened before training, so that a missing file is found early.
 
-    The keys are the names that figures and files of a run show.
+    The keys are the names of the sets in results and files of the run.
     """
 
     retrieval: dict[str, Source]
@@ -80,7 +80,7 @@ class HeldOutSets:
 
     @classmethod
     def open(cls, settings: Settings) -> HeldOutSets:
-        """Those of settings.evaluation; tables and shards are read as the training data unless it says otherwise."""
+        """Open the sets of settings.evaluation. Columns and caption keys default to those of the training data."""
         retrieval, zero_shot = (
             {address: named(address)[0] for address in addresses}
             for addresses in (settings.evaluation.retrieval, settings.evaluation.zero_shot)
@@ -93,28 +93,28 @@ class HeldOutSets:
 
 
 def _refuse_equal_names(names: dict[str, str]) -> None:
-    """`names`: of each address."""
+    """Raise UserError if two sets have the same name. `names` maps data paths to names."""
     counts = Counter(names.values())
-    if twice := [address for address, name in names.items() if counts[name] > 1]:
-        first, second = (without_queries(named(address)[1]) for address in twice[:2])
+    if duplicates := [address for address, name in names.items() if counts[name] > 1]:
+        first, second = (without_queries(named(address)[1]) for address in duplicates[:2])
         raise UserError(
-            f"{names[twice[0]]}: is the name of two held-out sets, {first} and {second}; give each a name of its own: "
+            f"{names[duplicates[0]]}: is the name of two held-out sets, {first} and {second}; give each its own name: "
             f"NAME={first}"
         )
 
 
 def open_retrieval(address: str, settings: Settings) -> Source:
-    """A retrieval set, with or without a name before it: one sample per image, which has all its captions."""
+    """Open a retrieval set, given as DATA or NAME=DATA: one sample per image, with all its captions."""
     _, address = named(address)
-    data, own = settings.data, settings.evaluation
+    data, evaluation = settings.data, settings.evaluation
     if address.endswith(HELD_OUT_SUFFIX) and not is_there(Path(address)):
         if not data.hold_out or address != (kept := f"{data_name(data.train)}{HELD_OUT_SUFFIX}"):
             remedy = f"give {kept}" if data.hold_out else "give --data.hold_out 1000 when you train"
-            raise UserError(f"{address}: there is no held-out set of this name; {remedy}")
+            raise UserError(f"{address}: there is no held-out set with this name; {remedy}")
         source = group_by_image(split(open_as(data.train, data), data.hold_out, settings.run.seed)[1])
         _print_several_lines(address, source)
         return source
-    chosen = {name: value for name in COLUMN_SETTINGS if (value := getattr(own, name))}
+    chosen = {name: value for name in COLUMN_SETTINGS if (value := getattr(evaluation, name))}
     try:
         source = group_by_image(open_as(address, replace(data, **chosen), retrieval=True))
         _check_captions(address, source)
@@ -125,28 +125,29 @@ def open_retrieval(address: str, settings: Settings) -> Source:
 
 
 def _check_captions(address: str, source: Source) -> None:
-    """A wrong caption key leaves nothing to measure, which would otherwise be found after training; some images without
-    a caption are left out of the figures, and counted there."""
+    """Raise UserError if no sample has a caption, for example because of a wrong caption key: otherwise this would be
+    noticed only after training. If some images have none, print that they are skipped."""
     _, counts = fingerprint(source)
     if not counts.without:
         return
     if counts.captions:
         print_once(
             f"{without_queries(address)}: {counts.without:,} of {plural(counts.samples, 'image')} have no caption and "
-            "are skipped; give each of them one, or remove them"
+            "are skipped; add captions, or remove these images"
         )
         return
     try:
         source[0]
-        reason = "first of all " + source.where(0)
+        reason = "first: " + source.where(0)
     except BadSample as bad:
         reason = f"{bad.reason}, {bad.where}"
-    remedy = "it is a set for zero-shot" if is_there(Path(address) / CLASSNAMES) else "give data with captions"
+    is_zero_shot = is_there(Path(address) / CLASSNAMES)
+    remedy = "it is a zero-shot set, for --evaluation.zero_shot" if is_zero_shot else "give data with captions"
     raise UserError(f"{without_queries(address)}: no sample has a caption ({reason}); {remedy}")
 
 
 def _print_several_lines(address: str, source: Source) -> None:
-    """Texts of several lines may be several captions; nothing but a mark tells."""
+    """Print a hint if texts have several lines: they may be several captions, which only dataset_type.txt can tell."""
     if source.shard_ends is not None or not {"tar", "folder"} & set(source.kind.split("+")):
         return
     count = 0
@@ -158,14 +159,14 @@ def _print_several_lines(address: str, source: Source) -> None:
     if count:
         print_once(
             f"{without_queries(address)}: the texts of {count:,} of the first {plural(id + 1, 'image')} have several "
-            f"lines and are read as one caption each; if every line is a caption, write the word {RETRIEVAL} into the "
+            f"lines and are read as one caption each; if every line is a caption, write the word {RETRIEVAL} to a "
             f"file {DATASET_TYPE} beside the images or shards"
         )
 
 
 def open_task(task: Task, folder: Path) -> TaskData:
-    """The data of one of DataComp's tasks, in the layout of its kind. Raises UserError where a part is missing or
-    broken. Retrieval sets are read with default settings: those of a run are about its own data."""
+    """Open the data of one of DataComp's tasks. Raises UserError if something is missing or broken. Retrieval sets are
+    read with default settings, because the settings of a run describe its own data."""
     if task.kind == "classification":
         return ZeroShotTask.open(folder, name=task.name)
     if task.kind == "puzzles":
@@ -179,7 +180,7 @@ def has_shards(folder: Path) -> bool:
 
 def _shards_or_table(folder: Path) -> Path:
     """The folder itself if it has shards or captions.csv; else its only table, such as Karpathy's beside the images.
-    Shards must be marked: every line of a text would be one caption together with the next."""
+    Shards must be marked as a retrieval set: otherwise all lines of a text would be read as one caption."""
     if has_shards(folder):
         if not is_retrieval_set(folder):
             raise UserError(f"{folder / DATASET_TYPE}: does not say {RETRIEVAL}; write this word into it")
@@ -191,5 +192,5 @@ def _shards_or_table(folder: Path) -> Path:
 
 
 def source_of(data: TaskData) -> Source:
-    """Its images."""
+    """The source of a task's images."""
     return data if isinstance(data, Source) else data.source

@@ -1,7 +1,7 @@
-"""From the order to batches: worker processes read, decode, transform and tokenize; the main process only receives.
+"""Makes batches in worker processes, which read, decode, transform and tokenize; the main process only receives them.
 
 order.ids -> source[id] -> decode -> transform, and a caption -> tokenize -> Batch: one window of the order is one
-batch. Features of locked towers that are stored take the place of images and captions.
+batch. Stored features of locked towers replace images and captions.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from neuclip.errors import RunFailed, UserError
 Decode = Callable[[bytes], Any]
 Transform = Callable[[Any], Tensor]  # takes what the decoder gives: a Pillow image, or an array
 Tokenize = Callable[[list[str]], Tensor]
-PREFETCH = 2  # batches that each worker has ready
-TRIES = 100  # after so many bad samples in a row the run stops
+PREFETCH = 2  # batches that each worker prepares ahead
+TRIES = 100  # bad samples in a row after which the run stops
 
 
 class Batch(NamedTuple):
-    """The pairs of one step, or of one rank's share of it."""
+    """The pairs of one step on one rank."""
 
-    images: Tensor  # (b, 3, H, W); or the features (b, width) of a locked trunk, where they are stored
+    images: Tensor  # (b, 3, H, W); or the features (b, width) of a locked trunk, if they are stored
     tokens: Tensor  # (b, L)
     ids: Tensor  # (b,) int64
     faults: tuple[Fault, ...]
-    text_features: Tensor | None = None  # (b, width) of a locked trunk, where they are stored
+    text_features: Tensor | None = None  # (b, width) of a locked trunk, if they are stored
 
 
 class ImageBatch(NamedTuple):
     """Images to embed, with all their captions; those that could not be read are left out and named in `faults`."""
 
-    images: Tensor  # (b, 3, H, W); (0,) where none could be read, or none was asked for
+    images: Tensor  # (b, 3, H, W); (0,) if none could be read, or without a transform
     ids: Tensor  # (b,) int64
     captions: tuple[tuple[str, ...], ...]
     digests: tuple[bytes, ...]  # 16 bytes each, equal for images of equal bytes
@@ -55,12 +55,12 @@ class ImageBatch(NamedTuple):
 
 
 class Batches:
-    """The training batches of one rank, the same to the bit for any number of workers.
+    """The training batches of one rank. They are equal to the bit for any number of workers.
 
-    `transform` and `tokenize` must be picklable: no lambdas, no local functions. Batches are consecutive windows of the
-    endless order: the last one of an epoch is filled up from the next epoch, never short and never dropped.
-    `start_method` is how workers start ("fork", "spawn", "forkserver"; None: Python's default on this system, and
-    never a fork of this process for data that are downloaded). `decode` gives what `transform` takes.
+    `decode` returns what `transform` takes. `transform` and `tokenize` must be picklable: no lambdas, no local
+    functions. Batches are consecutive windows of the endless order: the last one of an epoch is filled up from the next
+    epoch, never short and never dropped. `start_method` is how workers start: "fork", "spawn" or "forkserver"; None
+    means Python's default on this system, except that remote data never fork this process.
 
     >>> batches = Batches(source, Order(len(source), seed=0), batch_size=1024, transform=transform, tokenize=tokenize,
     ...                   seed=0, workers=4)                                                        # doctest: +SKIP
@@ -92,13 +92,13 @@ class Batches:
         self.windows = TrainingWindows(source, order, batch_size // ranks, decode, transform, tokenize, seed)
 
     def steps(self, first_sample: int, count: int) -> Iterator[Batch]:
-        """`count` consecutive windows of batch_size positions from `first_sample` on; of each, this rank's rows."""
+        """This rank's rows of `count` consecutive windows of batch_size positions, from `first_sample` on."""
         first = first_sample + self.rank * self.windows.size
         starts = range(first, first + count * self.batch_size, self.batch_size)
         return load(self.windows, starts, self.workers, self.start_method)
 
     def read_stored(self, stored: Mapping[str, StoredSide]) -> None:
-        """Take features of the towers "image" or "text" from where they are stored."""
+        """Use the stored features of the towers "image" or "text" instead of images or captions."""
         self.windows.image_store, self.windows.text_store = stored.get("image"), stored.get("text")
         if len(stored) == 2:
             self.workers = 0  # reading rows is faster than passing them between processes
@@ -106,10 +106,8 @@ class Batches:
 
 @dataclass(eq=False)
 class TrainingWindows(Dataset):
-    """The start of a window of positions -> its batch. Augmentation and choice of caption depend on (seed, epoch, id).
-
-    What worker processes receive.
-    """
+    """The data set that worker processes receive: maps the first position of a window to its batch. Augmentation and
+    choice of caption depend on (seed, epoch, id)."""
 
     source: Source
     order: Order
@@ -131,7 +129,9 @@ class TrainingWindows(Dataset):
         try:
             if ahead := self.order.shards_ahead(start) if self._reads_source else []:
                 self.source.prefetch(ahead)
-            pairs = [self._pair_or_next(*one, faults) for one in zip(ids.tolist(), seeds.tolist(), strict=True)]
+            pairs = [
+                self._pair_or_next(id, seed, faults) for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True)
+            ]
             images, captions = zip(*pairs, strict=True)
             return self._collate(images, captions, torch.from_numpy(ids), tuple(faults))
         except RunFailed as failure:
@@ -145,7 +145,8 @@ class TrainingWindows(Dataset):
         return self.image_store is None or self.text_store is None
 
     def _stored_batch(self, ids: np.ndarray) -> Batch | None:
-        """Where nothing has to be read, drawn or replaced: one sample after the other would take most of a step."""
+        """The batch, if both towers' features are stored and no sample needs a draw or a replacement; else None.
+        Building it sample by sample would take most of a step."""
         if self.image_store is None or self.text_store is None:
             return None
         images, texts = self.image_store.only_rows(ids), self.text_store.only_rows(ids)
@@ -154,7 +155,8 @@ class TrainingWindows(Dataset):
         return Batch(images["features"], texts["tokens"].long(), torch.from_numpy(ids), (), texts["features"])
 
     def _pair_or_next(self, id: int, seed: int, faults: list[Fault]) -> tuple[Any, Any]:
-        """The sample, or the first usable one after it in source order: a bad sample keeps its id and its place."""
+        """The pair of a sample or, if it is bad, of the first usable sample after it in the source. In the batch, the
+        bad sample keeps its id and its position."""
         size, bad = len(self.source), None
         for step in range(min(TRIES + 1, size)):
             try:
@@ -166,12 +168,12 @@ class TrainingWindows(Dataset):
         assert bad is not None
         raise RunFailed(
             f"sample {id} is bad ({bad.reason}, {bad.where}) and so are the {min(TRIES, size - 1)} after it; no "
-            "replacement found; repair or leave out that part of the data"
+            "replacement found; repair or remove that part of the data"
         )
 
     def _pair(self, id: int, seed: int) -> tuple[Any, Any]:
-        """Image and caption, or where the rows of their features are stored. Every draw depends on (seed, epoch, id)
-        alone."""
+        """The image and the caption, or for stored features the places of their rows. Every random choice depends only
+        on (seed, epoch, id)."""
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         sample = self.source[id] if self._reads_source else None
@@ -186,7 +188,8 @@ class TrainingWindows(Dataset):
         return pixels(self.source, id, sample, self.decode, self.transform)
 
     def _raise_why_bad(self, id: int) -> None:
-        """A sample that could not be used when features were stored: reading it says why."""
+        """Raise BadSample for a sample that could not be used when features were stored. Reading it again finds the
+        reason."""
         self._pixels(id, self.source[id])
         raise BadSample("sample could not be used when its features were stored", self.source.where(id))
 
@@ -217,8 +220,8 @@ def pixels(source: Source, id: int, sample: Sample, decode: Decode, transform: T
 
 @dataclass(eq=False)
 class ImageWindows(Dataset):
-    """The start of a block of ids -> its images as they lie, with all their captions; bad ones are left out, not
-    replaced. Without a `transform` only captions are given."""
+    """Maps the first id of a block to its images in order, with all their captions. Bad samples are left out, not
+    replaced. Without a `transform`, images are not decoded."""
 
     source: Source
     size: int
@@ -256,8 +259,8 @@ def read_images(
     starts: Sequence[int] | None = None,
     start_method: str | None = None,
 ) -> Iterator[ImageBatch]:
-    """Every id once, in order, with all its captions; `ids`: only these consecutive ones; `starts`: only the batches
-    that begin there. The last batch is what is left."""
+    """Batches of every sample once, in order, with all its captions. `ids`: only these consecutive samples; `starts`:
+    only the batches that begin at these ids. The last batch may be smaller."""
     ids = range(len(source)) if ids is None else ids
     starts = range(ids.start, ids.stop, batch_size) if starts is None else starts
     return load(ImageWindows(source, batch_size, transform, ids.stop), starts, workers, start_method)
@@ -266,7 +269,8 @@ def read_images(
 def load(
     windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int, start_method: str | None = None
 ) -> Iterator[Any]:
-    """The batch of each start, in order. A worker that was killed is one line, one that hangs no wait."""
+    """The batch of each start, in order. A killed worker is a one-line RunFailed; a worker that hangs does not delay
+    the end of this process."""
     workers = min(workers, len(starts))
     others, finished = multiprocessing.active_children(), False
     try:
@@ -282,18 +286,18 @@ def load(
             raise  # a bug of ours keeps its traceback
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunFailed(
-            f"a data worker was ended from outside ({reason}), most often because memory ran out; "
+            f"a data worker was killed ({reason}), usually because memory ran out; "
             f"give fewer than --data.workers {workers}, or more memory (/dev/shm in a container)"
         ) from error
     finally:
-        if workers and not finished:  # torch and Python would wait for a worker that hangs, at the latest on exit
+        if workers and not finished:  # otherwise torch or, at exit, Python would wait for a worker that hangs
             for process in multiprocessing.active_children():
                 if process not in others:
                     process.kill()
 
 
 def _is_lost_worker(error: Exception) -> bool:
-    """Whether torch could not go on without a worker, rather than passes on an error from inside it."""
+    """Whether torch raised this error because a worker died, and not because of an error inside the worker."""
     if "Original Traceback" in str(error) or isinstance(error, RunFailed):
         return False
     return not isinstance(error, RuntimeError) or "DataLoader worker" in str(error)
@@ -302,12 +306,12 @@ def _is_lost_worker(error: Exception) -> bool:
 def _start(
     windows: TrainingWindows | ImageWindows, starts: Sequence[int], workers: int, start_method: str | None
 ) -> Iterator[Any]:
-    """torch's iterator, with its workers started."""
+    """Start the workers. Returns torch's iterator over their batches."""
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGCHLD) if main else None
     try:
         with warnings.catch_warnings():
-            # More workers than cores: three lines in torch's words; runs/build.py says it in one.
+            # torch warns in three lines of more workers than cores; runs/build.py does it in one.
             warnings.filterwarnings("ignore", "This DataLoader will create")
             loader = DataLoader(
                 windows,
@@ -315,23 +319,23 @@ def _start(
                 sampler=starts,
                 num_workers=workers,
                 collate_fn=_identity,
-                generator=torch.Generator(),  # else the loader draws from the main process's generator
+                generator=torch.Generator(),  # otherwise the loader would draw from the main process's generator
                 prefetch_factor=PREFETCH if workers else None,
                 worker_init_fn=_start_worker,
                 multiprocessing_context=(start_method or _start_method_for(windows)) if workers else None,
             )
             return iter(loader)
     finally:
-        # torch listens for the death of a worker and raises wherever the main process is then. Without that, the loader
-        # finds out within five seconds, where its error is expected.
+        # torch's signal handler raises when a worker dies, wherever the main process is at that moment. Without the
+        # handler, the loader notices within five seconds and raises where the error is expected.
         if main:
             signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
 def _start_method_for(windows: TrainingWindows | ImageWindows) -> str | None:
-    """None: Python's default. Downloads run in threads, and a fork copies the locks they hold, but not the threads that
-    would release them: workers that download are forked from a server process that has none. It has already imported
-    what they need."""
+    """The start method of workers; None for Python's default. Downloads run in threads, and a fork copies the locks
+    they hold but not the threads that would release them. So workers that download are forked from a server process
+    without such threads, which has already imported what they need."""
     if windows.source.shard_ends is None:
         return None
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -346,7 +350,8 @@ def _identity(batch: Any) -> Any:
 
 
 def _start_worker(number: int) -> None:
-    """Ctrl-C reaches every process of the terminal; only the main one decides what it means and ends its workers."""
+    """Ignore the signals that reach every process of a terminal, such as Ctrl-C: the main process handles them and ends
+    its workers."""
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker would have inherited the trainer's handler

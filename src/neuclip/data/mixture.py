@@ -1,4 +1,4 @@
-"""Several sources as one, what data.hold_out keeps from training, and pairs of one image as one sample.
+"""Combines several sources, splits off the samples of data.hold_out, and groups pairs of the same image.
 
 Weight w means that every sample of a source appears w times per epoch.
 """
@@ -17,19 +17,20 @@ from neuclip.data.source import FACTS, BadSample, Sample, Source, check_id
 from neuclip.data.tar.remote_source import RemoteTarSource
 from neuclip.errors import UserError
 
-HELD_OUT_SUFFIX = "#held-out"  # behind the name of the training data: what is kept from training
-HOLD_OUT_SALT = 0x68656C64  # keeps the choice apart from the order of training, which has the same seed
-STRETCH = 10_000  # local samples that stand for a shard where local data are mixed with remote ones
+HELD_OUT_SUFFIX = "#held-out"  # NAME#held-out: the samples that are kept out of training on the data NAME
+HOLD_OUT_SALT = 0x68656C64  # makes the choice independent of the training order, which has the same seed
+STRETCH = 10_000  # local samples that are treated as one shard if local data are mixed with remote data
 
 
 class Mixture(Source):
-    """Sources end to end: the ids of each follow those of the one before. Of each, the samples in `held_out` (sorted
-    ids) are left out; only these ids are stored, for the rest of a billion would take gigabytes."""
+    """Several sources one after the other: the ids of each follow those of the one before. Of each source, the samples
+    in `held_out` (sorted ids) are left out. Only these ids are stored: the others could be a billion, which would take
+    gigabytes."""
 
     def __init__(self, parts: Sequence[Source], weights: Sequence[int], held_out: Sequence[np.ndarray] = ()):
         self.parts, self.weights = tuple(parts), tuple(weights)
         self.held_out = tuple(held_out) or tuple(np.zeros(0, np.int64) for _ in parts)
-        self._before = [ids - np.arange(len(ids)) for ids in self.held_out]  # how many others come before each
+        self._before = [ids - np.arange(len(ids)) for ids in self.held_out]  # how many samples stay before each
         self.sizes = np.array([len(part) - len(ids) for part, ids in zip(parts, self.held_out, strict=True)])
         self.ends = np.cumsum(self.sizes)
         self.name = "+".join(part.name for part in parts)
@@ -43,7 +44,7 @@ class Mixture(Source):
             self.shard_ends = np.concatenate([start + ends for start, ends in starts])
 
     def _ends_of(self, number: int) -> np.ndarray:
-        """Where the shards of a part end, in its ids without those held out. A local part is cut into stretches."""
+        """The ends of a part's shards, in ids without the held-out samples. A local part is cut into stretches."""
         ends = self.parts[number].shard_ends
         if ends is None:
             return np.append(np.arange(STRETCH, self.sizes[number], STRETCH), self.sizes[number])
@@ -54,24 +55,24 @@ class Mixture(Source):
 
     def places(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         numbers = np.searchsorted(self.ends, ids, side="right")
-        own = ids - (self.ends - self.sizes)[numbers]
+        part_ids = ids - (self.ends - self.sizes)[numbers]
         for number in np.unique(numbers).tolist():
-            here = numbers == number
-            own[here] += np.searchsorted(self._before[number], own[here], side="right")
-        return numbers, own
+            mask = numbers == number
+            part_ids[mask] += np.searchsorted(self._before[number], part_ids[mask], side="right")
+        return numbers, part_ids
 
-    def _place(self, id: int) -> tuple[Source, int]:
+    def _part_and_id(self, id: int) -> tuple[Source, int]:
         check_id(id, len(self))
-        (number,), (own,) = self.places(np.array([id]))
-        return self.parts[number], int(own)
+        (number,), (part_id,) = self.places(np.array([id]))
+        return self.parts[number], int(part_id)
 
     def __getitem__(self, id: int) -> Sample:
-        part, own = self._place(id)
-        return part[own]
+        part, part_id = self._part_and_id(id)
+        return part[part_id]
 
     def where(self, id: int) -> str:
-        part, own = self._place(id)
-        return part.where(own)
+        part, part_id = self._part_and_id(id)
+        return part.where(part_id)
 
     def caption_facts(self) -> Iterator[np.ndarray]:
         for part, held_out in zip(self.parts, self.held_out, strict=True):
@@ -83,13 +84,13 @@ class Mixture(Source):
 
     def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
         ids = np.arange(len(self)) if ids is None else ids
-        numbers, own = self.places(ids)
-        keys, known = mix(ids.astype(np.uint64)), False  # of pairs that have an image of their own
+        numbers, part_ids = self.places(ids)
+        keys, known = mix(ids.astype(np.uint64)), False  # unique keys, for parts where every pair has its own image
         for number, part in enumerate(self.parts):
-            here = np.flatnonzero(numbers == number)
-            part_keys = part.image_keys(own[here], read_images=read_images)
+            rows = np.flatnonzero(numbers == number)
+            part_keys = part.image_keys(part_ids[rows], read_images=read_images)
             if part_keys is not None:
-                keys[here], known = part_keys, True
+                keys[rows], known = part_keys, True
         return keys if known else None
 
     def images_version(self) -> str:
@@ -103,13 +104,15 @@ class Mixture(Source):
 
 
 class Selection(Source):
-    """Chosen samples of a source; those of the same image, by `keys` (n,) of the chosen ones, are one sample with the
-    captions of all, in the order in which images first appear."""
+    """Chosen samples of a source. Given `keys` (n,), one per chosen sample, those with equal keys (the same image)
+    become one sample with all their captions. Images keep the order in which they first appear."""
 
     def __init__(self, source: Source, ids: np.ndarray, keys: np.ndarray | None = None, name: str = ""):
         self.source, self.kind, self.folder = source, source.kind, source.folder
         self.name = name or source.name
-        self.faults = source.faults if len(ids) == len(source) else ()  # of a part, what was not indexed counts once
+        self.faults = (
+            source.faults if len(ids) == len(source) else ()
+        )  # for a part of the source: the other part has them
         image = np.arange(len(ids))
         if keys is not None:
             _, first, image = np.unique(keys, return_index=True, return_inverse=True)
@@ -120,7 +123,7 @@ class Selection(Source):
             self.shard_ends = np.searchsorted(ids, source.shard_ends) if keys is None else self._ends[-1:]
 
     def rows(self, id: int) -> list[int]:
-        """The ids of the source that this sample is made of."""
+        """The ids in the source of the samples that this sample consists of."""
         check_id(id, len(self))
         return self._rows[self._ends[id - 1] if id else 0 : self._ends[id]].tolist()
 
@@ -128,7 +131,7 @@ class Selection(Source):
         return len(self._ends)
 
     def __getitem__(self, id: int) -> Sample:
-        """A row without a usable caption counts only where its image has no other."""
+        """The sample. A row without a usable caption makes it bad only if the image has no other row."""
         samples, first_bad = [], None
         for row in self.rows(id):
             try:
@@ -144,7 +147,7 @@ class Selection(Source):
         return self.source.where(self.rows(id)[0])
 
     def caption_facts(self) -> Iterator[np.ndarray]:
-        """A sample of several rows has a hash of their hashes."""
+        """The facts of the samples; for a sample of several rows, the hash is a hash of their hashes."""
         rows = np.concatenate([np.zeros(0, FACTS), *self.source.caption_facts()])[self._rows]
         if len(self._ends) == len(rows):
             yield rows
@@ -165,8 +168,8 @@ class Selection(Source):
 
 
 def group_by_image(source: Source) -> Source:
-    """The source itself unless several of its samples have the same image. Scored as it is, such a table would count an
-    image's other captions as wrong answers."""
+    """The source with samples of the same image grouped into one. Without grouping, retrieval would count an image's
+    other captions as wrong."""
     keys = source.image_keys(read_images=True)
     if keys is None or len(np.unique(keys)) == len(keys):
         return source
@@ -174,7 +177,7 @@ def group_by_image(source: Source) -> Source:
 
 
 def order_of(source: Source, seed: int) -> Order:
-    """The endless order in which training reads a source: remote data from few shards at a time."""
+    """The endless order in which training reads a source. Remote data are read from few shards at a time."""
     mixture = source if isinstance(source, Mixture) else None
     for part in mixture.parts if mixture else (source,):
         if isinstance(part, RemoteTarSource):
@@ -188,20 +191,20 @@ def order_of(source: Source, seed: int) -> Order:
     ends: list[np.ndarray] = []
     shards: list[np.ndarray] = []
     first_shard = start = 0
-    for size, weight, own_ends in zip(mixture.sizes.tolist(), weights, mixture.part_shards, strict=True):
+    for size, weight, part_ends in zip(mixture.sizes.tolist(), weights, mixture.part_shards, strict=True):
         for _ in range(weight):
-            ends.append(start + own_ends)
-            shards.append(first_shard + np.arange(len(own_ends)))
+            ends.append(start + part_ends)
+            shards.append(first_shard + np.arange(len(part_ends)))
             start += size
-        first_shard += len(own_ends)
+        first_shard += len(part_ends)
     order = ShardOrder(np.concatenate(ends), seed)
     return WeightedOrder(order, mixture.sizes.tolist(), weights, np.concatenate(shards))
 
 
 def split(source: Source, count: int, seed: int) -> tuple[Source, Source]:
-    """Training data and the held-out samples: `count`, or a few more to keep the pairs of an image together. No image
-    is on both sides, as far as names of files tell. Of several sources each gives its share by size, whatever its
-    weight. The choice is the same whenever the data is opened."""
+    """Split a source into training data and held-out samples: `count` of them, or a few more to keep the pairs of an
+    image together. No image is on both sides, as far as file names tell. Each of several sources gives a share in
+    proportion to its size; weights do not matter. The choice is the same whenever the data is opened."""
     if not 0 < count < len(source):
         raise UserError(
             f"data.hold_out is {count:,} and {source.name} has {len(source):,} samples; give a smaller "
@@ -217,21 +220,21 @@ def split(source: Source, count: int, seed: int) -> tuple[Source, Source]:
 
 
 def _choose(parts: Sequence[Source], count: int, seed: int) -> list[np.ndarray]:
-    """The sorted ids that each part gives."""
+    """The sorted ids of the held-out samples of each part."""
     ends = np.cumsum([0, *map(len, parts)])
     shares = np.diff(ends * count // ends[-1]).tolist()
     seeds = mix(epoch_keys(seed ^ HOLD_OUT_SALT, np.arange(len(parts)))).tolist()
     keys = [part.image_keys() for part in parts]
     chosen = [_choose_from(*one) for one in zip(parts, keys, shares, seeds, strict=True)]
     held_out = np.concatenate([key[ids] for key, ids in zip(keys, chosen, strict=True) if key is not None] or [[]])
-    # An image that another part names as well goes with it.
+    # If another part has a held-out image too, hold it out there as well.
     return [
         ids if key is None else np.flatnonzero(np.isin(key, held_out)) for key, ids in zip(keys, chosen, strict=True)
     ]
 
 
 def _choose_from(part: Source, keys: np.ndarray | None, count: int, seed: int) -> np.ndarray:
-    if part.shard_ends is not None:  # from few shards: all that hold one are downloaded for an evaluation
+    if part.shard_ends is not None:  # from few shards, because an evaluation downloads each shard with a chosen sample
         ends = np.concatenate([[0], part.shard_ends])
         chosen = np.zeros(0, np.int64)
         for shard in Order(len(ends) - 1, seed).ids(0, len(ends) - 1).tolist():
@@ -242,7 +245,7 @@ def _choose_from(part: Source, keys: np.ndarray | None, count: int, seed: int) -
     if keys is None:
         return np.sort(Order(len(part), seed).ids(0, count))
     _, first, image = np.unique(keys, return_index=True, return_inverse=True)
-    image = np.argsort(np.argsort(first))[image]  # numbered as they come: keys change when the files move
+    image = np.argsort(np.argsort(first))[image]  # numbered by first appearance, because keys change when files move
     sizes = np.bincount(image)
     images = Order(len(sizes), seed).ids(0, len(sizes))
     enough = int(np.searchsorted(np.cumsum(sizes[images]), count)) + 1 if count else 0

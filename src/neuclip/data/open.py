@@ -1,4 +1,4 @@
-"""How an address becomes a source. A new kind of source is one row of KINDS."""
+"""Opens the source that a data path (`address`) means. A new kind of source is one row of KINDS."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from neuclip.secrets import without_query
 from neuclip.settings.sections import DataSettings, Settings
 
 PACKED_SUFFIXES = (".zip", ".7z", ".bz2", ".xz", ".zst", ".rar")
-CONVERSION = "convert.json"  # what a folder of shards is converted from, written before the first shard
-OFFLINE = "HF_HUB_OFFLINE"  # 0 in the environment: what is missing is downloaded
+CONVERSION = "convert.json"  # says what a folder of shards is converted from; written before the first shard
+OFFLINE = "HF_HUB_OFFLINE"  # with the value 0 in the environment, missing data may be downloaded
 EXAMPLES = "tar shards, a CSV, TSV, JSONL or Parquet file, or a folder of images"
 
 
@@ -60,8 +60,8 @@ _not_fetched: ContextVar[str] = ContextVar("not_fetched", default="")
 
 @contextlib.contextmanager
 def local_only(run: str | Path, remedy: str = "") -> Iterator[None]:
-    """Inside, addresses come from the settings of `run`, which may be a stranger's: nothing is fetched from them unless
-    the user allows it with HF_HUB_OFFLINE=0 in the environment. `remedy`: what else the user can do."""
+    """Refuse downloads while this is active, unless the user sets HF_HUB_OFFLINE=0: the data paths come from the
+    settings of `run`, which may be a stranger's. `remedy`: what else the user can do."""
     reason = f"the settings of {run} name it; set {OFFLINE}=0 for this command to fetch it{remedy}"
     token = _not_fetched.set("" if os.environ.get(OFFLINE) == "0" else reason)
     try:
@@ -71,40 +71,41 @@ def local_only(run: str | Path, remedy: str = "") -> Iterator[None]:
 
 
 class OpenOptions(NamedTuple):
-    """What the user says about the data beside its address; each kind of source takes what it needs."""
+    """Options that come with a data path. Each kind of source uses the ones it needs."""
 
     columns: ColumnChoice = ColumnChoice()
     caption_key: str = ""
     limits: Limits = Limits()
-    retrieval: bool = False  # to be measured on, not trained on
+    retrieval: bool = False  # the data are for evaluation, not for training
 
 
-Opener = Callable[[str, list[Path], OpenOptions], Source]  # takes the source's name and its files
+Opener = Callable[[str, list[Path], OpenOptions], Source]  # takes the source's name, its files and the options
 
 
 class Kind(NamedTuple):
-    """Files that are opened in the same way."""
+    """A kind of file, and the function that opens it."""
 
     suffixes: tuple[str, ...]
     open: Opener
     several_files: bool = False  # whether several files can be one source
-    remote: bool = False  # whether it is read from a remote address
+    remote: bool = False  # whether it can be read from a URL
 
 
 def _open_shards(name: str, files: list[Path], options: OpenOptions) -> Source:
-    """The texts of a retrieval set are read as its mark says, whatever caption key the other data of a run have."""
+    """Open shards. In a set marked as a retrieval set, every line of a text is a caption; the caption key of the run's
+    other data is ignored."""
     marked = {folder for folder in {file.parent for file in files} if is_retrieval_set(folder)}
     outside = [file for file in files if file.parent not in marked]
     if marked and outside:
         raise UserError(
-            f"{outside[0]}: is not of a retrieval set, and {min(marked)} is ({DATASET_TYPE}); their texts are read "
-            "differently: give them between commas"
+            f"{outside[0]}: is not of a retrieval set, but {min(marked)} is ({DATASET_TYPE}); their texts are read "
+            "differently: give them as two data paths separated by a comma"
         )
     source = TarSource(name, files, EVERY_LINE if marked else options.caption_key)
     damage = [fault for fault in source.faults if fault.reason.startswith("shard ")]
     if marked and options.retrieval and damage:
         raise UserError(
-            f"{damage[0].where}: {damage[0].reason}; figures on a part of a set cannot be compared: copy it again"
+            f"{damage[0].where}: {damage[0].reason}; results on a part of a set are not comparable: copy it again"
         )
     return source
 
@@ -116,14 +117,14 @@ def _open_csv(name: str, files: list[Path], options: OpenOptions) -> Source:
 
 
 def _open_text(name: str, files: list[Path], options: OpenOptions) -> Source:
-    """A table of captions if it begins with a header; else a list of shards, end to end in its order."""
+    """Open a text file: a table of captions if it begins with a header, else a list of shards, read in its order."""
     path = files[0]
     if has_header(path, options.columns):
         return ListedPairs(name, path, read_csv(path, options.columns))
     lines = read_list(path)
     if urls := [line for line in lines if is_remote(line)]:
         if len(urls) < len(lines):
-            raise UserError(f"{path}: lists local and remote shards; make two lists and give them between commas")
+            raise UserError(f"{path}: lists local and remote shards; make two lists, separated by a comma")
         _refuse_repeated(path, [url for line in urls for url in expand_braces(line)])
         return _open_remote(name, urls, options)
     shards = [shard for line in lines for shard in _shards_of(path, line)]
@@ -144,7 +145,7 @@ def _shards_of(path: Path, line: str) -> list[Path]:
     except UserError as error:
         table = "; a table of captions begins with a header such as image,caption" if re.search(r"[,\t]", line) else ""
         raise UserError(
-            f"{path} (a list of shards, one address per line): {shorten(str(error), 600)}{table}"
+            f"{path} (a list of shards, one path or URL per line): {shorten(str(error), 600)}{table}"
         ) from error
 
 
@@ -167,7 +168,7 @@ KINDS: list[Kind] = [
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind of a file by its name; None if its ending is not known."""
+    """The kind of a file with this name; None if its ending is not known."""
     return next((kind for kind in KINDS if name.lower().endswith(kind.suffixes)), None)
 
 
@@ -180,10 +181,11 @@ def open_source(
     limits: Limits | None = None,
     retrieval: bool = False,
 ) -> Source:
-    """A data set by name, a file or folder of image-text pairs of any known kind, a pattern, or several between commas.
+    """Open a data path: a data set by name, a file or folder of image-text pairs of any known kind, a pattern, or
+    several of these separated by commas.
 
-    `limits` are those of remote data. With `retrieval` it is to be measured on: of files with splits the test split is
-    read.
+    `limits` apply to remote data. `retrieval` says that the data are for evaluation: of files with splits, the test
+    split is read.
 
     >>> open_source("icons-30k"); open_source("shards/{00000..00019}.tar"); open_source("pairs.csv:2,photos")
     """
@@ -198,7 +200,7 @@ def open_source(
 
 
 def open_as(address: str, data: DataSettings, *, retrieval: bool = False) -> Source:
-    """Open an address with these settings, and refuse a table that leads to no image."""
+    """Open a data path with these settings. Raises UserError for a table of which no image exists."""
     source = open_source(
         address,
         image_column=data.image_column,
@@ -214,18 +216,18 @@ def open_as(address: str, data: DataSettings, *, retrieval: bool = False) -> Sou
 
 
 def open_training_data(settings: Settings) -> Source:
-    """What a run trains on: without what data.hold_out keeps for evaluation."""
+    """Open a run's training data, without the samples that data.hold_out keeps for evaluation."""
     source = open_as(settings.data.train, settings.data)
     return split(source, settings.data.hold_out, settings.run.seed)[0] if settings.data.hold_out else source
 
 
 def data_name(address: str) -> str:
-    """The name of the source that an address means, without opening it."""
+    """The name that the source of a data path has, without opening it."""
     return "+".join(_part_name(part) for part, _ in parts_of(address))
 
 
 def _part_name(address: str) -> str:
-    """For records: the file's without its ending, a pattern's folder."""
+    """The name of one part of a data path, for records: the file's name without its ending, or a pattern's folder."""
     if by_name.is_name(address):
         return address
     path = Path(without_query(address)).absolute()
@@ -240,7 +242,7 @@ def _open_one(address: str, options: OpenOptions) -> Source:
         raise UserError(f"{address}: has labels and no captions; give it as --evaluation.zero_shot {address}")
     folder = by_name.resolve(address)
     path, name = folder or Path(address), _part_name(address)
-    if folder:  # its files are ours: what the user says about others does not hold for them
+    if folder:  # its files are ours: the user's columns and keys are for other data
         options = OpenOptions(limits=options.limits, retrieval=options.retrieval)
     if is_remote(address):
         source = _open_remote(name, [address], options)
@@ -249,10 +251,8 @@ def _open_one(address: str, options: OpenOptions) -> Source:
     else:
         source = _open_files(name, files_of(str(path)), options)
     if len(source) == 0:
-        first = f"; first of its faults: {source.faults[0].reason}, {source.faults[0].where}" if source.faults else ""
-        raise UserError(
-            f"{without_query(address)}: holds no samples{first}; give a file or folder with image-text pairs"
-        )
+        first = f"; its first fault: {source.faults[0].reason}, {source.faults[0].where}" if source.faults else ""
+        raise UserError(f"{without_query(address)}: has no samples{first}; give a file or folder with image-text pairs")
     return source
 
 
@@ -265,8 +265,8 @@ def _open_remote(name: str, addresses: list[str], options: OpenOptions) -> Sourc
         kind = kind_of(public)
         if (kind and not kind.remote) or public.lower().endswith(PACKED_SUFFIXES):
             raise UserError(
-                f"{public}: only tar shards can be remote; fetch it and give the local file, or make "
-                "shards of that with neuclip data convert and upload them"
+                f"{public}: only tar shards can be remote; fetch it and give the local file, or convert "
+                "that to shards with neuclip data convert and upload them"
             )
     return RemoteTarSource(name, list_shards(addresses, options.limits), options.caption_key, options.limits)
 
@@ -276,26 +276,26 @@ def _open_files(name: str, files: list[Path], options: OpenOptions) -> Source:
     kind = kind_of(first.name)
     if kind is None:
         if first.name.lower().endswith(PACKED_SUFFIXES):
-            raise UserError(f"{first}: is packed in a way that is not read; unpack it, or make a .tar or .tar.gz")
+            raise UserError(f"{first}: this kind of archive is not supported; unpack it, or make a .tar or .tar.gz")
         known = ", ".join(suffix for kind in KINDS for suffix in kind.suffixes)
         raise UserError(f"{first}: unknown kind of data; known are {known}, and folders")
     if other := [file for file in files if not file.name.lower().endswith(kind.suffixes)]:
         ending = next(suffix for suffix in kind.suffixes if first.name.lower().endswith(suffix))
         raise UserError(
             f"{other[0]}: is of another kind than {first}; give one kind ('{first.with_name(f'*{ending}')}'), or "
-            "several between commas"
+            "several separated by commas"
         )
     if len(files) > 1 and not kind.several_files:
-        raise UserError(f"{first}: is one of {len(files)} files; give them between commas: {first},{files[1]}")
+        raise UserError(f"{first}: is one of {len(files)} files; separate them with commas: {first},{files[1]}")
     return kind.open(name, files, options)
 
 
 def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
-    """By what lies in it: shards, else a saved data set, else Parquet files with images, else images."""
+    """Open a folder by its content: shards, else a saved data set, else Parquet files with images, else images."""
     if options.retrieval and is_retrieval_set(folder):
         marked = dataset_type(folder) != ""
         folder = folder / "test" if marked and (folder / "test").is_dir() else folder
-        # A folder that is marked itself, which is not the layout's, may do without the count.
+        # A marked folder with the shards directly in it (the layout has them in `test`) needs no shard count.
         if is_there(folder / SHARD_COUNT) or (any(folder.glob("*.tar")) and not is_there(folder / DATASET_TYPE)):
             numbered_shards(folder)
     if shards := files_in(folder, SHARD_SUFFIXES):
@@ -315,14 +315,14 @@ def _open_folder(name: str, folder: Path, options: OpenOptions) -> Source:
     if images := open_folder(name, folder, options.columns, lines=is_retrieval_set(folder)):
         return images
     if tables:
-        return open_parquet(name, tables, options.columns)  # raises: its images are elsewhere
+        return open_parquet(name, tables, options.columns)  # raises UserError: the images are not in the tables
     near = files_in(folder, (".csv", ".tsv", *PACKED_SUFFIXES)) or sorted(folder.glob("captions_*.json"))
     hint = f"; did you mean {near[0]}?" if near else "; expected files such as 00000.tar, or a.jpg and a.txt"
     raise UserError(f"{folder}: no tar shards, no Parquet files and no images in this folder{hint}")
 
 
 def _refuse_unfinished(folder: Path) -> None:
-    """Raises UserError where a conversion into this folder has still shards to write."""
+    """Raise UserError if a conversion into this folder has not written all its shards."""
     state = folder / CONVERSION
     if not is_there(state):
         return
@@ -331,13 +331,14 @@ def _refuse_unfinished(folder: Path) -> None:
         missing = -(-begun["count"] // max(1, begun["shard_size"])) - sum(1 for _ in folder.glob("[0-9]*.tar"))
     if missing > 0:
         raise UserError(
-            f"{folder}: holds an unfinished conversion, {missing:,} shards are missing; "
+            f"{folder}: is an unfinished conversion, {missing:,} shards are missing; "
             "run the same neuclip data convert again to continue it"
         )
 
 
 def _refuse_several_folders(folder: Path) -> None:
-    """Of images: folders with other names than train or test may be classes or authors, and are one part together."""
+    """Raise UserError if a folder of images has several parts, such as train and test. Folders with other names may be
+    classes or authors, and together are one part."""
     entries = [entry for entry in folder.iterdir() if entry.name[0] != "."]
     files = [f"{entry.name}/image" if is_part(entry.name) else "image" for entry in entries if entry.is_dir()]
     files += ["image" for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)]

@@ -1,4 +1,4 @@
-"""Which sample comes when: a pure function of seed and position. A checkpoint needs to store nothing but a position."""
+"""The order of samples: a pure function of seed and position. A checkpoint stores only the position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 ROUNDS = 8  # six already mix well; eight cost 0.1 ms for a window of 1024
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
-SHARDS_TOGETHER = 16  # remote shards that are mixed at a time; part of the order: a change changes every remote run
+SHARDS_TOGETHER = 16  # remote shards that are mixed at a time; changing it changes the order of every remote run
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -28,21 +28,21 @@ def epoch_keys(seed: int, epochs: np.ndarray) -> np.ndarray:
 
 
 def augmentation_seeds(seed: int, epochs: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """(k,), (k,) -> (k,) uint64: the seed of augmentation and caption choice of each (epoch, id)."""
-    # The extra constant keeps these apart from the keys that shuffle.
+    """(k,), (k,) -> (k,) uint64: the seed for augmentation and choice of caption for each (epoch, id)."""
+    # The extra constant makes these seeds independent of the keys that shuffle.
     return mix(epoch_keys(seed ^ 0x5DEECE66D, epochs) + ids.astype(np.uint64) * np.uint64(GOLDEN))
 
 
 class Order:
-    """The endless order: epoch after epoch, each a fresh shuffle of 0..size-1 that holds every id exactly once.
+    """The endless order: epoch after epoch, each a new shuffle of 0..size-1 that contains every id exactly once.
 
     Nothing is stored: each position goes through a keyed Feistel network. A billion samples need no more memory than
-    three, and any window is computed at once.
+    three, and any window is computed directly.
 
     >>> Order(size=5, seed=0).ids(start=0, count=10)  # two epochs
     """
 
-    description = "all samples mixed"  # a checkpoint stores it, and a resume in another kind of order is refused
+    description = "all samples mixed"  # stored in checkpoints: a resume with another kind of order is refused
 
     def __init__(self, size: int, seed: int):
         if size < 1:
@@ -58,12 +58,12 @@ class Order:
         return np.arange(start, start + count, dtype=np.int64) // self.size
 
     def ids(self, start: int, count: int) -> np.ndarray:
-        """(count,) int64: the ids at positions start..start+count-1; the window may straddle epochs."""
+        """(count,) int64: the ids at positions start..start+count-1; the window may span several epochs."""
         positions = np.arange(start, start + count, dtype=np.int64)
         keys = epoch_keys(self.seed, positions // self.size)
         values = self._permute((positions % self.size).astype(np.uint64), keys)
-        # The network permutes the next power of two. Walking on from what falls outside until it is inside again
-        # (fewer than 2 passes on average) leaves a permutation of 0..size-1.
+        # The network permutes 0..2**bits-1. Applying it again to values outside 0..size-1 until all are inside (fewer
+        # than 2 passes on average) gives a permutation of 0..size-1.
         outside = np.flatnonzero(values >= self.size)
         while outside.size:
             values[outside] = self._permute(values[outside], keys[outside])
@@ -71,7 +71,7 @@ class Order:
         return values.astype(np.int64)
 
     def shards_ahead(self, position: int) -> list[int]:
-        """The shards that are read from this position on; none where all samples are mixed."""
+        """The shards that are read from this position on; [] if all samples are mixed."""
         return []
 
     def _permute(self, values: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Group:
-    """Shards that are mixed. Their samples have positions start..start+size-1 of the endless order."""
+    """Shards that are mixed together. Their samples have the positions start..start+size-1 of the endless order."""
 
     epoch: int
     number: int
@@ -96,11 +96,11 @@ class Group:
 
 
 class ShardOrder(Order):
-    """The order of remote data: like Order, but at any time from few shards. Few must then be on the disk.
+    """The order of remote data: like Order, but at any time samples come from few shards, so few must be on disk.
 
-    Each epoch shuffles the shards anew and cuts them into groups of at most `together`, as even as possible. The
-    samples of a group are shuffled, and group follows group. It is a function of the sizes of the shards, the seed and
-    the position, and keeps one number per shard.
+    Each epoch shuffles the shards and splits them into groups of at most `together`, as equal as possible. The samples
+    of a group are shuffled, and one group follows the other. The order is a function of the sizes of the shards, the
+    seed and the position; it stores one number per shard.
 
     >>> ShardOrder(ends=[3, 5, 9], seed=0, together=2).ids(start=0, count=9)
     """
@@ -117,7 +117,7 @@ class ShardOrder(Order):
         self._last_epoch = (-1, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     def ids(self, start: int, count: int) -> np.ndarray:
-        """(count,) int64: the ids at positions start..start+count-1; the window may straddle groups and epochs."""
+        """(count,) int64: the ids at positions start..start+count-1; the window may span several groups and epochs."""
         pieces = [np.zeros(0, np.int64)]
         position, end = start, start + count
         while position < end:
@@ -144,7 +144,7 @@ class ShardOrder(Order):
         return list(dict.fromkeys([*group.shards.tolist(), *after.shards.tolist()]))
 
     def _shards_and_ends(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The epoch's order of shards, and where each group ends; the last epoch asked for is kept."""
+        """The epoch's order of shards, and the end of each group. The result for the latest epoch is cached."""
         if self._last_epoch[0] != epoch:
             shards = self.shard_order.ids(epoch * len(self.ends), len(self.ends))
             self._last_epoch = (epoch, shards, np.cumsum(self.sizes[shards])[self.cuts[1:] - 1])
@@ -155,15 +155,15 @@ class ShardOrder(Order):
         places = Order(group.size, int(mix(key)[0])).ids(first, count)
         ends = np.cumsum(self.sizes[group.shards])
         which = np.searchsorted(ends, places, side="right")
-        # The place in the group, minus the group's samples before this shard, plus the ids before it.
+        # The position in the group, minus the samples of its earlier shards, plus the first id of this shard.
         return places - ends[which] + self.ends[group.shards[which]]
 
 
 class WeightedOrder(Order):
-    """The order of sources with weights: a source of weight w stands w times in each epoch.
+    """The order of sources with weights: each sample of a source with weight w appears w times per epoch.
 
-    `appearances` is an order over all of these. Each appearance of a sample has an epoch of its own, and with it its
-    own crop and choice of caption. `shards` are the numbers of the sources' shards among those of `appearances`.
+    `appearances` is an order over all appearances. Each appearance of a sample counts as another epoch of it, with
+    another crop and choice of caption. `shards` maps each shard of `appearances` to its shard in the sources.
 
     >>> WeightedOrder(Order(14, seed=0), sizes=[4, 6], weights=[2, 1]).size  # 8 + 6
     14
@@ -184,7 +184,7 @@ class WeightedOrder(Order):
         return self._first_ids[part] + place % self.sizes[part]
 
     def epochs(self, start: int, count: int) -> np.ndarray:
-        """(count,) int64: at each position, how many times its sample appeared before."""
+        """(count,) int64: at each position, how many times its sample has appeared before."""
         part, place = self._places(start, count)
         return self.appearances.epochs(start, count) * self.weights[part] + place // self.sizes[part]
 
@@ -193,7 +193,7 @@ class WeightedOrder(Order):
         return ahead if self.shards is None else list(dict.fromkeys(self.shards[ahead].tolist()))
 
     def _places(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each position its source, and its place among the appearances of that source in an epoch."""
+        """The source at each position, and the number of the appearance among those of that source in an epoch."""
         drawn = self.appearances.ids(start, count)
         part = np.searchsorted(self._ends, drawn, side="right")
         return part, drawn - (self._ends - self.sizes * self.weights)[part]

@@ -1,6 +1,6 @@
-"""What a source of image-text pairs is, how its captions are cleaned, and what identifies it.
+"""The interface of a source of image-text pairs, the cleaning of captions, and the fingerprint of the data.
 
-A new kind of source is one class here below and one row of the table in data/open.py.
+A new kind of source is one subclass of `Source` and one row of the table in data/open.py.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from neuclip.distributed.collectives import is_main
 from neuclip.formatting import plural
 
 DEFAULT_KEY = "caption"
-USUAL_KEYS = ("text", "title", "description", "alt", "alt_text", "captions", "txt")  # where others keep captions
+USUAL_KEYS = ("text", "title", "description", "alt", "alt_text", "captions", "txt")  # keys that other data use
 LISTED_KEYS = 12
-# All that str.strip() takes away (no blank lies beyond U+3000), the zeros that a hole in a file leaves, and the mark
-# that some editors put in front of UTF-8.
+# What str.strip() removes (there is no blank beyond U+3000), the zeros of a hole in a file, and the byte order mark
+# that some editors write.
 BLANKS = "\0\ufeff" + "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())
-FACTS = np.dtype([("captions", "<u2"), ("hash", "<u8")])  # of one sample: how many usable captions, and their hash
+FACTS = np.dtype([("captions", "<u2"), ("hash", "<u8")])  # of one sample: number of usable captions, and their hash
 MOST_CAPTIONS = (1 << 16) - 1
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One pair as it lies in its source."""
+    """One pair as its source stores it."""
 
     image: bytes
-    captions: tuple[str, ...]  # none only where there is a class label instead (zero-shot data)
+    captions: tuple[str, ...]  # empty only if there is a class label instead (zero-shot data)
 
 
 class Fault(NamedTuple):
-    """A sample that could not be used: it keeps its id and its position, another one replaces it in the batch."""
+    """A sample that could not be used. It keeps its id and its position; another sample replaces it in the batch."""
 
     id: int  # -1: it could not be indexed (no image, cut-off shard) and has no id
-    reason: str  # a short phrase, the same for the same kind of fault: reasons are counted
+    reason: str  # a short phrase, always the same for one kind of fault, because reasons are counted
     where: str  # shard and member, or file and row
-    times: int = 1  # how many are lost there
+    times: int = 1  # the number of samples lost there
 
 
 class BadSample(Exception):
-    """Raised by a source, or by decoding, for an unusable sample: `BadSample("caption is empty", where)`."""
+    """A sample cannot be used; raised by a source or by decoding: `BadSample("caption is empty", where)`."""
 
     def __init__(self, reason: str, where: str):
         super().__init__(reason, where)
@@ -58,23 +58,23 @@ class BadSample(Exception):
 
 
 class Source(ABC):
-    """Image-text pairs with dense ids 0..n-1. It can be pickled: every data worker has its own copy.
+    """Image-text pairs with dense ids 0..n-1. It must be picklable: every data worker has its own copy.
 
-    `name`, `kind` and the four abstract methods must be written; the rest has defaults.
+    A subclass must define `name`, `kind` and the four abstract methods; the rest has defaults.
     """
 
     name: str
-    kind: str  # as messages call it: tar, csv, folder ...
-    folder: Path | None = None  # where the images lie as files
-    faults: tuple[Fault, ...] = ()  # what could not be indexed: members without an image, cut-off shards; id -1
-    shard_ends: np.ndarray | None = None  # of data that are downloaded shard by shard: the id after the last of each
+    kind: str  # its name in messages: tar, csv, folder ...
+    folder: Path | None = None  # the folder of the images, if they are files
+    faults: tuple[Fault, ...] = ()  # samples that could not be indexed (no image, cut-off shard); their id is -1
+    shard_ends: np.ndarray | None = None  # only for remote data: for each shard, the id after its last sample
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, id: int) -> Sample:
-        """Raises BadSample when the pair cannot be used, RunFailed when the machine is at fault."""
+        """The pair with this id. Raises BadSample if it cannot be used, RunFailed if the machine is at fault."""
 
     @abstractmethod
     def where(self, id: int) -> str:
@@ -82,23 +82,24 @@ class Source(ABC):
 
     @abstractmethod
     def caption_facts(self) -> Iterator[np.ndarray]:
-        """Of every id in order, some at a time: (k,) of FACTS. Reads no images."""
+        """The caption facts of all samples in order of id, in arrays (k,) of FACTS. Reads no images."""
 
     def image_keys(self, ids: np.ndarray | None = None, *, read_images: bool = False) -> np.ndarray | None:
-        """Of all samples, or of those with these ids, (n,) uint64, equal for pairs of one image; None: every pair has
-        an image of its own, as far as names tell. `read_images`: where tables hold them, their bytes tell."""
+        """Keys (n,) uint64 of all samples, or of those with these ids, which are equal for pairs of the same image.
+        None if every pair has its own image, as far as file names tell. `read_images`: if a table contains the images,
+        compare their bytes."""
         return None
 
     def images_version(self) -> str:
-        """Changes when the images change."""
+        """A text that changes when the images change."""
         return ""
 
     def places(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (k,) -> (k,), (k,)
-        """Of a mixture: the number of each sample's source, and its id there."""
+        """For a mixture: the number of each sample's source, and its id in that source."""
         return np.zeros_like(ids), ids
 
     def prefetch(self, shards: Sequence[int]) -> None:  # noqa: B027
-        """Download these shards, which are read next, in the background."""
+        """Download these shards in the background, because they are read next."""
 
 
 def check_id(id: int, size: int) -> None:
@@ -107,7 +108,7 @@ def check_id(id: int, size: int) -> None:
 
 
 def json_object(raw: bytes) -> dict[str, Any] | None:
-    """None if it is not JSON, or not an object."""
+    """The JSON object in these bytes; None if they are not JSON, or not an object."""
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):
@@ -116,7 +117,8 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def captions_from_json(raw: bytes, key: str = DEFAULT_KEY) -> tuple[str, ...]:
-    """What a key of a JSON object holds: one text or a list of them; several keys between commas give several captions.
+    """The captions in a JSON object: the text, or list of texts, under `key`, or under several keys separated by
+    commas.
 
     >>> captions_from_json(b'{"caption": ["one", "two"], "alt": "three"}', "caption,alt")
     ('one', 'two', 'three')
@@ -127,7 +129,7 @@ def captions_from_json(raw: bytes, key: str = DEFAULT_KEY) -> tuple[str, ...]:
 
 
 def other_keys(raw: bytes) -> str:
-    """For a JSON object without the caption key: which keys it has, and how to choose one.
+    """A hint for a JSON object without the caption key: which keys it has, and how to choose one.
 
     >>> other_keys(b'{"url": "http://x", "text": "a cat"}')
     'its keys are url, text: name one with --data.caption_key text'
@@ -135,14 +137,14 @@ def other_keys(raw: bytes) -> str:
     values = json_object(raw) or {}
     likely = [key for key in (*USUAL_KEYS, *values) if texts_in(values.get(key))]
     if not likely:
-        return "no key of it holds a text"
+        return "none of its keys has a text"
     listed = ", ".join([*values][:LISTED_KEYS]) + (" ..." if len(values) > LISTED_KEYS else "")
     return f"its keys are {listed}: name one with --data.caption_key {likely[0]}"
 
 
 def texts_in(value: Any) -> tuple[str, ...]:
-    """A text, or the texts of a list. Numbers are texts, as they are in a CSV; NaN, which pandas writes for a missing
-    value, is nothing. Half a character, which JSON may spell ("\\ud800"), becomes a question mark.
+    """The text in a value, or the texts in a list. Numbers become texts, as they are in a CSV. NaN, which pandas writes
+    for a missing value, is skipped. Half a character, which JSON can contain ("\\ud800"), becomes a question mark.
 
     >>> texts_in(["a cat", 1984, 0.5, float("nan"), None])
     ('a cat', '1984', '0.5')
@@ -160,7 +162,8 @@ def _text(value: Any) -> str | None:
 
 
 def usable_captions(captions: Iterable[str | bytes], where: str) -> tuple[str, ...]:
-    """Those that are text and not blank, stripped. Raises BadSample with the first one's reason if there is none."""
+    """The captions that are UTF-8 and not blank, stripped. If there is none, raises BadSample with the reason for the
+    first caption."""
     usable, reason = [], ""
     for caption in captions:
         try:
@@ -177,24 +180,24 @@ def usable_captions(captions: Iterable[str | bytes], where: str) -> tuple[str, .
 
 
 def caption_facts(captions: Iterable[str | bytes]) -> tuple[int, int]:
-    """A row of FACTS: equal for equal captions, in whatever files they lie."""
+    """The row of FACTS of a sample. It is equal for equal captions, regardless of their files."""
     try:
         usable = usable_captions(captions, "")
     except BadSample:
         return 0, 0
-    text = usable[0] if len(usable) == 1 else "".join(f"{len(one)}:{one}" for one in usable)
+    text = usable[0] if len(usable) == 1 else "".join(f"{len(caption)}:{caption}" for caption in usable)
     digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
     return min(len(usable), MOST_CAPTIONS), int.from_bytes(digest, "little")
 
 
 class CaptionCounts(NamedTuple):
-    """How many captions samples have."""
+    """Counts of the captions of a source's samples."""
 
     samples: int = 0
     captions: int = 0
-    fewest: int = 0  # captions of a sample, among those that have any
+    fewest: int = 0  # captions per sample, among samples that have any
     most: int = 0
-    without: int = 0  # samples that have none
+    without: int = 0  # samples without captions
 
     def __str__(self) -> str:
         """'27,424 samples, 1 caption each', '1,000 samples with 5,000 captions (4 to 6 each)'."""
@@ -207,8 +210,8 @@ class CaptionCounts(NamedTuple):
 
 
 def fingerprint(source: Source) -> tuple[dict[str, int | str], CaptionCounts]:
-    """{"count": n, "sha256": of the captions in order of id}: equal for equal pairs, in whatever files they lie. And
-    how many captions there are."""
+    """The fingerprint {"count": n, "sha256": hash of the captions in order of id}, and the counts of captions. The
+    fingerprint is the same for the same captions, regardless of their files."""
     digest, samples, captions, without, fewest, most = hashlib.sha256(), 0, 0, 0, MOST_CAPTIONS, 0
     for piece in source.caption_facts():
         digest.update(np.ascontiguousarray(piece).tobytes())
@@ -216,17 +219,17 @@ def fingerprint(source: Source) -> tuple[dict[str, int | str], CaptionCounts]:
         some = counts[counts > 0]
         samples, captions, without = samples + len(piece), captions + int(some.sum()), without + len(piece) - len(some)
         fewest, most = min(fewest, int(some.min(initial=MOST_CAPTIONS))), max(most, int(some.max(initial=0)))
-    known = CaptionCounts(samples, captions, fewest if most else 0, most, without)
-    return {"count": samples, "sha256": digest.hexdigest()}, known
+    caption_counts = CaptionCounts(samples, captions, fewest if most else 0, most, without)
+    return {"count": samples, "sha256": digest.hexdigest()}, caption_counts
 
 
 @cache
 def print_once(line: str) -> None:
-    """One line on stderr, from the main rank, and only once however often a source is opened."""
+    """Print a line on stderr, on the main rank, and only the first time it is printed."""
     if is_main():
         print(line, file=sys.stderr)
 
 
 def shorten(name: str, most: int = 200) -> str:
-    """A name for messages. A wrong table may give a whole image in base64 for a name, or a page of text."""
+    """The name, shortened for messages: a wrong column may contain images in base64 or pages of text."""
     return name if len(name) <= most else f"{name[: most - 33]}... ({len(name):,} letters)"

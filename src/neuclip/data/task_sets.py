@@ -1,4 +1,4 @@
-"""Sets with answers: zero-shot classification (images with labels, class names, templates) and association puzzles."""
+"""Opens sets for zero-shot classification (images with labels, class names, templates) and association puzzles."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ TEMPLATES = "zeroshot_classification_templates.txt"
 PLACEHOLDER = "{c}"
 DEFAULT_TEMPLATES = ("a photo of a {c}.", "a photo of the {c}.", "a picture of a {c}.", "an image of a {c}.")
 LAYOUTS = f"one folder of images per class, or {CLASSNAMES} and test/0.tar, test/1.tar ... with .cls labels"
-FIRST_MEMBERS = 100  # of a shard, of which one is a vector if there are any
-MOST_VECTOR_BYTES = 1 << 16  # of a few numbers and their header
+FIRST_MEMBERS = 100  # if a shard has vectors, at least one is among so many first members
+MOST_VECTOR_BYTES = 1 << 16  # enough for a few numbers and their header
 VECTORS = "each image needs one vector of whole numbers, all equally long"
 COLUMNS = ("cue", "candidates", "associations")
 TABLES = (".csv", ".tsv", ".jsonl")
-IMAGES = "images"  # the folder of a puzzle's images, beside its table or in it
-MOST_CANDIDATES = 1000  # of one puzzle
+IMAGES = "images"  # the folder of a puzzle's images, beside its table
+MOST_CANDIDATES = 1000  # per puzzle
 
 
 @dataclass(frozen=True)
 class ZeroShotTask:
-    """A folder in CLIP_benchmark's layout: classnames.txt (line = label), templates with {c}, test/*.tar with .cls. Or
-    a folder of class folders: photos/cat/1.jpg, photos/dog/2.jpg. Templates may be missing.
+    """A set for zero-shot classification. It is a folder in CLIP_benchmark's layout (classnames.txt with one line per
+    label, templates with {c}, test/*.tar with .cls members), or a folder of class folders: photos/cat/1.jpg,
+    photos/dog/2.jpg. Templates may be missing.
 
     >>> task = ZeroShotTask.open("zeroshot/wds_cifar10")                                            # doctest: +SKIP
     """
@@ -62,12 +63,12 @@ class ZeroShotTask:
     classnames: list[str]
     templates: list[str]
     source: Source
-    labels: list[int]  # of every id of the source
-    metadata: np.ndarray | None = None  # (n, columns) int64 of `npy` members; row = id
+    labels: list[int]  # one per sample of the source
+    metadata: np.ndarray | None = None  # (n, columns) int64, from the `npy` members; row = id
 
     @classmethod
     def open(cls, address: str | Path, *, name: str = "") -> ZeroShotTask:
-        """A data set by name or a folder. `name` is what figures carry, the address if there is none."""
+        """Open a data set by name or a folder. `name` is its name in results; default: the data path."""
         folder = Path(by_name.resolve(str(address)) or address)
         if not is_there(folder) or not folder.is_dir():
             near = nearest_path(folder)
@@ -86,21 +87,21 @@ def _open_labelled_shards(folder: Path) -> tuple[list[str], list[str], Source, l
         raise UserError(f"{folder / DATASET_TYPE}: it is a retrieval set; give it as retrieval data, not for zero-shot")
     if kind != "classification":
         raise UserError(
-            f"{folder / DATASET_TYPE}: sets of type {kind[:40]!r} are not read; give one with a single label per image"
+            f"{folder / DATASET_TYPE}: type {kind[:40]!r} is not supported; give a set with a single label per image"
         )
     if not is_there(folder / CLASSNAMES):
         raise UserError(f"{folder / CLASSNAMES}: no such file; write one class name per line, in the order of labels")
     classnames, templates = _lines(folder / CLASSNAMES), _templates([folder])
     source = TarSource(folder.name, numbered_shards(folder / "test"))
-    # In training a cut-off shard loses some samples; in a test set it would change what is measured.
+    # In training, a cut-off shard loses some samples; in a test set, it would change the results.
     if broken := next((fault for fault in source.faults if fault.reason.startswith("shard ")), None):
-        raise UserError(f"{broken.where}: {broken.reason}; a test set must be whole, copy the shard again")
+        raise UserError(f"{broken.where}: {broken.reason}; a test set must be complete, copy the shard again")
     if len(source) == 0:
-        raise UserError(f"{source.shards[0]}: holds no image; each sample needs an image and a .cls member")
+        raise UserError(f"{source.shards[0]}: has no image; each sample needs an image and a .cls member")
     labels = source.labels.tolist()
     if NO_LABEL in labels:
         where = source.where(labels.index(NO_LABEL))
-        raise UserError(f"{where}: has no label; each image needs a .cls member with a whole number from 0 on")
+        raise UserError(f"{where}: has no label; each image needs a .cls member with a whole number of 0 or more")
     if outside := [id for id, label in enumerate(labels) if label >= len(classnames)]:
         raise UserError(
             f"{source.where(outside[0])}: label {labels[outside[0]]}, but {folder / CLASSNAMES} has "
@@ -110,8 +111,8 @@ def _open_labelled_shards(folder: Path) -> tuple[list[str], list[str], Source, l
 
 
 def _open_class_folders(folder: Path) -> tuple[list[str], list[str], Source, list[int]]:
-    """Classes are folders in the order of their names; an empty one is a class without images. Images nested deeper
-    belong to the class."""
+    """Open a folder of class folders. Labels number them in the order of their names; an empty folder is a class
+    without images. Images in deeper folders belong to the class too."""
     images = _images_of_classes(folder)
     classes = [entry.name for entry in _subfolders(images)]
     files, _, others = list_images(images)
@@ -124,7 +125,7 @@ def _open_class_folders(folder: Path) -> tuple[list[str], list[str], Source, lis
         raise UserError(f"{images}: neither class folders with images nor test/0.tar; {hint}")
     if len(classes) < 2:
         raise UserError(f"{images}: has a single class folder, {classes[0]}; give a folder with one folder per class")
-    unused = [("lies in no class folder", str(images / file)) for file in files if "/" not in file]
+    unused = [("is in no class folder", str(images / file)) for file in files if "/" not in file]
     unused += [(NOT_DECODED_REASON, str(images / file)) for file in others]
     source = _plain_images(images, [file for file, _ in labelled], list_faults(unused))
     names = next((place / CLASSNAMES for place in (images, folder) if is_there(place / CLASSNAMES)), None)
@@ -136,7 +137,7 @@ def _open_class_folders(folder: Path) -> tuple[list[str], list[str], Source, lis
             "folders' names"
         )
     if names:
-        print_once(f"{names}: line 1 names the class of {classes[0]}, and so on in the order of the folders' names")
+        print_once(f"{names}: line 1 is the class name of folder {classes[0]}, and so on in the order of folder names")
     return classnames, _templates([images, folder]), source, [label for _, label in labelled]
 
 
@@ -146,7 +147,7 @@ def _plain_images(folder: Path, images: Sequence[str], faults: tuple[Any, ...] =
 
 
 def _images_of_classes(folder: Path) -> Path:
-    """The folder itself, or its `test` where that is its only part. `train` beside `bus` is a class."""
+    """The folder itself, or its subfolder `test` if it has no other. `train` beside a folder `bus` is a class."""
     names = [entry.name for entry in _subfolders(folder)]
     if not names or not all(map(is_part, names)):
         return folder
@@ -162,7 +163,8 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Stripped lines. Blank ones stay: a class may have an empty name, and dropping it shifts all labels."""
+    """The stripped lines of a file. Blank lines stay: a class may have an empty name, and without it all following
+    labels would be wrong."""
     with reading(path, "write one entry per line, in UTF-8"):
         text = read_regular(path, 1 << 28).decode("utf-8-sig").removesuffix("\n")
     lines = [line.strip() for line in text.split("\n")]
@@ -188,8 +190,8 @@ def _templates(folders: Sequence[Path]) -> list[str]:
 
 
 def read_metadata(source: TarSource) -> np.ndarray | None:
-    """(n, columns) int64: numbers beside each image (region, year, hospital ...), its `npy` member; None if no sample
-    has one. Vector and image belong together by name, in whatever order the members come. No image is read."""
+    """The numbers in the `npy` members beside the images (region, year, hospital ...), (n, columns) int64; None if no
+    sample has any. Members are matched to images by name, not by order. No image is read."""
     contents: list[bytes] = []
     starts = [0, *source.ends.tolist()]
     for shard, path in enumerate(source.paths):
@@ -200,14 +202,14 @@ def read_metadata(source: TarSource) -> np.ndarray | None:
         return None
     first = _vector(source, start, contents[start])
     size, header = len(contents[start]), contents[start][: -first.nbytes]
-    if header.endswith(b"\n") and all(len(one) == size and one.startswith(header) for one in contents):
-        numbers = b"".join(content[len(header) :] for content in contents)  # one by one takes 0.1 ms each
+    if header.endswith(b"\n") and all(len(content) == size and content.startswith(header) for content in contents):
+        numbers = b"".join(content[len(header) :] for content in contents)  # faster: one by one takes 0.1 ms each
         return np.frombuffer(numbers, first.dtype).reshape(len(contents), len(first)).astype(np.int64)
     return np.stack([_vector(source, id, content, len(first)) for id, content in enumerate(contents)]).astype(np.int64)
 
 
 def _members_beside(path: Path, blocks: list[int]) -> list[bytes]:
-    """The `npy` member beside each image, given by the block where it begins; empty where there is none."""
+    """The content of the `npy` member beside each image, or b"". `blocks` are the first blocks of the images."""
     if not blocks:
         return []
     by_key: dict[bytes, bytes] = {}
@@ -226,15 +228,15 @@ def _members_beside(path: Path, blocks: list[int]) -> list[bytes]:
 
 
 def _vector(source: TarSource, id: int, content: bytes, columns: int = 0) -> np.ndarray:
-    """One sample's; UserError unless it is as long as the others. Pickled objects are refused: reading them would run
-    what they say."""
+    """The vector in one sample's `npy` member. Raises UserError if its length differs from `columns`. Pickled objects
+    are refused, because reading them would execute code."""
     if not content:
         raise UserError(f"{source.where(id)}: has no npy member, others have {columns} numbers in one; {VECTORS}")
     where = f"{source.where(id).rpartition('.')[0]}.npy"
     try:
         vector = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     except (ValueError, TypeError, EOFError, OSError, SyntaxError, RecursionError, MemoryError) as error:
-        raise UserError(f"{where}: is not a whole array of numbers ({str(error)[:100]}); {VECTORS}") from error
+        raise UserError(f"{where}: is not a complete array of numbers ({str(error)[:100]}); {VECTORS}") from error
     if vector.ndim != 1 or vector.dtype.kind not in "iu" or not len(vector):
         raise UserError(f"{where}: has shape {vector.shape} and type {vector.dtype}; {VECTORS}")
     if columns and len(vector) != columns:
@@ -244,30 +246,30 @@ def _vector(source: TarSource, id: int, content: bytes, columns: int = 0) -> np.
 
 @dataclass(frozen=True)
 class Puzzle:
-    """Which of the candidate images go with a cue?"""
+    """The task of finding those of the candidate images that are associated with a cue."""
 
     cue: str
-    candidates: tuple[int, ...]  # ids of the source
-    associations: tuple[int, ...]  # those that go with the cue
+    candidates: tuple[int, ...]  # ids in the source
+    associations: tuple[int, ...]  # the candidates that are associated with the cue
 
 
 @dataclass(frozen=True)
 class Puzzles:
-    """Association puzzles (WinoGAViL). Images occur in many of them; the source has each one once."""
+    """Association puzzles (WinoGAViL). An image may be in many puzzles, but is in the source only once."""
 
     source: Source
     puzzles: list[Puzzle]
 
 
 def read_puzzles(folder: str | Path) -> Puzzles:
-    """The table and the images (`NAME.jpg`) of a folder; images may lie in `images/` below.
+    """Read the puzzles of a folder: its table, and the images `NAME.jpg` in the folder or in its subfolder `images`.
 
     >>> read_puzzles("winogavil").puzzles[0]                                                        # doctest: +SKIP
     Puzzle(cue='winter', candidates=(7, 2, 9, 4, 1), associations=(2, 4))
     """
     folder = Path(folder)
     table, files = puzzle_table(folder), _puzzle_images(folder)
-    ids: dict[str, int] = {}  # of images by path: two spellings of a name may mean one
+    ids: dict[str, int] = {}  # by the image's path, because two spellings of a name may mean the same image
     puzzles = []
     for where, row in read_small_table(table, "save it as UTF-8, with quotes around lists"):
         cue = row.get("cue")
@@ -281,15 +283,15 @@ def read_puzzles(folder: str | Path) -> Puzzles:
             if (file := files.get(name) or files.get(ignore_case_and_underscores(name))) is None:
                 raise UserError(f"{where}: no image of {name!r} in {folder}; put {name}.jpg there")
             numbers[name] = ids.setdefault(file, len(ids))
-        right = {number: None for name, number in numbers.items() if name in set(associations)}
-        puzzles.append(Puzzle(cue.strip(), tuple(numbers[name] for name in candidates), tuple(right)))
+        correct = {number: None for name, number in numbers.items() if name in set(associations)}
+        puzzles.append(Puzzle(cue.strip(), tuple(numbers[name] for name in candidates), tuple(correct)))
     if not puzzles:
-        raise UserError(f"{table}: holds no puzzles; give rows of {', '.join(COLUMNS)}")
+        raise UserError(f"{table}: has no puzzles; give rows of {', '.join(COLUMNS)}")
     return Puzzles(_plain_images(folder, list(ids)), puzzles)
 
 
 def puzzle_table(folder: Path) -> Path:
-    """The one table of the folder with the columns of puzzles."""
+    """The folder's only table with the columns of puzzles. Raises UserError if there is none, or several."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give one with a table of {', '.join(COLUMNS)} and images")
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in TABLES)
@@ -302,19 +304,19 @@ def puzzle_table(folder: Path) -> Path:
 
 
 def _names(value: Any, column: str, where: str) -> list[str]:
-    """A list, or the text of one."""
+    """The names in a field, which is a list or the text of a list. Raises UserError for anything else."""
     names = list_in(value) if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f'{where}: its {column} are not a list of names; write them as ["one", "two"]')
     if len(names) > MOST_CANDIDATES:
-        raise UserError(f"{where}: has {len(names):,} {column}, at most {MOST_CANDIDATES:,} are read; correct the row")
+        raise UserError(f"{where}: has {len(names):,} {column}, the limit is {MOST_CANDIDATES:,}; correct the row")
     return [name.strip() for name in names]
 
 
 def _puzzle_images(folder: Path) -> dict[str, str]:
-    """Paths from the folder by the name of the candidate: as it is written, and in any spelling."""
+    """The path of each image (from the folder) by its name, and also by its name without case and underscores."""
     files: dict[str, str] = {}
-    for place in (folder / IMAGES, folder):  # what lies in the folder itself goes first
+    for place in (folder / IMAGES, folder):  # later entries override: an image in the folder itself is preferred
         for file in sorted(place.iterdir()) if place.is_dir() else []:
             if file.suffix.lower().removeprefix(".") in DECODED and not file.name.startswith("."):
                 path = file.relative_to(folder).as_posix()
