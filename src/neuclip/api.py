@@ -54,11 +54,12 @@ def train(settings: Settings | None = None, *, resume: Path | Literal["auto"] | 
 
 
 def evaluate(target: str, **overrides: Unpack[Overrides]) -> dict[str, float]:
-    """Evaluate a run, a checkpoint or a model on held-out data. Returns the metrics by name.
+    """Evaluate a run, a checkpoint or a model on held-out data. A model is `local-dir:FOLDER`, `hf-hub:NAME`, or
+    `MODEL:WEIGHTS` with a tag of open_clip or the path of a file. `overrides` replace settings of the run. Returns the
+    metrics by name.
 
-    A model is `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a tag of open_clip or the path of a file.
-    `overrides` replace settings of the run. The metric `skipped` of each set is the number of samples that could not
-    be used. Raises RunFailed if there are too many of them.
+    The metric `skipped` of each set is the number of samples that could not be used. Raises RunFailed if there are too
+    many of them.
 
     >>> evaluate("runs/first", retrieval=("shards/{00020..00021}.tar",))        # doctest: +SKIP
     """
