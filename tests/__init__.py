@@ -1,5 +1,6 @@
-"""The doors: what of neuclip a test may use, a module with all its public names or a single name (test_layers.py checks
-it). A test that enters elsewhere knows how the code is made, and stands in the way of whoever makes it better."""
+"""The doors: the parts of neuclip that tests may use, modules with all their public names or single names. A test that
+uses anything else depends on how the code is written and would hold up the next rewrite. test_layers.py checks it.
+"""
 
 DOORS = """
 # what users import, type and read
