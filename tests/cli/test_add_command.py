@@ -90,8 +90,8 @@ def test_flags_have_the_types_and_limits_of_their_parameters(typed):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--to wall", "an argument is missing; give neuclip draw WHAT..."),
-        ("cats", "--to is missing; give neuclip draw WHAT..."),
+        ("--to wall", "an argument is missing; usage: neuclip draw WHAT..."),
+        ("cats", "--to is missing; usage: neuclip draw WHAT..."),
         ("cats --to wal", "--to is 'wal'; choose paper or wall (did you mean wall?)"),
         ("cats --to wall --size 0", "--size is 0; give 1 or more"),
         ("cats --to wall --share 1.5", "--share is 1.5; give 0 or more and at most 1"),

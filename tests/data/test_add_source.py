@@ -80,7 +80,7 @@ def test_its_ending_is_known_wherever_endings_are(tmp_path, pairs, capsys):
     assert "known are " in refusal(tmp_path / "notes.md") and ".pairs" in refusal(tmp_path / "notes.md")
     assert "only tar shards can be remote" in refusal("https://host/shapes.pairs")
     assert main(["data", "index", str(pairs)]) == 2
-    assert "holds no tar shards" in capsys.readouterr().err
+    assert "contains no tar shards" in capsys.readouterr().err
 
 
 def test_it_has_the_fingerprint_of_the_same_pairs_in_other_files_and_is_converted(tmp_path, pairs):

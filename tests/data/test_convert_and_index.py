@@ -151,7 +151,7 @@ def test_the_command_converts_and_says_what_it_did(tmp_path, capsys):
     assert main(["data", "convert", str(table), str(tmp_path / "out"), *flags]) == 0
     output = capsys.readouterr()
     assert output.out == f"{tmp_path / 'out'}\n"
-    assert "4 samples in 3 shards; left out 1" in output.err and "image file cannot be read (1)" in output.err
+    assert "4 samples in 3 shards; skipped 1" in output.err and "image file cannot be read (1)" in output.err
 
 
 def test_the_command_indexes_and_tells_what_it_found(tmp_path, capsys):
@@ -171,13 +171,13 @@ def test_the_commands_refuse_in_one_line(tmp_path, capsys):
     (tmp_path / "link").symlink_to(shards)
     shard, out, inside = f"{shards}/00000.tar", str(tmp_path / "out"), str(shards / "out")
     for arguments, message in (
-        (["convert", shard], "give neuclip data convert SOURCE FOLDER"),
+        (["convert", shard], "usage: neuclip data convert SOURCE FOLDER"),
         (["convert", str(shards), inside], "is inside "),
         (["convert", str(shards), f"{tmp_path}/x/../link/out"], "is inside "),
         (["convert", f"{shard}:2,{shards}", inside], "is inside "),
         (["convert", shard, out, "--shard-size", "0"], "at least one sample"),
         (["convert", str(tmp_path / "none"), out], "no such file or folder"),
-        (["index", write("folder", tmp_path / "photos", several([["a"]]))], "holds no tar shards"),
+        (["index", write("folder", tmp_path / "photos", several([["a"]]))], "contains no tar shards"),
     ):
         assert main(["data", *arguments]) == 2
         error = capsys.readouterr().err

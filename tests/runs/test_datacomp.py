@@ -312,7 +312,7 @@ def test_the_table_shows_chance_what_is_counted_otherwise_and_what_is_missing(co
     assert main(["eval", f"local-dir:{copy / 'model'}", "--data", str(copy / "root")]) == 0
     shown = capsys.readouterr().out
     assert "acc worst region without other" in shown and "acc1 blank classnames keep" in shown
-    assert "Not there (neuclip data get NAME): caltech101, cifar100" in shown
+    assert "Without data (neuclip data get NAME): caltech101, cifar100" in shown
     assert "CIFAR-10: measured on 34 of 10,000" in shown and "5 of 38" in shown
     (kept,) = Path("evaluations").glob("*.jsonl")
     assert f"Results: {kept}" in shown and len(read_lines(kept)) == 5

@@ -61,15 +61,15 @@ def test_the_path_of_an_image_is_an_image_query(model, photos, capsys):
 
 
 MISTAKES = {
-    ("nowhere", "x"): "nowhere is not there; give a folder of images",
+    ("nowhere", "x"): "nowhere does not exist; give a folder of images",
     ("empty", "x"): "empty: no images in it or below",
     ("photos", "x", "--top", "0"): "--top is 0; give 1 or more",
-    ("photos", "y.png"): "y.png is not there; give the path of an image file, or words",
+    ("photos", "y.png"): "y.png does not exist; give the path of an image file, or words",
     ("photos", "words.png"): "words.png: image does not decode",
     ("photos", "x", "--page"): "--page has its own search box",
     ("photos", " "): "the query is empty",
     ("photos", ""): "the query is empty",
-    ("bad", "x"): "bad has no image to search: 1 image could not be used (1 x image does not decode): bad/a.png",
+    ("bad", "x"): "no image in bad can be searched: 1 image could not be used (1 x image does not decode): bad/a.png",
 }
 
 

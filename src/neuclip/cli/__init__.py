@@ -1,1 +1,1 @@
-"""The command `neuclip`: parsing and printing only. One function per command, imported when it is called."""
+"""The command `neuclip`: parsing and printing only. Each command is one function, imported when it is called."""

@@ -1,9 +1,9 @@
-"""A command is a function: its positional parameters are what the user must name, its keyword parameters are flags with
-their types and defaults, and its docstring is the help page.
+"""A command is a function: its positional parameters are the arguments, its keyword parameters are flags with their
+types and defaults, and its docstring is the help page.
 
-The docstring holds, between empty lines: the usage, what the command does, one entry `--flag: help` for each flag as it
-is typed, and examples. `--batch-size` and `--data.caption_key` are the parameters `batch_size` and `data_caption_key`;
-`with_` is `--with`. A parameter `settings` takes all flags that are settings of a run, as the user gave them.
+The docstring has, separated by empty lines: the usage, what the command does, one entry `--flag: help` for each flag as
+it is typed, and examples. `--batch-size` and `--data.caption_key` are the parameters `batch_size` and
+`data_caption_key`; `with_` is `--with`. A parameter `settings` receives all flags that are settings of a run, as typed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Page(NamedTuple):
 
     usage: str
     about: list[str]  # paragraphs
-    flags: dict[str, str]  # as typed: help
+    flags: dict[str, str]  # help text by name of the flag, as typed
     examples: list[str]
 
 
@@ -72,7 +72,8 @@ def read_page(command: Command) -> Page:
 
 
 def flags_of(command: Command) -> dict[str, Flag]:
-    """By parameter, in the order of the help page; `--json` means the same everywhere and comes last."""
+    """The flags of a command by parameter, in the order of the help page. `--json` comes last and has a default help
+    text."""
     helps = read_page(command).flags
     parameters = inspect.signature(command).parameters
     if "json" in parameters:
@@ -81,17 +82,17 @@ def flags_of(command: Command) -> dict[str, Flag]:
     flags = {}
     for name, help in helps.items():
         plain = re.sub(r"[-.]", "_", name)
-        parameter = plain if plain in parameters else f"{plain}_"  # a word of Python's, such as with
+        parameter = plain if plain in parameters else f"{plain}_"  # a Python keyword, such as with
         limits: dict[str, float] = getattr(annotated[parameter], "__metadata__", ({},))[0]
         flags[parameter] = Flag(name, types[parameter], limits, parameters[parameter].default, help)
     return flags
 
 
-# --- From what was typed to the call ---------------------------------------------------------------------------------
+# --- Calling a command with typed arguments --------------------------------------------------------------------------
 
 
 def call(command: Command, arguments: Sequence[str]) -> int:
-    """Run a command as the user typed it; its exit code."""
+    """Run a command with the arguments that the user typed, and return its exit code."""
     flags, takes_settings = flags_of(command), SETTINGS in inspect.signature(command).parameters
     by_name = {parameter.removesuffix("_"): parameter for parameter in flags}
     switches = [name for name, parameter in by_name.items() if flags[parameter].declared is bool]
@@ -109,13 +110,14 @@ def call(command: Command, arguments: Sequence[str]) -> int:
         else:
             refuse_unknown(name, flags.values(), takes_settings=takes_settings)
             settings.append(f"--{name}" if value is None else f"--{name}={value}")
-    check_operands(command, operands)  # last: a mistyped switch has taken the argument after it
+    check_operands(command, operands)  # after the flags: a mistyped switch has consumed the argument after it
     if missing := [f"--{flag.name}" for name, flag in flags.items() if flag.is_required and name not in values]:
-        raise UserError(f"{missing[0]} is missing; give {read_page(command).usage}")
+        raise UserError(f"{missing[0]} is missing; usage: {read_page(command).usage}")
     return command(*operands, **values, **({SETTINGS: settings} if takes_settings else {}))
 
 
 def refuse_unknown(name: str, flags: Iterable[Flag], *, takes_settings: bool) -> None:
+    """Raise a UserError for a flag that the command does not have, unless it may be a setting."""
     known = [flag.name for flag in flags]
     typed = name if "." in name else name.replace("_", "-")
     near = nearest(typed, known)
@@ -132,20 +134,20 @@ def check_operands(command: Command, operands: Sequence[str]) -> None:
     fewest = sum(one.default is one.empty for one in single)
     for operand in operands:
         if operand.startswith("-"):
-            raise UserError(f"no flag {operand!r}; flags begin with two dashes: {usage}")
+            raise UserError(f"no flag {operand!r}; flags begin with two dashes; usage: {usage}")
     if len(operands) < fewest:
-        raise UserError(f"an argument is missing; give {usage}")
+        raise UserError(f"an argument is missing; usage: {usage}")
     if len(operands) > len(single) and not any_number:
-        raise UserError(f"unexpected {operands[len(single)]!r}; give {usage}")
+        raise UserError(f"unexpected argument {operands[len(single)]!r}; usage: {usage}")
 
 
 def help_page(command: Command, more: str = "") -> str:
-    """The help of a command; `more` stands between its flags and its examples."""
+    """The help page of a command; `more` is inserted between its flags and its examples."""
     page = read_page(command)
     rows = []
     for flag in flags_of(command).values():
-        says_nothing = flag.is_required or flag.default is False or flag.default in ("", None, ())
-        default = "" if says_nothing else f" [default: {as_typed(flag.default)}]"
+        has_no_default = flag.is_required or flag.default is False or flag.default in ("", None, ())
+        default = "" if has_no_default else f" [default: {as_typed(flag.default)}]"
         typed = f"--{flag.name}" if flag.declared is bool else f"--{flag.name} {takes(flag.declared)}"
         rows.append((typed, flag.help + default))
     examples = "".join(f"  {line}\n" for line in page.examples)
@@ -154,7 +156,7 @@ def help_page(command: Command, more: str = "") -> str:
     return "\n".join(part for part in [*parts, f"{heading}:\n{examples}"] if part)
 
 
-# --- What several commands need --------------------------------------------------------------------------------------
+# --- Shared by several commands --------------------------------------------------------------------------------------
 
 
 def print_json(value: Any) -> int:
@@ -163,12 +165,12 @@ def print_json(value: Any) -> int:
 
 
 def is_main_rank() -> bool:
-    """Of several ranks only one prints."""
+    """Whether this is the rank that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def find_run(name: str) -> RunFolder:
-    """The run at this path, or an error that names the nearest one."""
+    """The run at this path; raises a UserError that names the most similar run if there is none."""
     path = Path(name)
     if RunFolder(path).settings.is_file():
         return RunFolder(path)
@@ -177,18 +179,19 @@ def find_run(name: str) -> RunFolder:
 
 
 def runs_beside(path: Path) -> str:
-    """What to type instead: the run most like `path` in its folder or in the default folder."""
+    """A remedy for an error: the run with the name most similar to `path`, or all runs, in its folder or in the default
+    folder."""
     for folder in dict.fromkeys([path.parent, Path(RunSettings.folder)]):
         runs = {run.parent.name: run.parent for run in sorted(folder.glob("*/settings.yaml"))}
         if near := nearest(path.name, runs):
             return f"did you mean {runs[near]}?"
         if runs:
-            return f"{folder} holds {', '.join(runs)}"
+            return f"{folder} contains {', '.join(runs)}"
     return "start one with: neuclip train"
 
 
 def check_target(target: str) -> None:
-    """A path must exist; a bare word may be the name of a model, which only open_clip knows."""
+    """Raise a UserError for a path that does not exist. A bare word may be the name of a model, and is not checked."""
     is_path = os.sep in target and ":" not in target  # local-dir:/a/b is a model
     is_run_elsewhere = RunFolder(Path(RunSettings.folder) / target).settings.is_file()
     if (is_path or is_run_elsewhere) and not Path(target).exists():

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: bool = False) -> int:
     """neuclip data get TASK... [--to ROOT] [--yes] | neuclip data get --list
 
-    Downloads evaluation sets of DataComp's 38 tasks from the Hugging Face hub into one folder.
-    TASK is a task, a group (imagenet, retrieval, vtab) or datacomp. Sets that are on this disk need no copy: put them,
-    or links to them, into the folder under the names that --list shows; class folders, Karpathy's captions with images
-    and WinoGAViL's table with images are read as they are. If interrupted, run the command again to continue. Exits
-    with 1 when a task could not be got.
+    Downloads the evaluation sets of DataComp's 38 tasks from the Hugging Face hub into one folder. TASK is the name of
+    a task, a group (imagenet, retrieval, vtab) or datacomp for all tasks. If interrupted, run the command again to
+    continue. Exits with 1 if a task is not available.
+    You need not download a set that you already have. Put it, or a link to it, into the folder under the name that
+    --list shows. Folders of classes, Karpathy's captions with images and WinoGAViL's table with images are read
+    directly.
 
-    --to: folder of all sets [default: evaluation-sets in the cache folder]
-    --yes: download without asking
-    --list: list the tasks, and which of them are below the folder
+    --to: folder for all sets [default: evaluation-sets in the cache folder]
+    --yes: download without asking first
+    --list: list the tasks, and show which of them are in the folder
 
     neuclip data get imagenet --to sets
     neuclip data get vtab --list
@@ -44,17 +45,17 @@ def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: 
     with waiting("loading torch"):
         from neuclip.data.evaluation_sets import get_sets
 
-    got = get_sets(tasks, root, lambda copies: agree(copies, root, yes=yes))
+    sets = get_sets(tasks, root, lambda copies: confirm(copies, root, yes=yes))
     if json:
-        print_json([asdict(one) | {"task": one.task.key, "folder": one.folder and str(one.folder)} for one in got])
+        print_json([asdict(one) | {"task": one.task.key, "folder": one.folder and str(one.folder)} for one in sets])
     else:
-        print_got(got)
-    return 0 if all(one.folder for one in got) else 1
+        print_sets(sets)
+    return 0 if all(one.folder for one in sets) else 1
 
 
-def print_got(got: Sequence[Got]) -> None:
-    """The folder of each set that is there; what could not be got goes to stderr."""
-    for one in got:
+def print_sets(sets: Sequence[Got]) -> None:
+    """Print the folder of each available set; counts, warnings and failures go to stderr."""
+    for one in sets:
         if one.folder is None:
             print(f"{one.task.name}: {one.status}", file=sys.stderr)
             continue
@@ -66,7 +67,7 @@ def print_got(got: Sequence[Got]) -> None:
 def list_tasks(tasks: Sequence[Task], root: Path, *, as_json: bool) -> int:
     folders = {task.key: task.find_folder(root) for task in tasks}
     if as_json:
-        return print_json([asdict(task) | {"folder": (place := folders[task.key]) and str(place)} for task in tasks])
+        return print_json([asdict(task) | {"folder": (path := folders[task.key]) and str(path)} for task in tasks])
     for task in tasks:
         unit = "puzzles" if task.kind == "puzzles" else "images"
         classes = f"{task.classes:,} classes" if task.classes else ""
@@ -76,15 +77,15 @@ def list_tasks(tasks: Sequence[Task], root: Path, *, as_json: bool) -> int:
     return 0
 
 
-def agree(copies: Sequence[HubCopy], root: Path, *, yes: bool) -> None:
-    """Gigabytes are downloaded only when somebody wants them."""
+def confirm(copies: Sequence[HubCopy], root: Path, *, yes: bool) -> None:
+    """Print the size of each download and ask whether to start; raise a UserError if the user does not agree."""
     for copy in copies:
         print(f"{copy.task.name}: {byte_size(copy.bytes)}, {copy.repository}", file=sys.stderr)
     what = f"{byte_size(sum(copy.bytes for copy in copies))} into {root}"
     if yes:
         print(f"downloading {what}", file=sys.stderr)
     elif not sys.stdin.isatty():
-        raise UserError(f"downloading {what} needs a yes, and this is no terminal; give --yes")
+        raise UserError(f"downloading {what} must be confirmed, but stdin is not a terminal; give --yes")
     elif input(f"download {what}? [y/N] ").strip().lower() not in ("y", "yes"):
         raise UserError("nothing was downloaded; give --yes, or fewer tasks")
 
@@ -101,13 +102,14 @@ def convert(
 ) -> int:
     """neuclip data convert SOURCE FOLDER [--shard-size N ...]
 
-    Writes any data as tar shards into a new folder, and prints the folder. Unreadable samples are left
-    out and listed there; nothing is overwritten. If interrupted, run the command again to continue.
+    Writes image-text data of any supported kind as tar shards into a new folder, and prints the folder's path. Samples
+    that cannot be read are skipped and listed in skipped.jsonl in the folder. Existing files are never overwritten. If
+    interrupted, run the command again to continue.
 
     --shard-size: samples per shard
-    --data.image_column: column of a table that holds images or their paths
-    --data.caption_column: column of captions; separate several with commas
-    --data.caption_key: key of the captions in a shard's json members
+    --data.image_column: tables: column of images or image paths; default: detected by name
+    --data.caption_column: tables: caption columns, separated by commas; default: detected by name
+    --data.caption_key: shards: key of the captions in json members
 
     neuclip data convert pairs.csv shards --shard-size 10000
     """
@@ -128,8 +130,8 @@ def convert(
         left_out = {"left_out": dict(done.skipped.most_common()), "left_out_list": listed and str(listed)}
         return print_json({"folder": folder, "samples": done.samples, "shards": done.shards} | left_out)
     reasons = ", ".join(f"{reason} ({count:,})" for reason, count in done.skipped.most_common())
-    without = f"; left out {done.skipped.total():,}, listed in {listed}: {reasons}" if listed else ""
-    print(f"{plural(done.samples, 'sample')} in {plural(done.shards, 'shard')}{without}", file=sys.stderr)
+    skipped = f"; skipped {done.skipped.total():,}, listed in {listed}: {reasons}" if listed else ""
+    print(f"{plural(done.samples, 'sample')} in {plural(done.shards, 'shard')}{skipped}", file=sys.stderr)
     print(done.folder)
     return 0
 
@@ -137,10 +139,11 @@ def convert(
 def index(data: str, *, data_caption_key: str = "", json: bool = False) -> int:
     """neuclip data index DATA [--data.caption_key TEXT]
 
-    Reads tar shards once, stores where each sample is, and reports the samples and what is wrong with them.
-    Training indexes shards that have no index yet, or have changed since. To force it, delete their .index.npz files.
+    Reads tar shards once, stores the position of each sample in an index file, and reports the number of samples and
+    all faults. Training does the same for shards that have no index or have changed since. To index shards again,
+    delete their .index.npz files.
 
-    --data.caption_key: key of the captions in a shard's json members
+    --data.caption_key: shards: key of the captions in json members
 
     neuclip data index 'shards/{00000..00019}.tar'
     """
@@ -155,7 +158,7 @@ def index(data: str, *, data_caption_key: str = "", json: bool = False) -> int:
     parts = opened.parts if isinstance(opened, Mixture) else [opened]
     sources = [part for part in parts if isinstance(part, TarSource)]
     if not sources:
-        raise UserError(f"{without_queries(data)}: holds no tar shards, and other data need no index; nothing to do")
+        raise UserError(f"{without_queries(data)} contains no tar shards; other data need no index")
     reports = []
     for part in sources:
         counts = fingerprint(part)[1]

@@ -18,10 +18,11 @@ CURVES = (".image_to_text_recall_at_1", ".text_to_image_recall_at_1", ".top1")
 def export(target: str, folder: str = "", *, to: Literal["open_clip", "transformers", "onnx"]) -> int:
     """neuclip export RUN|CHECKPOINT|MODEL --to open_clip|transformers|onnx [FOLDER]
 
-    Writes the model for another library, loads it there and compares the features; a folder that differs is not kept.
-    With preprocessing, tokenizer and a model card from the run's own figures. Default: a folder in that of the run.
+    Writes the model in the format of another library, loads it there and compares its features with the original's. If
+    they differ, no folder is left behind. FOLDER also gets the preprocessing, the tokenizer and a model card with the
+    run's figures. Without FOLDER, the model is written to a folder inside the run.
 
-    --to: open_clip; transformers (CLIPModel, for ViT towers); onnx (image.onnx, text.onnx)
+    --to: format: open_clip, transformers (a CLIPModel; ViT towers only) or onnx (image.onnx and text.onnx)
 
     neuclip export runs/first --to onnx
     neuclip export runs/first --to open_clip my-clip
@@ -30,11 +31,11 @@ def export(target: str, folder: str = "", *, to: Literal["open_clip", "transform
     with waiting("loading torch"):
         from neuclip.runs import export as exporting
 
-    place = exporting.result_folder(target, folder, to)
+    path = exporting.result_folder(target, folder, to)
     with waiting(f"exporting {target}"):
-        difference = exporting.export(target, to, place)
-    print(f"{place}: features equal those of {target} (1 - cosine at most {difference:.1e})")
-    print(f"to put it on the Hugging Face hub: hf upload NAME {place}", file=sys.stderr)
+        difference = exporting.export(target, to, path)
+    print(f"{path}: features equal those of {target} (1 - cosine at most {difference:.1e})")
+    print(f"to put it on the Hugging Face hub: hf upload NAME {path}", file=sys.stderr)
     return 0
 
 
@@ -48,11 +49,12 @@ def merge(
 ) -> int:
     """neuclip merge BASE RUN [FOLDER] [--weight 0.5]
 
-    Writes the model between one that was fine-tuned and the result (WiSE-FT), as an open_clip folder.
-    It often keeps most of what BASE knew and of what RUN learnt. BASE and RUN: runs, checkpoints or local-dir:FOLDER.
+    Averages the weights of BASE, a pretrained model, and of RUN, which was fine-tuned from it (WiSE-FT). The merged
+    model often keeps most of what BASE knew and most of what RUN learnt. It is written as an open_clip folder.
+    BASE and RUN are runs, checkpoints or local-dir:FOLDER.
 
-    --weight: share of RUN: 0 is BASE, 1 is RUN [default: 0.5]
-    --curve: write no model, but measure RUN's held-out sets at 0, 0.1, ... 1, into its merge.jsonl
+    --weight: weight of RUN in the average: 0 gives BASE, 1 gives RUN [default: 0.5]
+    --curve: write no model; measure RUN's held-out sets at the weights 0, 0.1, ... 1 and write its merge.jsonl
 
     neuclip merge local-dir:start runs/tuned --curve
     neuclip merge runs/a runs/b --weight 0.3 merged
@@ -60,21 +62,22 @@ def merge(
     check_target(base)
     check_target(run)
     if curve and (folder or weight is not None):
-        raise UserError("--curve measures at every weight and writes no model; leave out --weight and the folder")
+        raise UserError("--curve measures all weights and writes no model; leave out --weight and the folder")
     with waiting("loading torch"):
         from neuclip.runs import export as merging
 
     if curve:
         return print_curve(merging.measure_curve(base, run), run)
     share = WEIGHT if weight is None else weight
-    place = merging.result_folder(run, folder, f"merged-{share:g}")
-    merging.merge(base, run, share, place)
-    print(f"local-dir:{place}")
+    path = merging.result_folder(run, folder, f"merged-{share:g}")
+    merging.merge(base, run, share, path)
+    print(f"local-dir:{path}")
     return 0
 
 
 def print_curve(lines: list[dict[str, float]], run: str) -> int:
-    """One row per weight: recall@1 in both directions, or top-1 accuracy, of each held-out set. The report draws it."""
+    """Print a row per weight with recall@1 in both directions, or top-1 accuracy, on each held-out set; write the run's
+    report, which draws them."""
     from neuclip.report.page import Table, text_table
     from neuclip.report.run_report import write_report
 

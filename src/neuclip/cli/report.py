@@ -11,8 +11,8 @@ from neuclip.cli.command import find_run, print_json
 def report(run: str, *runs: str) -> int:
     """neuclip report RUN...
 
-    Writes report.html into each run's folder and prints its path: one file with all curves and figures.
-    It reads only the run's records and also works while the run is training.
+    Writes report.html into each run's folder and prints its path. The report is one self-contained file with all
+    curves and figures. It is made from the run's records alone, so you can write it while the run is training.
 
     neuclip report runs/first
     neuclip report runs/first runs/second
@@ -35,16 +35,18 @@ def compare(
 ) -> int:
     """neuclip compare RUN|RESULT... [--output FILE,...] [--against GROUP] [--measure DATASET.METRIC]
 
-    Writes one self-contained HTML page with runs side by side, and prints their final figures. On the page: curves over
-    samples, mean and standard deviation over seeds, settings that differ, and the difference of each group to one of
-    them over the seeds that both have, with its 95 % interval.
-    Runs that differ only in run.seed are one group. RESULT is a file of task results (JSON lines), also DataComp's own;
-    those of a run (tasks.jsonl in its folder) are read with it. Runs that are still training can be compared too.
+    Writes one self-contained HTML page that shows runs side by side, and prints their final figures. Runs that differ
+    only in run.seed form one group. The page has curves over samples, means and standard deviations over seeds, the
+    settings that differ, and the difference between each group and one of them: the mean over the seeds that both have,
+    with its 95 % interval.
+    RESULT is a file of task results (JSON lines), written by neuclip eval or by DataComp. The task results in a run's
+    folder (tasks.jsonl) are read with the run. Runs that are still training can be compared, too.
 
-    --output: files to write, by the end of their names: .html page, .md and .tex the final figures, .csv one row per
-        run and figure
-    --against: group that the others are compared with; without it the first
-    --measure: figure that was chosen before training, such as new.image_to_text_recall_at_1; no other gets a verdict
+    --output: files to write; the suffix chooses the format: .html the page, .md or .tex the table of final figures,
+        .csv one row per run and figure
+    --against: group that the others are compared with; default: the first
+    --measure: figure that you chose before training, such as new.image_to_text_recall_at_1; only this figure then gets
+        a verdict
 
     neuclip compare runs/clip-* runs/neuclip-*
     neuclip compare runs/neuclip ViT-B-32.jsonl --output compare.html,table.tex,figures.csv
@@ -56,7 +58,7 @@ def compare(
 
     files = [Path(name) for name in output]
     for path in files:
-        page.writer_of(path)  # refused before anything is read
+        page.writer_of(path)  # raises for an unknown suffix before any run is read
     comparison = comparing.compare(paths, against=against, measure=measure)
     for path in files:
         page.write_comparison(comparison, path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neuclip.search.index import Match, Searcher
 
 TOP, PAGE_TOP = 10, 24
-NAMED = 5  # bad images
+NAMED = 5  # bad images that a message names
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
@@ -33,12 +33,13 @@ def search(
 ) -> int:
     """neuclip search RUN|CHECKPOINT|MODEL FOLDER [QUERY]
 
-    Finds the images of a folder that are nearest to a text, or to an image where QUERY is the path of one.
-    The folder is embedded once; later only what is new or changed is. A score is a cosine: 1 is the same direction.
+    Finds the images in a folder that are most similar to a text, or to an image if QUERY is the path of an image.
+    The first search embeds all images of the folder; later searches embed only new and changed ones. The score of an
+    image is its cosine similarity to the query, at most 1.
 
-    --top: how many images [default: 10, on the page 24]
-    --with: a second run or model, to see both side by side
-    --page: a page in the browser instead, on this machine only
+    --top: number of images to show [default: 10, or 24 on the page]
+    --with: second run or model, to see the results of both side by side
+    --page: search on a page in the browser instead; only this machine can open it
 
     neuclip search runs/first photos 'a red bicycle'
     neuclip search runs/first photos --page --with runs/second
@@ -49,27 +50,28 @@ def search(
     if query is not None and not query.strip():
         raise UserError("the query is empty; give some words, or the path of an image")
     if query and query.lower().endswith(IMAGE_SUFFIXES) and not Path(query).is_file():
-        raise UserError(f"{query} is not there; give the path of an image file, or words")
+        raise UserError(f"{query} does not exist; give the path of an image file, or words")
     if page and (query or json):
         raise UserError("--page has its own search box; leave out the query and --json")
     if not Path(folder).is_dir():
-        what = "is not a folder" if Path(folder).exists() else "is not there"
+        what = "is not a folder" if Path(folder).exists() else "does not exist"
         raise UserError(f"{folder} {what}; give a folder of images")
     searchers = open_searchers(targets, Path(folder))
     if page:
         return serve_page(searchers, top or PAGE_TOP)
-    found = [[] for _ in searchers] if query is None else find(searchers, query, top or TOP)
+    matches = [[] for _ in searchers] if query is None else find_matches(searchers, query, top or TOP)
     if json:
-        return print_json(as_plain(searchers, found, query or ""))
+        return print_json(json_object(searchers, matches, query or ""))
     if query is None:
         count = plural(len(searchers[0].ids), "image")
         print(f"{count} embedded; now search: neuclip search {target} {folder} 'QUERY'")
-    print_matches(searchers, found)
+    print_matches(searchers, matches)
     return 0
 
 
 def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
-    """The folder is listed before any model is opened: one without images is found at once."""
+    """Open each model on the folder. The folder is listed before a model is loaded, so that a folder without images is
+    an error at once."""
     with waiting("loading torch"):
         from neuclip.runs.load import open_target
         from neuclip.search.index import Folder, Searcher
@@ -78,14 +80,14 @@ def open_searchers(targets: list[str], path: Path) -> list[Searcher]:
     searchers = [Searcher.open(target, open_target(target)[0], folder) for target in targets]
     bad_images = describe_bad_images(searchers)
     if not any(len(searcher.ids) for searcher in searchers):
-        raise UserError(f"{path} has no image to search: {bad_images}; give another folder")
+        raise UserError(f"no image in {path} can be searched: {bad_images}; give another folder")
     if bad_images:
         print(bad_images, file=sys.stderr)
     return searchers
 
 
 def describe_bad_images(searchers: Sequence[Searcher]) -> str:
-    """One line, with the first of them; "" if there are none."""
+    """A line with the number of bad images, the reasons and the first paths; "" if all images are good."""
     faults = {str(one.folder.path / path): why for one in searchers for path, why in one.faults.items()}
     if not faults:
         return ""
@@ -95,8 +97,8 @@ def describe_bad_images(searchers: Sequence[Searcher]) -> str:
     return f"{plural(len(faults), 'image')} could not be used ({reasons}): {first}{more}"
 
 
-def find(searchers: Sequence[Searcher], query: str, top: int) -> list[list[Match]]:
-    """By searcher; a query that is a file is an image."""
+def find_matches(searchers: Sequence[Searcher], query: str, top: int) -> list[list[Match]]:
+    """The matches of each searcher. A query that is the path of a file is read as an image."""
     from neuclip.data.decoding import decode
     from neuclip.data.source import BadSample
 
@@ -111,15 +113,15 @@ def find(searchers: Sequence[Searcher], query: str, top: int) -> list[list[Match
         raise UserError(f"{query} cannot be read ({error.strerror}); give the path of an image file") from error
 
 
-def print_matches(searchers: Sequence[Searcher], found: list[list[Match]]) -> None:
-    for searcher, matches in zip(searchers, found, strict=True):
-        if len(searchers) > 1 and matches:
+def print_matches(searchers: Sequence[Searcher], matches: list[list[Match]]) -> None:
+    for searcher, best in zip(searchers, matches, strict=True):
+        if len(searchers) > 1 and best:
             print(searcher.name)
-        for match in matches:
+        for match in best:
             print(f"{match.score:6.3f}  {searcher.folder.path / match.path}")
 
 
-def as_plain(searchers: Sequence[Searcher], found: list[list[Match]], query: str) -> dict[str, Any]:
+def json_object(searchers: Sequence[Searcher], matches: list[list[Match]], query: str) -> dict[str, Any]:
     folder = searchers[0].folder.path
     return {
         "folder": str(folder),
@@ -129,18 +131,20 @@ def as_plain(searchers: Sequence[Searcher], found: list[list[Match]], query: str
                 "model": searcher.name,
                 "images": len(searcher.ids),
                 "skipped": [{"path": str(folder / path), "reason": why} for path, why in searcher.faults.items()],
-                "matches": [{"path": str(folder / match.path), "score": match.score} for match in matches],
+                "matches": [{"path": str(folder / match.path), "score": match.score} for match in best],
             }
-            for searcher, matches in zip(searchers, found, strict=True)
+            for searcher, best in zip(searchers, matches, strict=True)
         ],
     }
 
 
 def serve_page(searchers: list[Searcher], top: int) -> int:
-    """Until Ctrl-C."""
+    """Serve the search page until Ctrl-C."""
     from neuclip.search.server import Page
 
     with Page(searchers, top) as page:
-        print(f"{page.address}\nOnly this machine can open it, with the whole address. Ctrl-C ends it.", flush=True)
+        print(
+            f"{page.address}\nOpen this whole address in a browser on this machine. Press Ctrl-C to stop.", flush=True
+        )
         page.serve_forever()
     return 0

@@ -1,4 +1,4 @@
-"""`neuclip train`, and what is done before it: `neuclip doctor`, `neuclip recipe`."""
+"""`neuclip train` and the commands that prepare it: `neuclip doctor`, `neuclip recipe`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from neuclip.settings.reading import SECTION_NAMES, read_settings
 from neuclip.settings.sections import Settings
 from neuclip.settings.writing import first_line, help_text, settings_as_dict
 
-AUTO: Literal["auto"] = "auto"  # as the run to resume
-WIDTH = 120  # of doctor's lines if the output is not a terminal
+AUTO: Literal["auto"] = "auto"  # value of --resume: the run of --run.name
+WIDTH = 120  # of doctor's lines if stdout is not a terminal
 
 
 def train(recipe: str = "", *, resume: str = "", json: bool = False, settings: list[str]) -> int:
     """neuclip train [RECIPE] [--section.field value ...] | neuclip train --resume RUN
 
-    Trains a model and writes a run folder: records, checkpoints, the model for open_clip and a report.
-    RECIPE is a YAML file or a shipped recipe (finetune, locked, tiny) [default: tiny]. Flags override it.
-    On several GPUs, or with several ranks on the CPU: torchrun --nproc-per-node N -m neuclip train ...
-    Help on one section of the settings: neuclip train --help optimizer
+    Trains a model and writes a run folder with records, checkpoints, the model in open_clip's format and a report.
+    RECIPE is a YAML file or a shipped recipe (finetune, locked, tiny) [default: tiny]. Flags override its settings.
+    To train on several GPUs, or with several ranks on a CPU: torchrun --nproc-per-node N -m neuclip train ...
+    For help on one section of the settings only: neuclip train --help optimizer
 
-    --resume: continue this run from its last checkpoint with its own settings; auto: that of --run.name, if any
-    --json: print the run's summary as JSON on stdout at the end, everything else on stderr
+    --resume: continue this run from its last checkpoint, with its own settings; auto: continue the run of --run.name,
+        or start it if it does not exist
+    --json: print the run's summary as JSON on stdout when training ends; everything else goes to stderr
 
     neuclip train --objective clip --train.samples 20k --run.name first
     neuclip train tiny --data.train 'shards/{00000..00019}.tar' --model.name ViT-B-32 --train.batch_size 512
@@ -53,7 +54,7 @@ def train(recipe: str = "", *, resume: str = "", json: bool = False, settings: l
 
 
 def train_help(arguments: Sequence[str]) -> str:
-    """Of the sections that are named, or the whole page."""
+    """The help of the settings' sections that the arguments name, or the whole help page."""
     sections = [argument for argument in arguments if argument in SECTION_NAMES]
     return help_text(sections) if sections else help_page(train, help_text())
 
@@ -63,12 +64,13 @@ def doctor(
 ) -> int:
     """neuclip doctor DATA [RECIPE] [--section.field value ...]
 
-    Builds the run as training would, reads its first pairs, takes one step, and says what would go wrong.
-    DATA is what --data.train accepts. RECIPE is a YAML file or a shipped recipe (finetune, locked, tiny).
-    The default is tiny. Exits with 0 if training would start, with 1 if it would fail. Settings: neuclip train --help
+    Checks a run before you train it: builds it as training would, reads its first pairs, takes one step, and reports
+    problems and warnings. No run folder is written. Exits with 0 if training would start, with 1 if it would fail.
+    DATA is what --data.train accepts. RECIPE is a YAML file or a shipped recipe (finetune, locked, tiny). The default
+    is tiny. For the flags of the settings: neuclip train --help
 
-    --ranks: number of ranks of the run
-    --page: write a page with the first pairs and everything that was found to this file (.html)
+    --ranks: number of ranks that the run will have
+    --page: write an HTML page with the first pairs and all results to this file
 
     neuclip doctor icons-30k
     neuclip doctor 'shards/{00000..00019}.tar' tiny --train.batch_size 512 --ranks 8 --json
@@ -79,33 +81,35 @@ def doctor(
     with waiting("loading torch"):
         from neuclip.runs.doctor import examine, pairs_page
 
-    found = examine(chosen, ranks=ranks)
+    examination = examine(chosen, ranks=ranks)
     if page:
         from neuclip.report.page import render_html, write_page
 
-        write_page(Path(page), render_html(pairs_page(found, without_queries(data))))
+        write_page(Path(page), render_html(pairs_page(examination, without_queries(data))))
     if json:
-        print_json(found.as_plain())
+        print_json(examination.as_plain())
     else:
-        print_examination(found)
-    return 0 if found.ready else 1
+        print_examination(examination)
+    return 0 if examination.ready else 1
 
 
-def print_examination(found: Any) -> None:
+def print_examination(examination: Any) -> None:
     width = shutil.get_terminal_size((WIDTH, 40)).columns
-    warnings = ["warning: {}: {}; {}".format(*advice) for advice in found.warnings]
-    problems = [f"problem: {problem}" for problem in found.problems]
-    for line in [*found.lines, *warnings, *problems, "ready" if found.ready else "not ready"]:
+    warnings = ["warning: {}: {}; {}".format(*advice) for advice in examination.warnings]
+    problems = [f"problem: {problem}" for problem in examination.problems]
+    for line in [*examination.lines, *warnings, *problems, "ready" if examination.ready else "not ready"]:
         print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
 def recipe(setting: str = "", objective: str = Settings.objective_name, *, json: bool = False) -> int:
     """neuclip recipe [SETTING] [OBJECTIVE]
 
-    Prints the settings of a run of the paper as YAML, with the source of each number; without SETTING a list.
+    Prints the settings of one of the paper's runs as YAML, with the source of each number. Without SETTING, it lists
+    the settings and objectives.
     SETTING is a data set of the paper's Table 1 (cc3m, cc12m, dfn-14m, dfn-192m, dfn-1b).
     OBJECTIVE is clip, siglip, fastclip, amorlip or neuclip [default: neuclip].
-    Write it to a file (> cc3m.yaml), set data.train to your data, then: neuclip train cc3m.yaml
+    To train with it, save it (neuclip recipe cc3m > cc3m.yaml), set data.train in the file to your data, and run
+    neuclip train cc3m.yaml
 
     neuclip recipe cc3m
     neuclip recipe dfn-14m fastclip --json
@@ -142,5 +146,5 @@ def print_recipes() -> int:
         rows.append([name, pairs, settings.model.name, f"{batch:,}", samples, f"{steps:,}"])
     print(text_table(Table("", ["setting", "pairs", "model", "batch", "samples", "steps"], rows)))
     print("".join(f"{name:<10}{first_line(OBJECTIVES[name])}\n" for name in paper_objectives()))
-    print("To get one run: neuclip recipe SETTING OBJECTIVE, for example neuclip recipe cc3m neuclip > cc3m.yaml")
+    print("To save a recipe: neuclip recipe SETTING OBJECTIVE > FILE, such as neuclip recipe cc3m neuclip > cc3m.yaml")
     return 0
