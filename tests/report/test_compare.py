@@ -139,7 +139,7 @@ def test_an_unfinished_run_is_told_and_left_out_unless_none_has_finished(paths, 
 def test_a_repeated_seed_is_told_counts_in_the_mean_and_is_nobodys_partner(paths, tmp_path, compare) -> None:
     again = write_run(tmp_path / "clip-again", [*SLOW[:-1], 0.60], seed=1)
     found = compare([*paths, again])
-    assert found.notices == ["clip has seed 1 more than once: its spread is not that of seeds."]
+    assert found.notices == ["clip has seed 1 more than once: its standard deviation is not that over different seeds."]
     assert found.figures[KEY]["clip"]["values"] == [0.40, 0.60, 0.41, 0.43]
     assert found.difference(group="neuclip")["seeds"] == 2
 
@@ -253,8 +253,8 @@ def test_a_set_of_another_size_is_told_and_not_compared(tmp_path, compare) -> No
     paths = seeds(tmp_path, "a", SLOW) + seeds(tmp_path, "b", FAST, extra={f"{SET}.images": 999}, **OTHER)
     found = compare(paths)
     assert found.notices == [
-        f"{SET} is not the same in all runs (1,000 images, 1,000 captions, 1 per image in a-1, a-2, a-3; 999 images, "
-        "1,000 captions, 1 per image in b-1, b-2, b-3): these figures cannot be compared."
+        f"{SET} was not measured in the same way in all runs (1,000 images, 1,000 captions, 1 per image in a-1, a-2, "
+        "a-3; 999 images, 1,000 captions, 1 per image in b-1, b-2, b-3): these figures cannot be compared."
     ]
     assert found.cells() == ["–", "41.3 ± 1.5 %", "61.3 ± 1.5 %"]
     assert found.difference(("kinds", "top1")) is not None
@@ -266,7 +266,8 @@ def test_normalizer_errors_with_another_eps_are_not_compared(tmp_path, compare) 
     assert compare(paths).difference(ERROR) is not None
     change_json(RunFolder(paths[0]).summary, normalizer_error={"eps": 1e-9, "estimators": {"method": {"mean": 0.1}}})
     found = compare(paths)
-    assert "normalizer error is not the same in all runs (eps 1e-09 in a-1; eps 1e-06 in" in found.notices[0]
+    notice = "normalizer error was not measured in the same way in all runs (eps 1e-09 in a-1; eps 1e-06 in"
+    assert notice in found.notices[0]
     assert found.difference(ERROR) is None
 
 
@@ -301,7 +302,7 @@ def test_tasks_measured_on_other_data_are_told_and_not_compared(paths, compare) 
         write_results(path / "tasks.jsonl", add=0.1, meta={"data": "b"})
     found = compare(paths)
     assert found.notices == [
-        "Caltech-101, CIFAR-10, CIFAR-100, CLEVR Counts and 34 more are not the same in all runs "
+        "Caltech-101, CIFAR-10, CIFAR-100, CLEVR Counts and 34 more were not measured in the same way in all runs "
         "(clip-1, clip-2, clip-3 / neuclip-1, neuclip-2, neuclip-3): these figures cannot be compared."
     ]
     assert [found.difference(key, "neuclip") for key in keys] == [None, None]
@@ -379,14 +380,14 @@ def test_every_form_holds_the_figures_and_the_notices(paths, tmp_path, capsys) -
         (["clip-1", "clip-1"], "clip-1 is given twice"),
         (["clip-1", "--output", "page.pdf"], "--output page.pdf: give a name that ends in .html, .md, .tex, .csv"),
         (["clip-9"], "no run at clip-9; did you mean clip-"),
-        (["clip-1", "--against", "siglip"], "no group 'siglip' to compare with; there are clip"),
-        (["clip-1", "--measure", "kinds.top5"], "no figure 'kinds.top5'; there are "),
-        (["empty.jsonl"], "empty.jsonl holds no task result"),
+        (["clip-1", "--against", "siglip"], "no group 'siglip' to compare with; the groups are clip"),
+        (["clip-1", "--measure", "kinds.top5"], "no figure 'kinds.top5'; the figures are "),
+        (["empty.jsonl"], "empty.jsonl contains no task result"),
         (["words.jsonl"], "words.jsonl line 1 is not a task result"),
         (["first.jsonl"], "first.jsonl line 1 is not a task result"),
         (["list.jsonl"], "list.jsonl line 1 is not a task result"),
         (["middle.jsonl"], "middle.jsonl line 2 is not a task result"),
-        (["null.jsonl"], "null.jsonl holds no task result"),
+        (["null.jsonl"], "null.jsonl contains no task result"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(paths, tmp_path, monkeypatch, capsys, arguments, message) -> None:

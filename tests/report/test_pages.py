@@ -88,7 +88,7 @@ def hostile_comparison(run: RunFolder) -> Shown:
                 f"From {HOSTILE}.",
                 f"on {HOSTILE}",
                 f"{HOSTILE} image to text",
-                f"held-out {HOSTILE} skipped: {HOSTILE}.",
+                f"held-out {HOSTILE}: {HOSTILE}.",
                 f"{HOSTILE} was not measured: {HOSTILE}.",
             ],
         ),
@@ -152,7 +152,7 @@ def test_a_table_is_escaped_as_its_readers_need_it(form) -> None:
 
 def test_a_page_that_cannot_be_written_is_a_failure_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "page.html").mkdir()
-    with pytest.raises(RunFailed, match=r"cannot write .*page\.html: .*; make room or give write access"):
+    with pytest.raises(RunFailed, match=r"cannot write .*page\.html: .*; free some space or change the permissions"):
         write_page(tmp_path / "page.html", "text")
 
 

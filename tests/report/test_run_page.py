@@ -50,7 +50,7 @@ def test_tiles_say_what_was_reached_against_chance_and_at_what_cost(run: RunFold
             "5.4x chance; largest class 22.2 %; icons-30k/zero-shot/groups, 1,301 images, 9 classes",
         ),
         "Normalizer error": ("0.12", "16x smaller than a mini-batch's"),
-        "Calibration": ("1.07", "good; median of the last quarter, 1 is right"),
+        "Calibration": ("1.07", "good; median of the last quarter, ideally 1"),
         "Time": ("17 min 23 s", "for 512 k samples"),
         "Samples per second": ("508", "on cpu, 2 threads"),
         "Peak memory": ("1.42 GB", ""),
@@ -72,7 +72,7 @@ def test_what_was_not_measured_has_no_tile_and_no_chart(run: RunFolder) -> None:
     page = page_of(run)
     assert page.tiles == {"Samples per second": ("99", "at the last record")}
     assert list(page.charts) == ["Loss", "Speed"]
-    assert "Nothing was evaluated. Give held-out data" in page.text and "It was not measured: neuclip err" in page.text
+    assert "The model was not evaluated." in page.text and "The normalizer error was not measured." in page.text
 
 
 def test_a_run_that_goes_on_says_how_far_it_is_and_a_budget_counts_in_whole_batches(run: RunFolder) -> None:
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_says_how_far_it_is_and_a_budget_counts_in_whole_batc
     assert page.notices[0].startswith("This run has not finished: 128 k of 512 k samples seen (25.0 %).")
     assert "Measured at 64,000 samples." in page.text and "skipped.jsonl lists them" in page.text
     keep_only(run, "settings")
-    assert "This run has not finished: it has not logged a step so far." in page_of(run).text
+    assert "This run has not finished: no step is logged yet." in page_of(run).text
 
 
 def test_without_a_summary_the_calibration_is_the_median_of_the_last_quarter(run: RunFolder) -> None:
@@ -175,7 +175,7 @@ RULES: dict[str, tuple[dict[str, Any], str]] = {
         evaluations(0.001, **OTHER_WAY),
         "On a, image to text recall@1 (0.10 %) and text to image recall@1 (0",
     ),
-    "loss rises": (records(loss=[3.0] * 10 + [4.0] * 10), "The loss did not fall: 3 first, 4 last. Try a lower opt"),
+    "loss rises": (records(loss=[3.0] * 10 + [4.0] * 10), "The loss did not fall: it was 3 at first and 4 at last."),
     "rises again": (
         records(loss=[3.0] * 9 + [1.0] * 9 + [2.5] * 9),
         "The loss fell from 3 to 1 and rose again to 2.5.",
@@ -190,12 +190,15 @@ RULES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "minimum": (
         summary(temperature=0.01),
-        "The temperature is at its minimum, 0.01. For a higher one, try a smaller t",
+        "The temperature is at its minimum, 0.01. To keep it higher, try a smaller te",
     ),
     "meant to be there": (AT_START, ""),
     "maximum": (AT_MAXIMUM, "The temperature is at its maximum, 0.05. Check that images and captions belong together"),
-    "capped": (records(capped=[0.0, 3.0, 0.0]), "Exponents were capped, of up to 3 anchors in a batch: their predict"),
-    "captions": (records(truncated_captions=[0.9, 0.12]), "12.0 % of the captions fill the context and may be cut."),
+    "capped": (records(capped=[0.0, 3.0, 0.0]), "Exponents were capped for up to 3 anchors in a batch: their predi"),
+    "captions": (
+        records(truncated_captions=[0.9, 0.12]),
+        "12.0 % of the captions fill the context and may be trunca",
+    ),
     "overfitting": (evaluations(0.1, 0.5, 0.4), "Recall@1 on a was 50.0 % at 100 samples and fell to 40.0 %. Try mo"),
     "luck": (evaluations(0.1, 0.5, 0.46), ""),
     "other set": (evaluations(0.3, 0.3, **OTHER_SET), ""),
@@ -244,7 +247,7 @@ def test_every_figure_of_an_evaluation_is_in_its_tables(run: RunFolder) -> None:
         ["icons-30k/zero-shot/subgroups", "28.5 %", "25x", "45.6 %", "25.6 %", "1.1 %", "2.3 %", "88", "1,301"],
     ]
     counts = f"{NEW}: 1,143 images, 960 captions, 0.84 per image; {OLD}: 158 images, 133 captions, 0.842 per image"
-    assert counts in page.text and "Recall@k: an image is right if any of its captions" in page.text
+    assert counts in page.text and "Recall@k: share of images with one of their captions" in page.text
     assert "Before and after" not in page.text
 
 
@@ -272,7 +275,7 @@ def test_a_fine_tuned_run_shows_before_and_after_what_was_lost_and_the_merged_mo
     assert [OLD, "image to text recall@1", "44.0 %", "10.5 %", "−33.5"] in changes
     assert any(one.startswith(f"Recall@1 on {OLD} was 44.0 % before training and fell") for one in page.findings)
     assert page.tiles["Image to text recall@1"][1].startswith("before 12.0 %; 383x chance")
-    merged = page.charts["Merged with the start"]
+    merged = page.charts["Recall@1 of merged models"]
     assert merged["across"] == "weight of this run" and [x for x, _ in merged["lines"][0]["points"]][::10] == [0, 1]
     keep_only(run, "settings", "records", "evaluation")
     write_lines(run.evaluation, read_lines(run.evaluation)[:1])
@@ -285,8 +288,8 @@ def test_the_table_of_errors_names_the_estimators_and_how_they_were_measured(run
         ["NeuCLIP, this run", "0.110", "0.130", "0.120", "0.0900"],
         [f"a mini-batch of {BATCH}", "1.80", "2.00", "1.90", "0.210"],
     ]
-    assert "5,000 anchors of the training set; 1,200 of them with a caption that others share; temperature" in page.text
-    assert "at the eps floor 10.0 %; in the batches of the last quarter 3.5 %" in page.text
+    assert "5,000 anchors of the training set; 1,200 of them have a caption that occurs more than once;" in page.text
+    assert "at the eps floor: 10.0 % of the anchors; in the batches of the last quarter: 3.5 %" in page.text
     batch = {"estimators": {"minibatch": {"mean": 2.0}}, "method_note": "SigLIP has no normalizer"}
     change_json(run.summary, normalizer_error=batch)
     assert page_of(run).rows("By estimator")[1:] == [[f"a mini-batch of {BATCH}", "–", "–", "2.00", "–"]]
@@ -295,9 +298,10 @@ def test_the_table_of_errors_names_the_estimators_and_how_they_were_measured(run
 
 def test_examples_are_shown_in_both_directions_with_how_many_are_right(run: RunFolder) -> None:
     examples = page_of(run).section("Retrieval examples")
-    assert f"From {NEW}. The queries are drawn at random with the run's seed, not chosen." in examples.text
+    assert f"From {NEW}. The queries are drawn at random with the run's seed." in examples.text
     assert [one.text for one in examples.all("h3")] == [
-        f"{direction}: 2 of 12 right at first, 10 among the first 5" for direction in ("Image to text", "Text to image")
+        f"{direction}: the first match is right for 2 of 12 queries, one of the first 5 for 10"
+        for direction in ("Image to text", "Text to image")
     ]
     assert len(examples.all("div", "query")) == 24
     right = examples.all("li", "right")
@@ -307,8 +311,8 @@ def test_examples_are_shown_in_both_directions_with_how_many_are_right(run: RunF
 def test_skipped_samples_are_counted_by_reason_in_training_and_held_out_sets_apart(run: RunFolder) -> None:
     change_json(run.summary, skipped_held_out={"a/b.csv": {"caption is empty": 1200}})
     assert [one.text for one in page_of(run).section("Data").all("p")] == [
-        "1 sample of the training data skipped: cannot decode.",
-        "1,200 samples of the held-out a/b.csv skipped: caption is empty.",
+        "Skipped 1 sample of the training data: cannot decode.",
+        "Skipped 1,200 samples of the held-out a/b.csv: caption is empty.",
         "1.3 % of the captions fill the context (possibly truncated).",
     ]
     change_json(run.summary, skipped={}, skipped_held_out={})

@@ -51,8 +51,9 @@ Retrieval:
   a/icons.csv   text to image                             190x    19.0 %         –          –        1,024
   a/icons.csv   image to text, different captions         240x    24.0 %         –          –            7
   a/icons.csv   text to image, different captions            –    21.0 %         –          –            –
-  (Recall@k: an image is right if any of its captions is among the first k of all, a caption if its image is;
-  over different captions, equal ones count once and every image that has the text is right.)
+  (Recall@k: share of images with one of their captions among the k nearest captions, and share of captions with
+  their image among the k nearest images; different captions: equal captions count once, and every image with
+  the caption is right.)
   (a/icons.csv: 1,144 images, 1,150 captions, 1.01 per image)
 Zero-shot classification:
   task     top-1  over chance  top-5  mean per class  chance  largest class  classes  images
@@ -60,8 +61,8 @@ Zero-shot classification:
   (groups: 2 skipped)
 Normalizer:
   squared error  0.46 of the log-normalizer, 7.5x smaller than a mini-batch's (3.44 with 128 pairs)
-  calibration    1.07, good (batch mean of true over predicted normalizer; 1 is right)
-Skipped samples, those of training in skipped.jsonl:
+  calibration    1.07, good (mean ratio of true to predicted normalizers in a batch, ideally 1)
+Skipped samples (training data: listed in skipped.jsonl):
   training data  3 (0.011 % of those read): 2 x image does not decode, 1 x caption is empty"""
 
 

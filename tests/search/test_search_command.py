@@ -62,7 +62,7 @@ def test_the_path_of_an_image_is_an_image_query(model, photos, capsys):
 
 MISTAKES = {
     ("nowhere", "x"): "nowhere does not exist; give a folder of images",
-    ("empty", "x"): "empty: no images in it or below",
+    ("empty", "x"): "empty and its subfolders contain no images",
     ("photos", "x", "--top", "0"): "--top is 0; give 1 or more",
     ("photos", "y.png"): "y.png does not exist; give the path of an image file, or words",
     ("photos", "words.png"): "words.png: image does not decode",

@@ -56,7 +56,7 @@ def test_the_page_fits_and_shows_both_models(tab, page, width, columns):
     measured = tab.evaluate(MEASURE)
     assert measured["width"] <= width and measured["wide"] == []
     assert measured["small"] == measured["broken"] == measured["nameless"] == 0 and measured["columns"] == columns
-    assert tab.evaluate(STATUS).startswith("The nearest 4 to “a red circle”.")
+    assert tab.evaluate(STATUS).startswith("The nearest 4 images to “a red circle”.")
 
 
 def test_a_dark_browser_gets_a_dark_page(tab, page):
@@ -147,10 +147,10 @@ def test_what_is_no_image_or_too_large_is_said_and_the_page_goes_on(tab, page, t
     tab.until(FOUND.format(8))
     tab.choose_file("#file", tmp_path / "large.png")
     tab.until(ERROR)
-    assert tab.evaluate(ERROR) == "That did not work: large.png is larger than 64 MB."
+    assert tab.evaluate(ERROR) == "The search failed: large.png is larger than 64 MB."
     tab.choose_file("#file", tmp_path / "words.png")
     tab.until(f"({ERROR}).includes('decode')")
-    assert tab.evaluate(ERROR).startswith("That did not work: image does not decode; give a JPEG")
+    assert tab.evaluate(ERROR).startswith("The search failed: image does not decode; give a JPEG")
     assert tab.evaluate(PATHS) == []
     tab.complaints.clear()  # the browser notes the answer 400
     tab.evaluate("document.getElementById('query').requestSubmit()")

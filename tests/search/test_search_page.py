@@ -110,7 +110,7 @@ def test_a_request_without_the_token_is_refused(page):
     ):
         for body in (None, b"{}"):
             answer = ask(page, f" {path}", body)
-            assert answer.status == 403 and answer.body.startswith(b"refused: use the whole address"), path
+            assert answer.status == 403 and answer.body.startswith(b"refused; open the whole address"), path
 
 
 def test_the_address_without_its_last_slash_leads_to_the_page(page):
@@ -157,7 +157,7 @@ BAD_QUERIES = {
     b"[1]": "not a JSON object",
     b"[" * 100_000: "not a JSON object",
     b"\xff": "not a JSON object",
-    json.dumps({"text": "x" * 10_001}).encode(): "at most 10,000 letters",
+    json.dumps({"text": "x" * 10_001}).encode(): "at most 10,000 characters",
 }
 BAD_IMAGES = {b"no image": "image does not decode; give a JPEG", b"": "image is empty"}
 

@@ -214,7 +214,7 @@ def test_what_cannot_be_searched_is_one_line(built, photos, tmp_path):
     with pytest.raises(UserError, match="the query is empty"):
         searcher.by_text("  ", top=1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no images in it or below"):
+    with pytest.raises(UserError, match="and its subfolders contain no images"):
         Folder.open(tmp_path / "empty")
     (photos / "new.png").write_bytes(image_bytes(40))
     bad = replace(built, transform=lambda image: torch.full((3, 32, 32), torch.nan))

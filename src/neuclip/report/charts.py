@@ -1,4 +1,5 @@
-"""What is drawn, as numbers: curves over samples seen, runs thin and their mean thick. chart.js draws them."""
+"""Charts as numbers: curves over samples seen, with thin lines for runs and a thick one for their mean. chart.js draws
+them."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from neuclip.formatting import format_number, percent
 from neuclip.report.contents import Figures
 
 Point = tuple[float, float]  # samples seen, value
-MOST_POINTS = 320  # of a line: a chart is about that many pixels wide
+MOST_POINTS = 320  # per line: a chart is about as many pixels wide
 SMOOTHING = 0.04  # half the window's width, as a share of the records
-MOST_COLOURS = 6  # after these, colours come again with other dashes, of which there is one more
+MOST_COLOURS = 6  # further lines repeat the colours with other dash patterns, of which there are seven
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line with a name, and the lines behind it: the runs of which it is the mean, or the values it smooths.
-    `colour` and `dash` are places in the lists of style.css."""
+    """One line with a name, and thin lines behind it: the runs that it averages, or the values that it smooths.
+    `colour` and `dash` are indexes into the lists of style.css."""
 
     name: str
     points: Sequence[Point]
@@ -31,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Lines in one frame. Without lines there is nothing to show."""
+    """Lines in one frame."""
 
     title: str
     unit: str  # of the values
@@ -40,34 +41,35 @@ class Chart:
     across: str = "samples seen"
     percent: bool = False
     log: bool = False  # a logarithmic scale where the values differ by more than a factor of ten
-    reference: float | None = None  # a value with a dotted line
-    dots: bool = False  # at every point: it was measured nowhere else
-    from_zero: bool = True  # shares begin at 0 %, or where the lines do: to tell methods apart
+    reference: float | None = None  # a value that is marked by a dotted line
+    dots: bool = False  # a dot at every point, for values that are measured at few points only
+    from_zero: bool = True  # the axis of percentages starts at 0 %; False: near the lowest line, to tell methods apart
 
     def last_values(self) -> list[tuple[str, str]]:
-        """What is read without a script: the name of each line and its last value."""
+        """The name of each line and its last value, which readers without JavaScript see."""
         say = percent if self.percent else format_number
         return [(line.name, say(line.points[-1][1])) for line in self.lines if line.points]
 
     def numbers(self) -> dict[str, Any]:
-        """What chart.js reads, with no more points and digits than it can show."""
+        """The input of chart.js, with no more points and digits than a chart can show."""
         lines = [
-            asdict(line) | {"points": shown(line.points), "behind": [shown(points) for points in line.behind]}
+            asdict(line)
+            | {"points": plot_points(line.points), "behind": [plot_points(points) for points in line.behind]}
             for line in self.lines
         ]
         return asdict(self) | {"lines": lines}
 
 
 class Curve(NamedTuple):
-    """A column of the records that is drawn, and the chart that it becomes."""
+    """A key of the records, and the chart that shows it."""
 
     key: str
     look: Chart  # without lines
     noisy: bool = True  # smoothed
-    main: bool = True  # the others are folded away
+    main: bool = True  # the other charts are in a folded section
 
     def chart(self, groups: Mapping[str, Sequence[Sequence[Figures]]]) -> Chart:
-        """`groups[name]` are the records of each of its runs."""
+        """The chart with a line per group; `groups[name]` has the records of each run."""
         curves = {name: [column(records, self.key) for records in runs] for name, runs in groups.items()}
         return replace(self.look, lines=group_lines(curves, noisy=self.noisy, log=self.look.log))
 
@@ -75,26 +77,26 @@ class Curve(NamedTuple):
 CALIBRATION = Chart(
     title="Calibration",
     unit="true / predicted",
-    note="Batch mean of true over predicted normalizer: 1 when the prediction is right.",
+    note="Mean ratio of true to predicted normalizers in the batch: 1 if the prediction is right.",
     log=True,
     reference=1.0,
 )
 ACCURACY = Chart(
     title="In-batch accuracy",
     unit="accuracy",
-    note="Share of the batch whose own pair scores highest.",
+    note="Share of the batch whose own partner has the highest score.",
     percent=True,
 )
 AT_EPS = Chart(
     title="Normalizers at eps",
     unit="share of the anchors",
-    note="Anchors whose normalizer in the batch is within a factor e of eps: there eps decides, not the data.",
+    note="Anchors whose normalizer in the batch is within a factor e of eps: for them, eps outweighs the data.",
     percent=True,
 )
 CAPPED = Chart(
     title="Capped exponents",
     unit="anchors of a batch",
-    note="Anchors whose exponent was cut to what the number format holds.",
+    note="Anchors whose exponent was capped because the number format cannot represent the result.",
 )
 
 
@@ -119,12 +121,13 @@ CURVES = (
 
 
 def column(records: Sequence[Figures], key: str) -> list[Point]:
+    """The points (samples, value) of the records that have this key."""
     return [(record["samples"], record[key]) for record in records if key in record and "samples" in record]
 
 
 def group_lines(groups: Mapping[str, Sequence[list[Point]]], *, noisy: bool = False, log: bool = False) -> list[Line]:
-    """One line per group that has points: the mean of its runs with all of them behind it. Noisy values are smoothed;
-    of a single run they stand behind the smoothed line."""
+    """One line per group that has points: the mean of its runs, with the runs behind it. Noisy values are smoothed; for
+    a single run, the values themselves are drawn behind the smoothed line."""
     lines = []
     for place, (name, runs) in enumerate(groups.items()):
         curves = [points for points in runs if points]
@@ -138,10 +141,10 @@ def group_lines(groups: Mapping[str, Sequence[list[Point]]], *, noisy: bool = Fa
 
 
 def smooth(points: Sequence[Point], *, log: bool = False) -> list[Point]:
-    """Mean over a window around each point, geometric with `log`. At the start, where curves are steep, it narrows; at
-    the end it looks back only, so that the last value is not that of a single noisy record."""
+    """Mean over a window around each point; the geometric mean with `log`. Near the start, where curves are steep, the
+    window is narrower. Near the end its first half keeps the full width, because a single record may be noisy."""
     log = log and all(value > 0 for _, value in points)
-    values = [math.log(value) if log else value for value in without_outliers([value for _, value in points])]
+    values = [math.log(value) if log else value for value in clip_outliers([value for _, value in points])]
     sums = [0.0, *accumulate(values)]
     widest, smoothed = max(1, round(SMOOTHING * len(points))), []
     for place, (samples, _) in enumerate(points):
@@ -152,8 +155,8 @@ def smooth(points: Sequence[Point], *, log: bool = False) -> list[Point]:
     return smoothed
 
 
-def without_outliers(values: Sequence[float]) -> list[float]:
-    """Far values moved to the edge of where nearly all are: one spike would lift the whole window."""
+def clip_outliers(values: Sequence[float]) -> list[float]:
+    """Clip values far outside the 2nd to 98th percentile: one spike would lift the mean of a whole window."""
     ordered = sorted(values)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.02, 0.98))
     margin = (high - low) / 2
@@ -167,13 +170,14 @@ def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
     return [(samples, sum(one[samples] for one in values) / len(values)) for samples in shared]
 
 
-def shown(points: Sequence[Point]) -> list[Point]:
-    return [(float(f"{samples:.7g}"), float(f"{value:.5g}")) for samples, value in thinned(points)]
+def plot_points(points: Sequence[Point]) -> list[Point]:
+    """At most MOST_POINTS of the points, rounded to the digits that a chart can show."""
+    return [(float(f"{samples:.7g}"), float(f"{value:.5g}")) for samples, value in thin(points)]
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """At most MOST_POINTS that still show every peak: the lowest and the highest of each group of neighbours, and the
-    last one."""
+def thin(points: Sequence[Point]) -> list[Point]:
+    """At most MOST_POINTS of the points, including every peak: the lowest and the highest of each group of neighbours,
+    and the last point."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(len(points) / (MOST_POINTS // 2 - 1))

@@ -1,7 +1,4 @@
-"""A comparison as a page, as Markdown, LaTeX, CSV and JSON.
-
-An experiment's page is its own sections before those of `comparison_page`.
-"""
+"""Renders a comparison as a page, Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -45,14 +42,14 @@ from neuclip.report.run_report import setting_text
 
 DEVIATION = "± is the standard deviation over the n runs of a group (n − 1 in its denominator)."
 INTERVAL = (
-    "Below it is the mean difference to {baseline} over the seeds that both have, with its 95 % interval: Student's t, "
-    "paired by seed{corrected}."
+    "Below each figure is its mean difference to {baseline} over the seeds that both have, with its 95 % interval: "
+    "Student's t, paired by seed{corrected}."
 )
 EVERY_ROW = (
-    "It is bold where the interval excludes zero. By chance alone that is so in one of twenty rows: decide before "
-    "training which figure counts."
+    "A difference is bold if its interval excludes zero. By chance alone, this happens in one of twenty rows: decide "
+    "before training which figure counts."
 )
-ONE_ROW = "Only {measure} was chosen beforehand: there it is bold if the interval excludes zero."
+ONE_ROW = "Only {measure} was chosen beforehand: its difference is bold if the interval excludes zero."
 
 
 def comparison_page(comparison: Comparison) -> Page:
@@ -70,7 +67,7 @@ def comparison_page(comparison: Comparison) -> Page:
 
 
 def verdicts(comparison: Comparison) -> Iterator[str]:
-    """What the differences in the chosen measure say, group by group; nothing without one."""
+    """A sentence per group on its difference in the chosen measure; none if no measure was chosen."""
     for measure in (one for one in comparison.measures if one.key == comparison.measure):
         for group in comparison.groups:
             if (gap := comparison.difference(group, measure)) is None:
@@ -85,7 +82,7 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
 
 
 def groups_table(groups: Sequence[Group]) -> Table:
-    """What is compared: who is in each group."""
+    """A table of the groups: method, model, seeds, samples and evaluations."""
     rows = []
     for group in groups:
         run = group.members[0].run
@@ -101,7 +98,8 @@ def groups_table(groups: Sequence[Group]) -> Table:
 
 
 def final_table(comparison: Comparison, *, main: bool = True) -> Table:
-    """One row per figure, one column per group: mean and deviation, below them the difference to the baseline."""
+    """A table with a row per figure and a column per group: mean and standard deviation, and below them the difference
+    to the baseline. `main`: the main figures, or the others."""
     groups = comparison.groups
     rows: list[list[str | Cell]] = []
     for measure in (measure for measure in comparison.measures if measure.main == main):
@@ -114,13 +112,13 @@ def final_table(comparison: Comparison, *, main: bool = True) -> Table:
 
 
 def table_alone(comparison: Comparison) -> Table:
-    """The final figures with the page's notices and verdicts among its notes."""
+    """The table of final figures with the page's notices and verdicts as notes, for Markdown and LaTeX."""
     table = final_table(comparison)
     return replace(table, notes=[*comparison.notices(), *verdicts(comparison), *table.notes])
 
 
 def final_notes(comparison: Comparison) -> Iterator[str]:
-    """What the figures mean."""
+    """Sentences that explain the figures."""
     groups, keys = comparison.groups, [measure.metric for measure in comparison.measures]
     if any(len(group.counted) > 1 for group in groups):
         yield DEVIATION
@@ -139,7 +137,7 @@ def final_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def figure_cell(comparison: Comparison, group: Group, measure: Measure) -> Cell:
-    """'12.3 ± 0.4 %', below it '+1.2 [+0.3, +2.1]', and under the pointer the value of each run."""
+    """A cell with '12.3 ± 0.4 %', '+1.2 [+0.3, +2.1]' below it, and a tooltip with the value of each run."""
     values = group.values(measure)
     if not values:
         return Cell(UNKNOWN)
@@ -157,12 +155,12 @@ def figure_cell(comparison: Comparison, group: Group, measure: Measure) -> Cell:
 
 
 def spread(values: Sequence[float]) -> list[float]:
-    """The standard deviation of a sample (n - 1), or nothing of a single value."""
+    """[the sample standard deviation (n - 1)], or [] for a single value."""
     return [stdev(values)] if len(values) > 1 else []
 
 
 def decimals(values: Sequence[float], measure: Measure) -> int | None:
-    """With how many decimals mean, deviation and difference of these values are written; None: not as a plain number.
+    """The number of decimals for mean, deviation and difference of these values; None: they need an exponent.
 
     >>> decimals([0.123, 0.131], Measure("a", "top1", "")), decimals([0.0052], Measure("a", "top1", ""))
     (1, 2)
@@ -181,13 +179,13 @@ def figure_text(value: float, measure: Measure, places: int | None, sign: str = 
 
 
 def difference_text(gap: Difference, measure: Measure, places: int | None) -> str:
-    """'+1.2 [+0.3, +2.1]'; of percentages in points."""
+    """'+1.2 [+0.3, +2.1]'; in percentage points if the measure is a percentage."""
     middle, low, high = (figure_text(value, measure, places, "+") for value in gap[:3])
     return f"{middle} [{low}, {high}]"
 
 
 def settings_table(groups: Sequence[Group]) -> Table:
-    """Only the settings in which the groups differ; those that all of them have come first."""
+    """A table of the settings in which the groups differ; settings that all groups have come first."""
     settings = [group.members[0].settings for group in groups]
     known = [ours for ours in settings if ours]
     names = dict.fromkeys(name for ours in known for name in ours)
@@ -200,7 +198,8 @@ def settings_table(groups: Sequence[Group]) -> Table:
 
 
 def main_charts(comparison: Comparison) -> list[Chart]:
-    """Loss and recall first, or accuracy where there is no retrieval; none without a line between two points."""
+    """Loss and recall first (accuracy if there is no retrieval set), then the others. Charts without a line of two
+    points are left out."""
     groups = comparison.groups
     records = {group.name: [run.records for run in group.runs] for group in groups}
     evaluations = {group.name: [run.evaluations for run in group.runs] for group in groups}
@@ -221,11 +220,12 @@ def more_charts(comparison: Comparison) -> list[Chart]:
 
 
 def drawable(charts: Sequence[Chart]) -> list[Chart]:
+    """The charts that have a line of at least two points."""
     return [chart for chart in charts if any(len(line.points) > 1 for line in chart.lines)]
 
 
 def figures_csv(comparison: Comparison) -> str:
-    """Long format, as pandas wants it: one row per run and figure, shares as fractions, nothing rounded."""
+    """CSV in long format, as pandas expects it: one row per run and figure, not rounded, percentages as fractions."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("group", "run", "seed", "finished", "samples", "dataset", "metric", "value"))
@@ -238,7 +238,7 @@ def figures_csv(comparison: Comparison) -> str:
 
 
 def comparison_figures(comparison: Comparison) -> list[dict[str, Any]]:
-    """For `--json`: every value, nothing rounded."""
+    """The result for `--json`: every value, not rounded."""
     return [
         {
             "dataset": measure.dataset,
@@ -267,7 +267,7 @@ WRITERS: dict[str, Callable[[Comparison], str]] = {
 
 
 def writer_of(path: Path) -> Callable[[Comparison], str]:
-    """By the end of the file's name; UserError for another."""
+    """The writer for the suffix of the file's name. Raises UserError for an unknown suffix."""
     if path.suffix.lower() not in WRITERS:
         raise UserError(f"--output {path}: give a name that ends in {', '.join(WRITERS)}")
     return WRITERS[path.suffix.lower()]

@@ -1,4 +1,4 @@
-"""The files of a run, read once, as flat values: `run.settings["train.batch_size"]`, `run.number("seconds")`."""
+"""Reads the files of a run into flat values: `run.settings["train.batch_size"]`, `run.number("seconds")`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from neuclip.settings.objectives import OBJECTIVES
 from neuclip.settings.reading import build_settings, parse_recipe
 from neuclip.settings.writing import settings_as_dict
 
-Figures = dict[str, float]  # flat keys, finite numbers only: `get` answers a number or None
-REMEDY = "move it away, and the page is made without it"
-BEYOND_MEASUREMENT = 1e100
+Figures = dict[str, float]  # flat keys, finite numbers only: `get` returns a number or None
+REMEDY = "move it away to make the page without it"
+BEYOND_MEASUREMENT = 1e100  # larger numbers are not measurements
 
 
 @dataclass(frozen=True)
 class RunContents:
-    """One run as plain values; an absent file is an empty value."""
+    """The contents of a run's files as plain values; a missing file is an empty value."""
 
     folder: RunFolder
     settings: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class RunContents:
     summary: dict[str, Any] = field(default_factory=dict)
     records: list[Figures] = field(default_factory=list)
     evaluations: list[Figures] = field(default_factory=list)  # oldest first; each with its "samples"
-    merges: list[Figures] = field(default_factory=list)  # of `neuclip merge --curve`; each with its "weight"
+    merges: list[Figures] = field(default_factory=list)  # from `neuclip merge --curve`; each with its "weight"
     gallery: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -53,7 +53,7 @@ class RunContents:
 
     @property
     def before(self) -> Figures:
-        """What evaluation.at_start measured before the first step; empty before there is more to compare it with."""
+        """The evaluation before the first step (evaluation.at_start); empty as long as there is no later one."""
         return self.evaluations[0] if len(self.evaluations) > 1 and self.evaluations[0]["samples"] == 0 else {}
 
     @property
@@ -74,13 +74,13 @@ class RunContents:
 
     @property
     def calibration(self) -> float | None:
-        """That of the summary; while the run goes on, what the summary would say now."""
+        """The calibration in the summary; for an unfinished run the same median over the records so far."""
         final = self.number("calibration")
         return late_median(self.records, "calibration") if final is None else final
 
     @property
     def started(self) -> str:
-        """'17 November 2026, 19:46 UTC': whenever the page is made, it is the same."""
+        """'17 November 2026, 19:46 UTC', the same on every machine."""
         try:
             time = datetime.fromisoformat(str(self.environment.get("started"))).astimezone(UTC)
         except ValueError:
@@ -88,11 +88,11 @@ class RunContents:
         return f"{time.day} {time:%B %Y, %H:%M} UTC"
 
     def number(self, key: str) -> float | None:
-        """A figure of the summary; None where there is none."""
+        """A number in the summary; None if it is missing."""
         return finite(self.summary).get(key)
 
     def last(self, key: str) -> float | None:
-        """Of the newest record that has it."""
+        """The value in the newest record that has this key; None if no record has it."""
         return next((record[key] for record in reversed(self.records) if key in record), None)
 
     def under(self, prefix: str) -> dict[str, Any]:
@@ -102,13 +102,13 @@ class RunContents:
 
 
 def read_contents(folder: RunFolder) -> RunContents:
-    """UserError for a folder that no run wrote to, and for a file that cannot be read."""
+    """Read all files of a run. Raises UserError if the folder is not a run, or if a file cannot be read."""
     if not folder.path.is_dir():
         raise UserError(f"{folder.path} is not a folder; give the folder of a run, such as runs/NAME")
     if not any(path.is_file() for path in (folder.settings, folder.records, folder.summary)):
         raise UserError(
             f"{folder.path} is not a run: it has no settings.yaml, records.jsonl or summary.json; "
-            "give the folder that `neuclip train` made"
+            "give the folder that `neuclip train` wrote"
         )
     return RunContents(
         folder,
@@ -123,7 +123,7 @@ def read_contents(folder: RunFolder) -> RunContents:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """All settings, flat. What no run of this version can have is a UserError."""
+    """All settings, flat. Raises UserError for settings that this version does not have."""
     if not path.is_file():
         return {}
     with files.reading(path, REMEDY):
@@ -136,9 +136,9 @@ def read_json(path: Path) -> dict[str, Any]:
         return as_mapping(json.loads(files.read_regular(path))) if path.is_file() else {}
 
 
-def read_figures(path: Path, place: str) -> list[Figures]:
-    """The lines that have a `place`, which a chart draws them at."""
-    return [line for line in map(finite, read_lines(path)) if place in line]
+def read_figures(path: Path, position: str) -> list[Figures]:
+    """The numbers of each line that has the key `position`, where a chart draws it."""
+    return [line for line in map(finite, read_lines(path)) if position in line]
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def as_mapping(value: Any) -> dict[str, Any]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted names; addresses without their passwords and signatures.
+    """Flatten nested mappings to dotted names, and remove passwords and signatures from URLs.
 
     >>> flatten({"data": {"count": 3, "train": "s3://a/b.tar?secret"}})
     {'data.count': 3, 'data.train': 's3://a/b.tar'}
@@ -169,12 +169,13 @@ def without_secrets(value: Any) -> Any:
 
 
 def finite(values: Mapping[str, Any]) -> Figures:
-    """Its numbers: what is null, text, true, NaN or beyond any measurement is left out."""
+    """The finite numbers of a mapping, without nulls, texts, booleans, NaN and numbers of 1e100 and more."""
     return {key: float(x) for key, x in values.items() if type(x) in (int, float) and abs(x) < BEYOND_MEASUREMENT}
 
 
 def late_median(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Of the last quarter of the records: a rare equal caption in a batch sends a single record far off."""
-    found = [finite(record) for record in records[-max(1, len(records) // 4) :]]
-    values = [record[key] for record in found if key in record]
+    """The median over the last quarter of the records. A single record may be far off, for example because a batch has
+    two equal captions."""
+    late = [finite(record) for record in records[-max(1, len(records) // 4) :]]
+    values = [record[key] for record in late if key in record]
     return median(values) if values else None

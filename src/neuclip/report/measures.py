@@ -1,6 +1,6 @@
-"""What was measured: the flat keys of an evaluation, `DATASET.METRIC`, with their words, their chance and their tables.
+"""Measures: the flat keys of an evaluation, `DATASET.METRIC`, with readable names, chance levels, tables and charts.
 
-The page, the terminal and the model card all show the same tables.
+The report, the terminal and the model card show the same tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from neuclip.report.charts import Chart, Line, column, group_lines
 from neuclip.report.contents import Figures, finite
 from neuclip.report.page import Cell, Table
 
-# By direction: its words, what is asked, and what is searched.
+# By direction: its name for readers, the queries, and the candidates.
 DIRECTIONS = {
     "image_to_text": ("image to text", "images", "captions"),
     "text_to_image": ("text to image", "captions", "images"),
@@ -23,31 +23,34 @@ DIRECTIONS = {
 }
 RECALL = re.compile(rf"({'|'.join(DIRECTIONS)})_recall_at_(\d{{1,9}})")
 ACCURACIES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "accuracy, mean per class"}
-DEFINITION = "Recall@k: an image is right if any of its captions is among the first k of all, a caption if its image is"
-DIFFERENT_DEFINITION = "over different captions, equal ones count once and every image that has the text is right"
-MEAN_RECALL = "recall_at_1"  # of experiments: over different captions where there are any
+DEFINITION = (
+    "Recall@k: share of images with one of their captions among the k nearest captions, and share of captions with "
+    "their image among the k nearest images"
+)
+DIFFERENT_DEFINITION = "different captions: equal captions count once, and every image with the caption is right"
+MEAN_RECALL = "recall_at_1"  # in experiments: over different captions if captions repeat
 ERROR_KEY, BATCH_ERROR_KEY = "normalizer_error.method", "normalizer_error.minibatch"  # in evaluation.jsonl
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that was measured: `dataset` and `metric` as in the files, `words` for readers."""
+    """A metric on a data set: `dataset` and `metric` as in the files, `words` for readers."""
 
     dataset: str
     metric: str
     words: str
     main: bool = True  # shown first, on the terminal and in LaTeX
     percent: bool = True
-    better: int = 1  # -1: lower is better; 0: it is no score
+    better: int = 1  # 1: higher is better; -1: lower is better; 0: not a score
 
     @property
     def key(self) -> str:
-        """What a line of evaluation.jsonl has it under."""
+        """The key in a line of evaluation.jsonl."""
         return ERROR_KEY if self == NORMALIZER_ERROR else f"{self.dataset}.{self.metric}"
 
     @property
     def of_retrieval(self) -> bool:
-        """Recall among all captions; not that among different ones, which not every set has."""
+        """Whether it is recall among all captions; recall among different captions is not in every set."""
         return self.metric.startswith(("image_to_text_recall", "text_to_image_recall"))
 
     def text(self, value: float | None) -> str:
@@ -59,43 +62,43 @@ CALIBRATION = Measure("training data", "calibration", "calibration", main=False,
 SPEED = Measure("training", "samples_per_second", "samples per second", main=False, percent=False, better=0)
 
 
-def measured(figures: Figures) -> dict[Measure, float]:
+def find_measures(figures: Figures) -> dict[Measure, float]:
     """Recall, accuracy and normalizer error of one evaluation, in the order of its keys.
 
-    >>> [measure.words for measure in measured({"a.image_to_text_recall_at_5": 0.1, "b.top1": 0.4, "b.images": 9})]
+    >>> [one.words for one in find_measures({"a.image_to_text_recall_at_5": 0.1, "b.top1": 0.4, "b.images": 9})]
     ['image to text recall@5', 'top-1 accuracy']
     """
-    found: dict[Measure, float] = {}
+    measures: dict[Measure, float] = {}
     for key, value in figures.items():
         dataset, _, metric = key.rpartition(".")
         if match := RECALL.fullmatch(metric):
             direction, comma, different = DIRECTIONS[match[1]][0].partition(",")
             words = f"{direction} recall@{match[2]}{comma}{different}"
-            found[Measure(dataset, metric, words, main=match[2] == "1")] = value
+            measures[Measure(dataset, metric, words, main=match[2] == "1")] = value
         elif metric in ACCURACIES:
-            found[Measure(dataset, metric, ACCURACIES[metric], main=metric == "top1")] = value
+            measures[Measure(dataset, metric, ACCURACIES[metric], main=metric == "top1")] = value
         elif metric == MEAN_RECALL:
-            found[Measure(dataset, metric, "recall@1, mean of both directions")] = value
+            measures[Measure(dataset, metric, "recall@1, mean of both directions")] = value
         elif key == ERROR_KEY:
-            found[NORMALIZER_ERROR] = value
-    return found
+            measures[NORMALIZER_ERROR] = value
+    return measures
 
 
 def chance(measure: Measure, figures: Figures) -> float | None:
-    """What guessing gives; None where it is not known."""
+    """The chance level; None if it is unknown."""
     if "_recall_" in measure.metric:
         return figures.get(measure.key.replace("_recall_at_", "_chance_at_"))
     return figures.get(f"{measure.dataset}.chance") if measure.metric in ("top1", "mean_per_class") else None
 
 
 def datasets(figures: Iterable[str], pattern: str) -> list[str]:
-    """The sets that have a metric like `pattern`, in the order of the keys."""
+    """The data sets with a metric that matches `pattern`, in the order of the keys."""
     parts = (key.rpartition(".") for key in figures)
     return list(dict.fromkeys(dataset for dataset, dot, metric in parts if dot and re.fullmatch(pattern, metric)))
 
 
 def size(dataset: str, figures: Figures) -> str:
-    """'1,000 images, 5,000 captions, 5 per image', '261 images, 9 classes'; what is not known is left out."""
+    """'1,000 images, 5,000 captions, 5 per image', '261 images, 9 classes'; unknown counts are left out."""
     images, captions, classes, skipped = (
         figures.get(f"{dataset}.{name}") for name in ("images", "captions", "classes", "skipped")
     )
@@ -110,14 +113,14 @@ def size(dataset: str, figures: Figures) -> str:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Without the folder that all of several names begin with: 'b' and 'c' for a/b and a/c."""
+    """Each name without the folder that all of them share: 'b' and 'c' for a/b and a/c."""
     folder = names[0][: names[0].rfind("/") + 1] if len(names) > 1 else ""
     shared = folder if all(name.startswith(folder) for name in names) else ""
     return {name: name.removeprefix(shared) for name in names}
 
 
 def evaluation_tables(figures: Mapping[str, object], before: Figures | None = None) -> list[Table]:
-    """The tables of one evaluation, none of them empty: what training changed since `before`, retrieval and zero-shot
+    """The tables of one evaluation that have rows: the change since the evaluation `before`, retrieval, and zero-shot
     classification. `figures` are flat, as in evaluation.jsonl.
 
     >>> [table.caption for table in evaluation_tables({"a.image_to_text_recall_at_1": 0.1, "b.top1": 0.4})]
@@ -129,10 +132,10 @@ def evaluation_tables(figures: Mapping[str, object], before: Figures | None = No
 
 
 def change_table(figures: Figures, before: Figures) -> Table:
-    """Recall@1 and top-1 accuracy before and after training, where both were measured."""
+    """Recall@1 and top-1 accuracy before and after training, if both were measured."""
     rows = [
         [one.dataset, one.words, percent(old), percent(new), f"{100 * (new - old):+.1f}".replace("-", "−")]
-        for one, new in measured(figures).items()
+        for one, new in find_measures(figures).items()
         if one.main and (one.of_retrieval or one.metric == "top1") and (old := before.get(one.key)) is not None
     ]
     return Table("Before and after training", ["held-out set", "figure", "before", "after", "points"], rows, 2)
@@ -155,7 +158,7 @@ def retrieval_table(figures: Figures) -> Table:
 
 
 def recall_row(dataset: str, direction: str, depths: Sequence[int], figures: Figures) -> list[str | Cell]:
-    """Empty where this direction was not measured."""
+    """A row of the retrieval table; empty if this direction was not measured."""
     words, _, searched = DIRECTIONS[direction]
 
     def figure(metric: str) -> float | None:
@@ -191,12 +194,12 @@ def zero_shot_table(figures: Figures) -> Table:
 
 
 def over_chance(value: float | None, guess: float | None) -> str:
-    """'34x'; a dash where chance is not known."""
+    """'34x'; a dash if chance is unknown."""
     return times_chance(value, guess).removesuffix(" chance") or UNKNOWN
 
 
 def measure_chart(measure: Measure, groups: Mapping[str, Sequence[Sequence[Figures]]], name: str = "") -> Chart:
-    """A score over the evaluations of each run of each group. `name`: of its set, where a shorter one will do."""
+    """A chart of one score over the evaluations of all runs, by group. `name`: a shorter name for the data set."""
     words = {"top1": "Top-1", "image_to_text_recall_at_1": "Recall@1"}.get(measure.metric, measure.words.capitalize())
     title, unit = f"{words} on {name or measure.dataset}", measure.words
     return Chart(title=title, unit=unit, lines=evaluation_lines(measure.key, groups), percent=True, dots=True)

@@ -1,7 +1,7 @@
 """Pages: a title, notices and sections of blocks (tables, charts, tiles, notes, galleries) as one HTML file.
 
-The report of a run, a comparison of runs and the pairs that doctor shows are all written here. A table can also be had
-as text for the terminal, as Markdown and as LaTeX.
+Reports, comparisons and doctor's page are all rendered here. A table can also be rendered as text for the terminal, as
+Markdown and as LaTeX.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ EMBEDDED_IMAGE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9
 
 
 class Cell(NamedTuple):
-    """What stands in a table: a text, below it a note, smaller, and more under the pointer."""
+    """A cell of a table: a text, a smaller note below it, and a tooltip."""
 
     text: str
     note: str = ""
     hover: str = ""
     strong: bool = False  # the note is set in bold
-    link: str = ""  # a page beside this one
+    link: str = ""  # file name of a page in the same folder
 
     def __str__(self) -> str:
         return f"{self.text} ({self.note})" if self.note else self.text
@@ -93,13 +93,13 @@ class Notes:
 
 class Match(NamedTuple):
     caption: str
-    image: str  # as a data: address; empty where there is none to show
+    image: str  # data: URI; empty if there is no image
     score: float
     right: bool
 
 
 class Query(NamedTuple):
-    """Something that was searched for, the rank of the right answer and the first matches; or a pair to look at."""
+    """A query with the rank of its right answer and its best matches; or, without matches, a pair to look at."""
 
     caption: str
     image: str = ""
@@ -131,12 +131,12 @@ class Page:
 
 
 def render_html(page: Page) -> str:
-    """The whole document. The browser loads nothing from anywhere and runs no script but the page's own."""
+    """The whole document. Its policy allows the browser no request and no script other than the page's own."""
     script, style = own_file("chart.js"), own_file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     text = templates().get_template("page.html").render(page=page, style=style, script=script, policy=policy)
-    return text.lstrip()  # what the macros leave before the document
+    return text.lstrip()  # the macros leave empty lines before the document
 
 
 @cache
@@ -144,22 +144,23 @@ def templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("neuclip.report")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"format_count": format_count, "embedded_image": embedded_image}
-    return made
+    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja.filters |= {"format_count": format_count, "embedded_image": embedded_image}
+    return jinja
 
 
 def own_file(name: str) -> str:
+    """The text of a file in the folder `templates`."""
     return resources.files("neuclip.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def embedded_image(source: str) -> str:
-    """Only images that the file itself holds: the page must not fetch anything."""
+    """The source of an image if it is a data: URI, otherwise "", because the page must not fetch anything."""
     return source if EMBEDDED_IMAGE.fullmatch(source) else ""
 
 
 def text_table(table: Table, *, notes: bool = False) -> str:
-    """Columns as wide as their widest cell, for the terminal; with `notes` those of the cells stand in parentheses."""
+    """The table as text for the terminal, with aligned columns; `notes` adds the notes of the cells in parentheses."""
     cells = [[str(cell) if notes else cell.text for cell in row] for row in table.cells]
     rows = [list(table.head), *cells]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -174,7 +175,7 @@ def text_table(table: Table, *, notes: bool = False) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table of GitHub's Markdown, the notes below it."""
+    """The table in GitHub's Markdown, with the notes below it."""
     head, *rows = escaped_rows(table, lambda text: text.translate(MARKDOWN_LETTERS), "**{}**")
     rule = ["---" if place < table.text_columns else "---:" for place in range(len(head))]
     notes = "".join(f"\n{note.translate(MARKDOWN_LETTERS)}\n" for note in table.notes if note)
@@ -182,7 +183,7 @@ def markdown_table(table: Table) -> str:
 
 
 def latex_table(table: Table) -> str:
-    """A tabular of the booktabs package, the notes as comments above."""
+    """The table as a LaTeX tabular with booktabs, with the notes as comments above it."""
     rows = escaped_rows(table, lambda text: text.translate(LATEX_LETTERS), r"\textbf{{{}}}")
     head, *body = [" & ".join(row) + r" \\" for row in rows]
     columns = "".join("l" if place < table.text_columns else "r" for place in range(len(table.head)))
@@ -192,7 +193,7 @@ def latex_table(table: Table) -> str:
 
 
 def escaped_rows(table: Table, escape: Callable[[str], str], strong: str) -> list[list[str]]:
-    """Head and rows; `strong` is a format such as '**{}**'."""
+    """Head and rows with escaped texts; `strong` is a format for bold cells, such as '**{}**'."""
     rows = [
         [strong.format(escape(str(cell))) if cell.strong else escape(str(cell)) for cell in row] for row in table.cells
     ]
@@ -200,9 +201,9 @@ def escaped_rows(table: Table, escape: Callable[[str], str], strong: str) -> lis
 
 
 def write_page(path: Path, text: str) -> Path:
-    """RunFailed where it cannot be written."""
+    """Write a page or table and return its path. Raises RunFailed if the file cannot be written."""
     try:
         files.write_text(path, text)
     except OSError as error:
-        raise RunFailed(f"cannot write {path}: {error.strerror}; make room or give write access") from error
+        raise RunFailed(f"cannot write {path}: {error.strerror}; free some space or change the permissions") from error
     return path

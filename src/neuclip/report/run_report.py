@@ -1,4 +1,4 @@
-"""The page of one run: what it reached, whether training went well, curves, tables, examples, settings."""
+"""The report of one run: results, findings about the training, curves, tables, examples, settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from neuclip.report.measures import (
     chance,
     error_chart,
     evaluation_tables,
-    measured,
+    find_measures,
     short_names,
     size,
 )
@@ -49,16 +49,19 @@ from neuclip.report.page import (
 )
 
 NOT_EVALUATED = (
-    "Nothing was evaluated. Give held-out data (evaluation.retrieval, evaluation.zero_shot) to learn how good the "
-    "model is."
+    "The model was not evaluated. To learn how good it is, give held-out data (evaluation.retrieval, "
+    "evaluation.zero_shot)."
 )
-ERROR_NOT_MEASURED = "It was not measured: neuclip error RUN does it, and evaluation.error_anchors during training."
-NO_EXAMPLES = "None: they come with the last evaluation of a retrieval set (evaluation.gallery)."
+ERROR_NOT_MEASURED = (
+    "The normalizer error was not measured. Measure it with neuclip error RUN, or during training with "
+    "evaluation.error_anchors."
+)
+NO_EXAMPLES = "There are no examples. The last evaluation of a retrieval set writes them (evaluation.gallery)."
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write `report.html` into the run's folder from whatever files there are, and return its path. From the same files
-    comes the same page, byte for byte.
+    """Write `report.html` into the run's folder and return its path. Missing files are skipped; the same files give the
+    same page, byte for byte.
 
     >>> write_report(RunFolder("runs/first"))  # doctest: +SKIP
     PosixPath('runs/first/report.html')
@@ -84,19 +87,19 @@ def report_page(run: RunContents) -> Page:
 
 
 def notices(run: RunContents) -> list[str]:
-    """What a reader must know before reading on: how far an unfinished run is, and what was not measured."""
+    """Sentences for the top of the page: the progress of an unfinished run, and sets that were not measured."""
     sentences = [f"{name} was not measured: {reason}." for name, reason in run.under("not_measured").items()]
     if run.finished:
         return sentences
     seen, planned = run.samples_seen, run.samples_planned
-    progress = f"{format_samples(seen)} samples seen" if seen else "it has not logged a step so far"
+    progress = f"{format_samples(seen)} samples seen" if seen else "no step is logged yet"
     if seen and planned:
         progress = f"{format_samples(seen)} of {format_samples(planned)} samples seen ({percent(seen / planned)})"
     return [f"This run has not finished: {progress}. The page shows what was written so far.", *sentences]
 
 
 def tiles(run: RunContents) -> Iterator[tuple[str, str, str]]:
-    """What a reader wants to know first: label, value, and a note to judge it by; nothing that is not known."""
+    """The figures at the top: label, value, and a note to judge it by. Unknown figures are left out."""
     for measure in first_measures(run.final):
         value, before = run.final[measure.key], run.before.get(measure.key)
         largest = run.final.get(f"{measure.dataset}.largest_class") if measure.metric == "top1" else None
@@ -112,20 +115,20 @@ def tiles(run: RunContents) -> Iterator[tuple[str, str, str]]:
         yield "Normalizer error", format_number(error), judge_error(error, batch)
     if run.calibration is not None:
         shown = format_number(run.calibration, keep_zeros=True)
-        yield "Calibration", shown, f"{judge_calibration(run.calibration)}; median of the last quarter, 1 is right"
+        yield "Calibration", shown, f"{judge_calibration(run.calibration)}; median of the last quarter, ideally 1"
     yield from costs(run)
 
 
 def first_measures(figures: Figures) -> list[Measure]:
     """Recall@1 in both directions on the first retrieval set, and top-1 accuracy of the first task."""
-    main = [measure for measure in measured(figures) if measure.main]
+    main = [measure for measure in find_measures(figures) if measure.main]
     recalls = [measure for measure in main if measure.of_retrieval]
     recalls = [measure for measure in recalls if measure.dataset == recalls[0].dataset]
     return [*recalls, *[measure for measure in main if measure.metric == "top1"][:1]]
 
 
 def costs(run: RunContents) -> Iterator[tuple[str, str, str]]:
-    """Time, speed and memory. While the run goes on, only the speed is known, from its last record."""
+    """Time, speed and memory. For an unfinished run only the speed is known, from its last record."""
     if (seconds := run.number("seconds")) is not None:
         yield "Time", format_duration(seconds), f"for {format_samples(run.samples_seen)} samples"
     device, threads = run.environment.get("device"), finite(run.environment).get("threads")
@@ -141,7 +144,7 @@ def costs(run: RunContents) -> Iterator[tuple[str, str, str]]:
 
 
 def main_charts(run: RunContents) -> list[Chart]:
-    """Loss and recall first, then the other curves and the normalizer error; none without points."""
+    """Loss and recall first, then the other curves and the normalizer error. Charts without points are left out."""
     loss, *others = [curve.chart({run.name: [run.records]}) for curve in CURVES if curve.main]
     batch = f"a mini-batch of {run.settings.get('train.batch_size', '?')}"
     names = {ERROR_KEY: run.objective or "this run", BATCH_ERROR_KEY: batch}
@@ -149,18 +152,19 @@ def main_charts(run: RunContents) -> list[Chart]:
     errors = error_chart(
         [Line(words, ours, colour=place, dash=place) for place, (words, ours) in enumerate(points.items()) if ours]
     )
-    made = [loss, recall_chart(run.evaluations), *others, errors, merge_chart(run)]
-    return [chart for chart in made if chart.lines]
+    charts = [loss, recall_chart(run.evaluations), *others, errors, merge_chart(run)]
+    return [chart for chart in charts if chart.lines]
 
 
 def more_charts(run: RunContents) -> list[Chart]:
-    made = [curve.chart({run.name: [run.records]}) for curve in CURVES if not curve.main]
-    return [chart for chart in made if chart.lines]
+    charts = [curve.chart({run.name: [run.records]}) for curve in CURVES if not curve.main]
+    return [chart for chart in charts if chart.lines]
 
 
 def recall_chart(lines: list[Figures], title: str = "Recall@1 on held-out data", **options: Any) -> Chart:
-    """One colour per held-out set, each direction with dashes of its own. One evaluation makes no curve."""
-    shown = [one for one in measured(lines[-1] if len(lines) > 1 else {}) if one.main and one.of_retrieval]
+    """A chart with one colour per held-out set and one dash pattern per direction; empty with fewer than two
+    evaluations."""
+    shown = [one for one in find_measures(lines[-1] if len(lines) > 1 else {}) if one.main and one.of_retrieval]
     names = short_names(list(dict.fromkeys(one.dataset for one in shown)))
     drawn = [
         Line(
@@ -175,25 +179,25 @@ def recall_chart(lines: list[Figures], title: str = "Recall@1 on held-out data",
 
 
 def merge_chart(run: RunContents) -> Chart:
-    """Recall@1 of the models between the one that training started from and its result (neuclip merge --curve)."""
+    """Recall@1 of the merged models between the start of training and this run (neuclip merge --curve)."""
     lines = [{"samples": line["weight"]} | line for line in run.merges]
     return recall_chart(
         sorted(lines, key=lambda line: line["samples"]),
-        "Merged with the start",
+        "Recall@1 of merged models",
         across="weight of this run",
-        note="At 0 the model before training, at 1 this run. A weight chosen by these sets looks better on them than "
-        "it is.",
+        note="0 is the model before training, 1 is this run. A weight that is chosen on these sets looks better on "
+        "them than it is.",
     )
 
 
 def evaluation(run: RunContents) -> list[Notes | Table]:
-    """Empty where nothing was evaluated."""
+    """The tables of the final evaluation; empty if nothing was evaluated."""
     tables = evaluation_tables(run.final, run.before)
     return [Notes([f"Measured at {format_count(run.final['samples'])} samples."]), *tables] if tables else []
 
 
 def normalizer_table(run: RunContents) -> Table | None:
-    """The error of each estimator against the exact normalizers; None where it was not measured."""
+    """The error of each estimator against the exact normalizers; None if it was not measured."""
     columns = {"image": "image", "text": "text", "mean": "mean", "mean_without_duplicates": "without duplicates"}
     names = {
         "method": f"{run.objective}, this run" if run.objective else "this run",
@@ -215,30 +219,30 @@ def normalizer_table(run: RunContents) -> Table | None:
 
 
 def error_facts(facts: Figures, at_eps: float | None) -> str:
-    """How the error was measured, and where eps decides."""
+    """A sentence that says how the error was measured, and for how many anchors eps dominates the normalizer."""
     parts = {
         "anchors": lambda count: f"{plural(count, 'anchor')} of the training set",
-        "duplicates": lambda count: f"{count:,.0f} of them with a caption that others share",
+        "duplicates": lambda count: f"{count:,.0f} of them have a caption that occurs more than once",
         "temperature": lambda value: f"temperature {format_number(value)}",
         "eps": lambda value: f"eps {format_number(value)}",
-        "share_at_floor": lambda share: f"at the eps floor {percent(share)}",
+        "share_at_floor": lambda share: f"at the eps floor: {percent(share)} of the anchors",
     }
     known = [say(facts[name]) for name, say in parts.items() if name in facts]
-    in_training = [f"in the batches of the last quarter {percent(at_eps)}"] if at_eps is not None else []
+    in_training = [f"in the batches of the last quarter: {percent(at_eps)}"] if at_eps is not None else []
     return f"{'; '.join([*known, *in_training])}."
 
 
 def galleries(run: RunContents) -> list[Notes | Gallery]:
-    """Held-out queries with their first matches, in both directions."""
+    """Held-out queries with their best matches, in both directions."""
     with files.reading(run.folder.gallery, REMEDY):
         queries = {name: [read_query(one) for one in run.gallery.get(name, [])] for name in list(DIRECTIONS)[:2]}
-        lead = f"From {run.gallery.get('dataset')}. The queries are drawn at random with the run's seed, not chosen."
-    shown = [
-        Gallery(f"{DIRECTIONS[name][0].capitalize()}: {how_many_right(ours)}", ours)
+        lead = f"From {run.gallery.get('dataset')}. The queries are drawn at random with the run's seed."
+    blocks = [
+        Gallery(f"{DIRECTIONS[name][0].capitalize()}: {count_right(ours)}", ours)
         for name, ours in queries.items()
         if ours
     ]
-    return [Notes([lead]), *shown] if shown else []
+    return [Notes([lead]), *blocks] if blocks else []
 
 
 def read_query(query: Mapping[str, Any]) -> Query:
@@ -249,24 +253,26 @@ def read_query(query: Mapping[str, Any]) -> Query:
     return Query(str(query["caption"]), str(query.get("image", "")), float(query["rank"]), matches)
 
 
-def how_many_right(queries: list[Query]) -> str:
+def count_right(queries: list[Query]) -> str:
+    """'the first match is right for 3 of 12 queries, one of the first 5 for 7'"""
     first = sum(any(match.right for match in query.matches[:1]) for query in queries)
     among = sum(any(match.right for match in query.matches) for query in queries)
     most = max(len(query.matches) for query in queries)
-    return f"{first} of {len(queries)} right at first, {among} among the first {most}"
+    return f"the first match is right for {first} of {len(queries)} queries, one of the first {most} for {among}"
 
 
 def data_notes(run: RunContents) -> Iterator[str]:
-    """How many samples could not be used and why, in training and in each held-out set; how many captions are cut."""
+    """Sentences on skipped samples and their reasons, in training and in each held-out set, and on truncated
+    captions."""
     if not run.summary:
-        yield "Skipped samples are counted when the run has finished; skipped.jsonl lists them."
+        yield "Skipped samples are counted at the end of the run; skipped.jsonl lists them."
     skipped = finite(run.under("skipped"))
     held_out = finite(run.under("skipped_held_out"))
     for reason, count in skipped.items():
-        yield f"{plural(count, 'sample')} of the training data skipped: {reason}."
+        yield f"Skipped {plural(count, 'sample')} of the training data: {reason}."
     for key, count in held_out.items():
         name, _, reason = key.rpartition(".")
-        yield f"{plural(count, 'sample')} of the held-out {name} skipped: {reason}."
+        yield f"Skipped {plural(count, 'sample')} of the held-out {name}: {reason}."
     if run.summary and not skipped and not held_out:
         yield "No sample was skipped."
     if (share := run.last("truncated_captions")) is not None:
@@ -278,7 +284,7 @@ def mapping_table(values: Mapping[str, Any]) -> Table:
 
 
 def setting_text(value: Any) -> str:
-    """As it is written in a recipe; 'default' where none was given."""
+    """A value as it is written in a recipe; 'default' for None."""
     if value is None:
         return "default"
     return value if isinstance(value, str) and value else json.dumps(value, default=str, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Figures for the terminal: those of an evaluation, and the end of a run in a few lines. Imports no torch."""
+"""Text for the terminal: the figures of an evaluation and the summary of a run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from neuclip.formatting import byte_size, format_duration, format_number, percent, plural
 from neuclip.report.contents import finite
 from neuclip.report.findings import MANY_TRUNCATED, judge_calibration, judge_error
-from neuclip.report.measures import evaluation_tables, measured
+from neuclip.report.measures import evaluation_tables, find_measures
 from neuclip.report.page import text_table
 
 WIDTH = 110
 
 
 def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: str = "") -> str:
-    """What a run reached and cost, one heading per topic that there is something to say about. `longer_context`: what
-    to do where captions are truncated."""
+    """The results and the cost of a run, under one heading per topic. `longer_context`: a remedy for truncated
+    captions."""
     before = headline_text(summary.get("evaluation_at_start", {}), {})
     lines = [
         f"Trained on {plural(summary['samples_seen'], 'sample')} in {format_duration(summary['seconds'])} "
@@ -28,7 +28,7 @@ def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: st
         *figures_lines(summary["evaluation"]),
         *_rows("Not measured:", summary["not_measured"]),
         *_rows("Normalizer:", _normalizer(summary, batch_size)),
-        *_rows("Skipped samples, those of training in skipped.jsonl:", _skipped(summary)),
+        *_rows("Skipped samples (training data: listed in skipped.jsonl):", _skipped(summary)),
     ]
     truncated = summary["truncated_captions"] or 0
     if truncated > MANY_TRUNCATED:
@@ -38,17 +38,17 @@ def summary_text(summary: dict[str, Any], *, batch_size: int, longer_context: st
 
 
 def headline_text(figures: dict[str, float], not_measured: Mapping[str, str]) -> str:
-    """One line during training: recall@1 from image to text, or top-1 accuracy where there is no retrieval."""
-    found = measured(finite(figures))
-    recalls = {one.dataset: x for one, x in found.items() if one.metric == "image_to_text_recall_at_1"}
-    accuracies = {one.dataset: x for one, x in found.items() if one.metric == "top1"}
+    """One line during training: recall@1 from image to text, or top-1 accuracy if there is no retrieval set."""
+    measures = find_measures(finite(figures))
+    recalls = {one.dataset: x for one, x in measures.items() if one.metric == "image_to_text_recall_at_1"}
+    accuracies = {one.dataset: x for one, x in measures.items() if one.metric == "top1"}
     shown = ", ".join(f"{name} {percent(value)}" for name, value in (recalls or accuracies).items())
     parts = [f"{'recall@1' if recalls else 'top-1'} {shown}"] if shown else []
     return "; ".join(parts + [f"{name} not measured: {reason}" for name, reason in not_measured.items()])
 
 
 def figures_lines(figures: Mapping[str, Any]) -> list[str]:
-    """The tables of an evaluation, every figure beside what to judge it by."""
+    """The tables of an evaluation, in which every figure has its chance level or another baseline."""
     lines = []
     for table in evaluation_tables(figures):
         notes = [textwrap.fill(f"({note})", WIDTH) for note in table.notes if note]
@@ -58,7 +58,7 @@ def figures_lines(figures: Mapping[str, Any]) -> list[str]:
 
 
 def held_out_skipped(figures: Mapping[str, float], skipped: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """By set: "16 of 721 samples could not be used: 9 x image does not decode, 7 x caption is empty"."""
+    """A text for each set: "16 of 721 samples could not be used: 9 x image does not decode, 7 x caption is empty"."""
     return {
         name: f"{sum(reasons.values()):,} of {figures[f'{name}.images'] + figures[f'{name}.skipped']:,.0f} samples "
         f"could not be used: {_by_reason(reasons)}"
@@ -84,13 +84,13 @@ def _normalizer(summary: dict[str, Any], batch_size: int) -> dict[str, str]:
     if calibration is not None:
         rows["calibration"] = (
             f"{format_number(calibration, keep_zeros=True)}, {judge_calibration(calibration)} "
-            "(batch mean of true over predicted normalizer; 1 is right)"
+            "(mean ratio of true to predicted normalizers in a batch, ideally 1)"
         )
     return rows
 
 
 def _skipped(summary: dict[str, Any]) -> dict[str, str]:
-    """Of the training data and of each held-out set; nothing where nothing was skipped."""
+    """A text for the training data and for each held-out set, if samples were skipped."""
     rows = {}
     if summary["skipped"]:
         shares = {"of those read": summary["skipped_share"], "could not be indexed": summary["lost_share"]}

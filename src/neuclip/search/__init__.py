@@ -1,1 +1,1 @@
-"""Find images of a folder by words or by an image: `index.py` embeds and searches, `server.py` is the page."""
+"""Searches the images of a folder by text or by image: `index.py` embeds and searches, `server.py` serves the page."""

@@ -1,8 +1,9 @@
-"""The local page: for the person at this machine and nobody else.
+"""The server of the local search page, for the user of this machine only.
 
-It listens on 127.0.0.1. Other programs and web pages on this machine can reach that too, so every address begins with a
-random token, and the Host header must be ours: a page elsewhere that lets its own name point to 127.0.0.1 has another.
-Images are asked for by number, sent re-encoded, and nothing else of the disk can be asked for.
+It listens on 127.0.0.1. Because other users, programs and web pages on this machine can reach this address, too, every
+URL begins with a random token, and the Host header must be ours. (A web page elsewhere can let its own name point to
+127.0.0.1, but then the Host header is that name.) Images are requested by number and sent re-encoded; no other file can
+be requested.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LARGEST_UPLOAD = 64 << 20  # bytes
 LONGEST_TEXT = 10_000  # characters
 SIDES = {"small": 320, "large": 1600}  # longest side of the images that are sent, pixels
 MOST_SHOWN = 200
-SHOWN_FIRST = 12  # images of the folder before anything is searched
+SHOWN_FIRST = 12  # images of the folder that are shown before the first search
 TEXT = "text/plain; charset=utf-8"
 TEMPLATES = Environment(
     loader=PackageLoader("neuclip.search"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -44,7 +45,7 @@ TEMPLATES = Environment(
 
 
 class Refused(Exception):
-    """A request that is answered with this status and a sentence."""
+    """A request is refused with this HTTP status and message."""
 
     def __init__(self, status: int, why: str):
         super().__init__(why)
@@ -52,7 +53,7 @@ class Refused(Exception):
 
 
 class Page(ThreadingTCPServer):
-    """`searchers` all search the same folder. `address` is what the user opens.
+    """The server of the page. All `searchers` search the same folder; `address` is the URL for the user.
 
     >>> with Page(searchers, top=10) as page:                                              # doctest: +SKIP
     ...     print(page.address)
@@ -65,7 +66,7 @@ class Page(ThreadingTCPServer):
     def __init__(self, searchers: Sequence[Searcher], top: int):
         super().__init__((ADDRESS, 0), Handler)
         self.searchers, self.top, self.folder = searchers, min(top, MOST_SHOWN), searchers[0].folder
-        self.one_query = threading.Lock()  # at a time: torch uses all cores by itself
+        self.one_query = threading.Lock()  # one query at a time, because torch uses all cores for one
         self.token, port = secrets.token_urlsafe(24), self.server_address[1]
         self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
         self.address = f"http://{ADDRESS}:{port}/{self.token}/"
@@ -87,29 +88,30 @@ class Page(ThreadingTCPServer):
         )
 
     def first_images(self) -> list[dict[str, Any]]:
-        """Some of the folder, evenly spread, so that the page does not begin empty."""
+        """Images that the page shows before the first search, evenly spread over the folder."""
         ids = max((searcher.ids for searcher in self.searchers), key=len)
         spread = np.linspace(0, len(ids) - 1, min(SHOWN_FIRST, len(ids))).astype(int)
         return [{"id": int(id), "path": as_utf8(self.folder.files[id].path)} for id in ids[spread]]
 
     def has_image(self, number: str) -> bool:
-        """Python reads no number of thousands of digits."""
+        """Whether `number` is the id of an image."""
+        # The limit comes first, because Python refuses to parse a number of thousands of digits.
         return number.isdecimal() and len(number) < 12 and int(number) < len(self.folder.files)
 
     def search(self, kind: str, body: bytes) -> dict[str, Any]:
-        """The body is an image, or JSON: {"text": ...} or {"like": number of an image}."""
+        """The answer to a query. The body is an image file, or JSON: {"text": ...} or {"like": id of an image}."""
         query = self.parse_query(body) if kind.startswith("application/json") else decode(body)
         with self.one_query:
-            found = [
+            results = [
                 one.by_text(query, self.top) if isinstance(query, str) else one.by_image(query, self.top)
                 for one in self.searchers
             ]
-        matches = [[match._asdict() | {"path": as_utf8(match.path)} for match in best] for best in found]
+        matches = [[match._asdict() | {"path": as_utf8(match.path)} for match in best] for best in results]
         models = [as_utf8(one.name) for one in self.searchers]
         return {"models": [{"name": name, "matches": best} for name, best in zip(models, matches, strict=True)]}
 
     def parse_query(self, body: bytes) -> Any:
-        """A text, or an image."""
+        """The text or the image of a JSON query."""
         try:
             query = json.loads(body)
             text, like = query.get("text"), query.get("like")
@@ -120,15 +122,16 @@ class Page(ThreadingTCPServer):
                 return self.folder.read(like)
             except BadSample as bad:
                 what = f"{as_utf8(self.folder.files[like].path)} cannot be opened ({bad.reason})"
-                raise Refused(400, f"{what}; start neuclip search again if the folder has changed") from bad
+                raise Refused(400, f"{what}; if the folder has changed, start neuclip search again") from bad
         if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-            raise Refused(400, f"the query is not a text of at most {LONGEST_TEXT:,} letters")
+            raise Refused(400, f"the query must be a text of at most {LONGEST_TEXT:,} characters")
         return text
 
     def jpeg(self, id: int, side: int) -> bytes:
-        """An image of the folder as people see it: turned as the camera was, on white, at most `side` pixels long."""
-        image = self.folder.read(id, reduce_to=2 * side)  # large photos are decoded several times faster so
-        with warnings.catch_warnings(action="ignore"):  # of damaged EXIF data
+        """An image of the folder as a JPEG: rotated by its EXIF data, on white, its longest side at most `side`
+        pixels."""
+        image = self.folder.read(id, reduce_to=2 * side)  # decodes large photos several times faster
+        with warnings.catch_warnings(action="ignore"):  # warnings about damaged EXIF data
             image = ImageOps.exif_transpose(image).convert("RGBA")
         image.thumbnail((side, side))
         flat = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -137,19 +140,19 @@ class Page(ThreadingTCPServer):
         return file.getvalue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no error."""
+        """Print errors, except those of a browser that closes the connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET of the page and its images, POST of a query; everything else is refused."""
+    """Answers GET for the page and its images and POST for a query; refuses everything else."""
 
     server: Page
     protocol_version = "HTTP/1.1"
     timeout = 60.0  # seconds without a byte
-    disable_nagle_algorithm = True  # else the second half of a short answer waits for the first
-    unread = 0  # bytes of the body
+    disable_nagle_algorithm = True  # otherwise the second part of a short answer waits for the first
+    unread = 0  # bytes of the body that are not read yet
 
     def do_GET(self) -> None:
         self.respond(self.get)
@@ -158,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         self.respond(self.post)
 
     def respond(self, method: Callable[[list[str]], tuple[str, bytes]]) -> None:
-        """One answer, whatever goes wrong."""
+        """Send exactly one answer; an error becomes an answer with a message."""
         length = self.headers.get("content-length", "")
         self.unread = int(length) if length.isdecimal() and len(length) < 16 else 0
         try:
@@ -169,29 +172,29 @@ class Handler(BaseHTTPRequestHandler):
             status, kind, content = 400, TEXT, str(error).encode(errors="replace")
         except BadSample as bad:
             status, kind, content = 400, TEXT, f"{bad.reason}; give a JPEG, PNG, WebP or similar file".encode()
-        except ConnectionError:  # the browser has gone
+        except ConnectionError:  # the browser has closed the connection
             raise
         except Exception:
             traceback.print_exc()
-            status, kind, content = 500, TEXT, b"an error of the program; the terminal shows it"
+            status, kind, content = 500, TEXT, b"an error in neuclip search; the terminal shows it"
         self.send(status, kind, content)
 
     def path_parts(self) -> list[str]:
-        """The address behind the token. Refuses what does not come from our page."""
-        pieces = self.path.partition("?")[0].split("/")  # "/token/image/small/7"; of a hostile request anything
+        """The parts of the path after the token. Refuses requests without the token or from another page."""
+        pieces = self.path.partition("?")[0].split("/")  # "/token/image/small/7", or anything in a hostile request
         token, parts = (pieces[1], pieces[2:]) if len(pieces) > 1 else ("", [])
         origin = self.headers.get("origin", "")
         ours = self.headers.get("host") in self.server.hosts
         ours &= not origin or origin.removeprefix("http://") in self.server.hosts
         if ours and secrets.compare_digest(token.encode(), self.server.token.encode()):
             return parts
-        raise Refused(403, "refused: use the whole address that neuclip search printed")
+        raise Refused(403, "refused; open the whole address that neuclip search printed")
 
     def get(self, parts: list[str]) -> tuple[str, bytes]:
         page = self.server
         match parts:
-            case []:  # copied without its last slash: what the page asks for would go elsewhere
-                raise Refused(308, "the address ends with a slash")
+            case []:  # the user lost the last slash, without which the page's relative URLs would be wrong
+                raise Refused(308, "the address must end with a slash")
             case [""]:
                 return "text/html; charset=utf-8", page.html.encode()
             case ["image", size, number] if size in SIDES and page.has_image(number):
@@ -205,14 +208,14 @@ class Handler(BaseHTTPRequestHandler):
         if parts != ["search"]:
             raise Refused(404, "there is nothing at this address")
         if "content-length" not in self.headers:
-            raise Refused(411, "the request does not say how long it is")
+            raise Refused(411, "the request has no content-length header")
         if self.unread > LARGEST_UPLOAD:
             raise Refused(413, f"the file is larger than {LARGEST_UPLOAD >> 20} MB; give a smaller image")
         body, self.unread = self.rfile.read(self.unread), 0
         return "application/json", json.dumps(self.server.search(self.headers.get("content-type", ""), body)).encode()
 
     def send(self, status: int, kind: str, content: bytes) -> None:
-        # Who is still sending would not see the answer: a connection that is closed before all was read is cut off.
+        # Read the rest of the body first: a client that is still sending when the connection closes sees no answer.
         while self.unread > 0 and (piece := self.rfile.read(min(self.unread, 1 << 20))):
             self.unread -= len(piece)
         headers = {
@@ -234,13 +237,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses by itself, such as methods that are not here."""
+        """Answer the requests that the base class refuses, such as those with other methods."""
         self.send(int(code), TEXT, (message or "refused").encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal stays quiet."""
+        """Print nothing on the terminal for a request."""
 
 
 def as_utf8(name: str) -> str:
-    """A file's name as a page can show it: on Linux it need not be text."""
+    """A file name in valid UTF-8, for the page. On Linux, a file name can be any bytes."""
     return os.fsencode(name).decode(errors="replace")

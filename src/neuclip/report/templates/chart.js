@@ -1,5 +1,5 @@
 "use strict";
-// Draws each figure.chart from the numbers in it (charts.py), and shows the values under the pointer.
+// Draws each figure.chart from the numbers that it contains (charts.py), and shows the values under the pointer.
 const WIDTH = 360, HEIGHT = 210, RIGHT = 12, TOP = 10, BOTTOM = 34, DASHES = 7;
 
 function svg(name, attributes, parent, text = "") {
@@ -36,7 +36,7 @@ function logTicks(low, high) {
   return inside.filter((_, place) => place % Math.ceil(inside.length / 6) === 0);
 }
 
-// The values that the frame shows. One early spike must not flatten the rest: a few far values are left outside.
+// The range of the vertical axis. A few outliers are left outside: one early spike must not flatten the rest.
 function frame(chart, values) {
   const sorted = [...values].sort((a, b) => a - b), positive = sorted.filter((value) => value > 0);
   if (chart.log && positive.length && positive.at(-1) / positive[0] > 10) {
@@ -51,7 +51,7 @@ function frame(chart, values) {
   return { low: low >= 0 && low < room ? 0 : low - room, high: high + room, log: false };
 }
 
-// Where values lie in the drawing.
+// Functions from values to positions in the drawing, and back.
 function scales(chart) {
   const points = chart.lines.flatMap((line) => [line.points, ...line.behind]).flat();
   const { low, high, log } = frame(chart, points.map(([, y]) => y)), last = Math.max(...points.map(([x]) => x)) || 1;
@@ -96,7 +96,7 @@ function draw(figure) {
   listen(figure, canvas, chart, scale);
 }
 
-// The legend holds the values under the pointer, or the last ones.
+// The legend shows the values under the pointer, or the last values.
 function listen(figure, canvas, chart, scale) {
   const rule = svg("path", { class: "rule" }, canvas), values = figure.querySelector(".values");
   const lines = chart.lines.filter((line) => line.points.length), alone = lines.length === 1;
