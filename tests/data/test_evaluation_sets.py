@@ -126,7 +126,8 @@ def test_nothing_is_downloaded_unasked_or_without_room(hub, sets, capsys, monkey
         monkeypatch.setattr(sys, "stdin", nobody)
         assert main(["data", "get", "dtd", "--to", str(sets)]) == 2
     err = capsys.readouterr().err
-    assert "Describable Textures: 30.8 kB" in err and "must be confirmed, but stdin is not a terminal; give --yes" in err
+    assert "Describable Textures: 30.8 kB" in err
+    assert "must be confirmed, but stdin is not a terminal; give --yes" in err
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=30_000))
     assert "30.8 kB are needed and 30 kB are free" in refusal(lambda: get("dtd", sets))
     assert not sent(hub) and not sets.exists()

@@ -272,9 +272,9 @@ MISTAKES = {
     f"{MODEL} --data=model": "has no data of these tasks",
     f"{MODEL} {ROOT} --tasks mnist": "has no data of these tasks",
     f"{MODEL} {ROOT} --tasks ,": "2 neuclip: --tasks names no task",
-    f"{MODEL} {ROOT} --output model": "model: is a folder; give a file",
-    f"{MODEL} {ROOT} --output model/open_clip_config.json/results.jsonl": "its folder cannot be made",
-    f"{MODEL} --tasks mnist": "give --data ROOT, or: neuclip data get",
+    f"{MODEL} {ROOT} --output model": "model is a folder; give a file",
+    f"{MODEL} {ROOT} --output model/open_clip_config.json/results.jsonl": "results.jsonl cannot be created",
+    f"{MODEL} --tasks mnist": "give another folder with --data, or download",
     f"tiny:model/open_clip_model.safetensors {ROOT}": "cannot be loaded into tiny",
     f"ViT-B-32-quickgelu:openai {ROOT}": "1 neuclip: ViT-B-32-quickgelu:openai is not on this machine",
 }

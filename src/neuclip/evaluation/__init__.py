@@ -1,1 +1,1 @@
-"""Measures a trained model: retrieval, zero-shot classification, the error of normalizer estimates."""
+"""Measures a trained model: retrieval, zero-shot classification, DataComp's tasks and the normalizer error."""

@@ -1,7 +1,7 @@
-"""Zero-shot classification: class names in templates make a classifier, which scores the images; and its metrics.
+"""Zero-shot classification: builds a classifier from class names and templates, classifies images, computes metrics.
 
-The metrics are pure functions of predictions, labels and groups. Ties go to the lowest label everywhere: libraries that
-take "the first of the top five" and "the largest" of equal scores disagree with themselves.
+The metrics are pure functions of predictions, labels and groups. All of them break ties by the lowest label. (Libraries
+that use topk for the top five and argmax for the largest may break the same tie in two ways.)
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from neuclip.evaluation.retrieval import best_ranks, score_blocks
 
 
 class Predictions(NamedTuple):
-    """Of n images: the class with the highest score, and the place of the right class among all, from 1."""
+    """For each of n images the class with the highest score, and the rank of the right class, from 1."""
 
     predicted: Tensor  # (n,) int64
     ranks: Tensor  # (n,) int64
 
 
 def classify(embedder: Embedder, task: ZeroShotTask) -> tuple[dict[str, float], tuple[Fault, ...]]:
-    """Collective. The figures of `accuracy`, on the main rank, and the images that could not be read and are left out.
+    """Collective. Returns the figures of `accuracy` (on the main rank; {} on others) and the faults of the images that
+    were skipped because they could not be read.
 
-    Raises TooManyBadSamples when these are a larger share of all than the embedder's `max_bad_share`, or all.
+    Raises TooManyBadSamples if the share of skipped images is above the embedder's `max_bad_share`, or 1.
     """
     weights = classifier(embedder, task.classnames, task.templates)
     images = embedder.embed_images(task.source, f"evaluating on {task.name}")
@@ -46,21 +47,22 @@ def classifier(embedder: Embedder, classnames: list[str], templates: list[str]) 
 
 
 def prompts(classnames: list[str], templates: list[str]) -> list[str]:
-    """Class by class, each name in every template."""
+    """Every class name in every template, class by class."""
     return [template.replace(PLACEHOLDER, name) for name in classnames for template in templates]
 
 
 def predict(
     image_features: Tensor, classifier: Tensor, labels: Tensor
 ) -> Predictions:  # (n, d), (classes, d), (n,) -> (n,) x 2
-    """A label for which the classifier has no row is never right: its rank is classes + 1.
+    """The predicted class and the rank of the right class for each image. A label without a row in the classifier is
+    never right: its rank is classes + 1.
 
     >>> predict(torch.eye(2), torch.eye(2), torch.tensor([0, 0])).ranks
     tensor([1, 2])
     """
     has_row = (labels < len(classifier)).nonzero()[:, 0]
     ranks = best_ranks(image_features, classifier, has_row, labels[has_row])
-    # argmax promises the first of equal ones.
+    # argmax returns the first of equal scores.
     predicted = [scores.argmax(dim=1) for _, scores in score_blocks(image_features, classifier)]
     return Predictions(torch.cat(predicted), ranks)
 
@@ -68,9 +70,9 @@ def predict(
 def accuracy(
     image_features: Tensor, classifier: Tensor, labels: Tensor
 ) -> dict[str, float]:  # (n, d), (classes, d), (n,)
-    """Shares of right answers. `mean_per_class` is over the classes that have images; `top5` is there with more than
-    five classes. `largest_class` is what always naming the commonest class would reach: where classes differ in size it
-    is far above `chance`."""
+    """Zero-shot accuracies and their baselines. `mean_per_class` is over the classes that have images; `top5` is
+    computed for more than five classes. `largest_class` is the accuracy of always naming the most frequent class; if
+    classes differ in size, it is far above `chance`."""
     check_finite(image_features, "image features")
     classes = len(classifier)
     predicted, ranks = predict(image_features, classifier, labels)
@@ -88,43 +90,44 @@ def accuracy(
 
 
 def share(right: Tensor) -> float:  # (n,) bool
-    """acc1 of `ranks == 1`, acc5 of `ranks <= 5`."""
+    """The share of right answers: acc1 for `ranks == 1`, acc5 for `ranks <= 5`."""
     return right.double().mean().item()
 
 
 def mean_per_class_recall(predicted: Tensor, labels: Tensor) -> float:  # (n,), (n,)
-    """The recall of each class that has images, and their unweighted mean."""
-    return _mean_over_classes(predicted, labels, lambda true, named, there: true / there)
+    """The unweighted mean of the recall of each class that has images."""
+    return _mean_over_classes(predicted, labels, lambda true, predictions, images: true / images)
 
 
 def macro_f1(predicted: Tensor, labels: Tensor) -> float:  # (n,), (n,)
-    """F1 = 2 TP / (2 TP + FP + FN) of each class that has images, and their unweighted mean."""
-    return _mean_over_classes(predicted, labels, lambda true, named, there: 2 * true / (named + there))
+    """The unweighted mean of F1 = 2 TP / (2 TP + FP + FN) of each class that has images."""
+    return _mean_over_classes(predicted, labels, lambda true, predictions, images: 2 * true / (predictions + images))
 
 
 def _mean_over_classes(predicted: Tensor, labels: Tensor, score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
-    """`score` gets, for every class that has images: right answers, times it was named, images it has."""
+    """The mean of a score over the classes that have images. `score` receives three counts for each of these classes:
+    right predictions, all predictions of the class, and its images."""
     classes = int(max(predicted.max(), labels.max())) + 1
-    there = torch.bincount(labels, minlength=classes).double()
-    named = torch.bincount(predicted, minlength=classes).double()
+    images = torch.bincount(labels, minlength=classes).double()
+    predictions = torch.bincount(predicted, minlength=classes).double()
     true = torch.bincount(labels[predicted == labels], minlength=classes).double()
-    present = there > 0
-    return score(true[present], named[present], there[present]).mean().item()
+    present = images > 0
+    return score(true[present], predictions[present], images[present]).mean().item()
 
 
 def group_shares(right: Tensor, groups: Tensor) -> dict[int, float]:  # (n,) bool, (n,) int64
-    """The share of right answers in every group that has images, by the group's number."""
+    """The share of right answers in each group that has images, by the group's number."""
     return {group: share(right[groups == group]) for group in groups.unique().tolist()}
 
 
 def worst_group(right: Tensor, groups: Tensor, *, without: int | None = None) -> float | None:  # (n,) bool, (n,)
-    """The lowest share of right answers of a group; None if there is no group, or none but the one left out."""
+    """The lowest share of right answers in a group other than `without`; None if there is no such group."""
     return min((value for group, value in group_shares(right, groups).items() if group != without), default=None)
 
 
 def guess_shares(labels: Tensor) -> Tensor:  # (n,) -> (n,) float64
-    """Of each image, the probability that a guess is right which names every class as often as it occurs. Its mean is
-    the acc1 of guessing; mean_per_class_recall and macro F1 of such guesses are 1 / classes that have images.
+    """For each image the probability that a random guess is right, if each class is guessed as often as it occurs. The
+    mean is the acc1 of guessing. The mean_per_class_recall and macro F1 of such guesses are 1 / classes with images.
 
     >>> guess_shares(torch.tensor([0, 0, 0, 1]))
     tensor([0.7500, 0.7500, 0.7500, 0.2500], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""From a source to features: every image once, every different text once, shared among the ranks."""
+"""Embeds sources: every image and every different text once, with the work shared among the ranks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from neuclip.progress import track
 
 T = TypeVar("T")
 
-SORTED_TOGETHER = 32_768  # texts that are in memory as tokens at a time
-MOST_KNOWN = 200_000  # features that are kept for later sets: 0.4 GB at 512 dimensions
+SORTED_TOGETHER = 32_768  # texts that are tokenized at a time and sorted by length
+MOST_KNOWN = 200_000  # features that are cached for later sets: 0.4 GB at 512 dimensions
 
 
 class TooManyBadSamples(RunFailed):
-    """So many samples of a set are bad that a figure over the rest would say nothing about the set."""
+    """A set has so many bad samples that a figure over the others would not describe the set."""
 
     def __init__(self, source: Source, faults: Sequence[Fault], limit: float):
         counts = by_reason((*source.faults, *faults))
@@ -44,39 +44,39 @@ class TooManyBadSamples(RunFailed):
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """The images of a source that could be read, in the order of their ids. On the CPU, float32."""
+    """Features of the images of a source that could be read, in the order of their ids. On the CPU, float32."""
 
     features: Tensor  # (n, d) unit rows
-    ids: Tensor  # (n,) int64, the source's
-    captions: list[tuple[str, ...]]  # all of each image
-    faults: tuple[Fault, ...]  # the samples left out
+    ids: Tensor  # (n,) int64, ids in the source
+    captions: list[tuple[str, ...]]  # all captions of each image
+    faults: tuple[Fault, ...]  # the skipped samples
 
 
 @dataclass(frozen=True)
 class EmbeddedPairs:
-    """The n usable images of a source with their k captions, image by image; of these, t are different texts.
-    `text_features[caption_text]` are the (k, d) text features caption by caption."""
+    """Features of the n usable images of a source and of their k captions, of which t are different texts. Captions are
+    in the order of their images; `text_features[caption_text]` are the (k, d) features of all captions."""
 
     image_features: Tensor  # (n, d) unit rows
     text_features: Tensor  # (t, d) unit rows, one for each different text
     texts: list[str]  # the t different texts in order of first appearance
     caption_image: Tensor  # (k,) int64, row of image_features
     caption_text: Tensor  # (k,) int64, row of text_features and texts
-    ids: Tensor  # (n,) int64, the source's
-    faults: tuple[Fault, ...]  # the samples left out
+    ids: Tensor  # (n,) int64, ids in the source
+    faults: tuple[Fault, ...]  # the skipped samples
 
     @property
     def first_text(self) -> Tensor:  # (n,) int64
-        """Row of text_features of each image's first caption."""
+        """The row in text_features of each image's first caption."""
         return self.caption_text[torch.searchsorted(self.caption_image, torch.arange(len(self.image_features)))]
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """A model and how it is fed. `what`, in its methods, names the work in progress.
+    """A model with the settings for embedding data sets. `what`, in its methods, is the label of the progress line.
 
-    What it has embedded it does not embed again: sets may share images and texts. Its methods are collective: each rank
-    embeds its share, and all get everything.
+    Features are cached, because sets may share images and texts. The methods are collective: each rank embeds a share,
+    and all ranks get all features.
 
     >>> embedder = Embedder(built, batch_size=256, workers=4, max_bad_share=0.05)                  # doctest: +SKIP
     >>> embedder.embed_pairs(source, "evaluating on icons-30k/new-drawings").image_features       # doctest: +SKIP
@@ -91,23 +91,23 @@ class Embedder:
     stored: Callable[[Source], Mapping[str, StoredSide]] = lambda source: {}  # features of locked towers, if any
 
     def embed_pairs(self, source: Source, what: str, *, first_caption_only: bool = False) -> EmbeddedPairs:
-        """Features of every image that has a caption, and of its captions, or of the first alone. Raises
-        TooManyBadSamples when a larger share of the samples than `max_bad_share` cannot be used, or none can."""
+        """Features of all images that have a caption, and of their captions, or of the first caption only. Raises
+        TooManyBadSamples if more than `max_bad_share` of the samples cannot be used, or none can."""
         images = self.embed_images(source, what)
-        has_caption = torch.tensor([bool(own) for own in images.captions], dtype=torch.bool)
+        has_caption = torch.tensor([bool(texts) for texts in images.captions], dtype=torch.bool)
         missing = [Fault(id, "caption is missing", source.where(id)) for id in images.ids[~has_caption].tolist()]
         faults = (*images.faults, *missing)
         self.check_bad_share(source, faults)
-        captions = [own[:1] if first_caption_only else own for own in images.captions if own]
+        captions = [texts[:1] if first_caption_only else texts for texts in images.captions if texts]
         rows: dict[str, int] = {}
-        caption_text = torch.tensor([rows.setdefault(text, len(rows)) for own in captions for text in own])
+        caption_text = torch.tensor([rows.setdefault(text, len(rows)) for texts in captions for text in texts])
         ids = images.ids[has_caption]
-        caption_image = torch.arange(len(captions)).repeat_interleave(torch.tensor([len(own) for own in captions]))
-        texts, stored = list(rows), self.stored(source).get("text")
+        caption_image = torch.arange(len(captions)).repeat_interleave(torch.tensor([len(texts) for texts in captions]))
+        different, stored = list(rows), self.stored(source).get("text")
         return EmbeddedPairs(
             images.features if has_caption.all() else images.features[has_caption],
-            self._stored_texts(stored, ids, captions) if stored else self.embed_texts(texts, f"{what}, captions"),
-            texts,
+            self._stored_texts(stored, ids, captions) if stored else self.embed_texts(different, f"{what}, captions"),
+            different,
             caption_image,
             caption_text,
             ids,
@@ -115,14 +115,14 @@ class Embedder:
         )
 
     def check_bad_share(self, source: Source, faults: Sequence[Fault]) -> None:
-        """Raises TooManyBadSamples. Each sample was read once: the share is exact. What could not be indexed counts as
+        """Raise TooManyBadSamples if the share of bad samples is too large. Samples that could not be indexed count as
         bad."""
         unindexed, size, limit = count_unindexed(source), len(source), self.max_bad_share
         if len(faults) + unindexed > limit * (size + unindexed) or len(faults) == size:
             raise TooManyBadSamples(source, faults, limit)
 
     def embed_images(self, source: Source, what: str) -> EmbeddedImages:
-        """Features of every image that can be read. Bad samples are left out: a replacement must not be scored."""
+        """Features of all images that can be read. Bad samples are skipped; a replacement would falsify the scores."""
         if stored := self.stored(source).get("image"):
             return self._stored_images(source, stored)
         make_room(self.known_images)
@@ -145,8 +145,8 @@ class Embedder:
     def _embed_share(
         self, source: Source, ids: range, what: str
     ) -> tuple[list[bytes], list[ImageBatch], Tensor]:  # -> ..., ..., (len(new), d)
-        """The digests of this rank's images that were not known, all its images without their pixels, and the features
-        of the first."""
+        """Embed this rank's images. Returns the digests of the images that are not in the cache, all batches without
+        their pixels, and the features of the new images."""
         towers, features = self.built.towers, [torch.empty(0, self.built.embed_dim)]
         new: dict[bytes, None] = {}
         read: list[ImageBatch] = []
@@ -167,8 +167,8 @@ class Embedder:
         return list(new), read, torch.cat(features)
 
     def _stored_images(self, source: Source, stored: StoredSide) -> EmbeddedImages:
-        """From what the trunk of a locked tower made of them."""
-        places = {id: found[0] for id in range(len(source)) if (found := stored.places(id))}
+        """The images' features, computed from the stored outputs of the locked tower's trunk."""
+        places = {id: slots[0] for id in range(len(source)) if (slots := stored.places(id))}
         bad = [id for id in range(len(source)) if id not in places]
         unread = read_images(source, transform=self.built.transform, batch_size=1, workers=0, starts=bad)
         captions: dict[int, tuple[str, ...]] = {}
@@ -182,15 +182,16 @@ class Embedder:
         )
 
     def _stored_texts(self, stored: StoredSide, ids: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:  # -> (t, d)
-        """Of the different texts, in order of first appearance."""
+        """The features of the different texts in order of first appearance, from stored outputs of the trunk."""
         places: dict[str, Place] = {}
-        for id, own in zip(ids.tolist(), captions, strict=True):
-            for text, place in zip(own, stored.places(id), strict=False):
+        for id, texts in zip(ids.tolist(), captions, strict=True):
+            for text, place in zip(texts, stored.places(id), strict=False):
                 places.setdefault(text, place)
         return self._head("text", list(places.values()))
 
     @torch.no_grad()
     def _head(self, side: str, places: Sequence[Place]) -> Tensor:  # -> (len(places), d)
+        """Features from stored outputs of the trunk: applies the rest of the locked tower."""
         towers = self.built.towers
         parts = [places[start : start + self.batch_size] for start in range(0, len(places), self.batch_size)]
         with eval_mode(towers):
@@ -219,8 +220,7 @@ class Embedder:
         return features
 
     def _token_batches(self, texts: list[str]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows of `texts` and their tokens; texts of about the same length together, so that little of a batch is
-        padding."""
+        """Yield rows of `texts` and their tokens. Texts of similar length are in one batch, to reduce padding."""
         towers = self.built.towers
         for start in range(0, len(texts), SORTED_TOGETHER):
             tokens = self.built.tokenize(texts[start : start + SORTED_TOGETHER])
@@ -229,12 +229,12 @@ class Embedder:
                 yield start + rows, tokens[rows]
 
     def _track(self, batches: Iterator[T], what: str, total: int, unit: str) -> Iterator[T]:
-        """The main rank shows how far all are: their shares are equal."""
+        """Show progress on the main rank. Its count is multiplied by the number of ranks, whose shares are equal."""
         return track(batches, what, total, unit, step=self.batch_size * world_size()) if is_main() else batches
 
 
 def make_room(known: dict[Hashable, np.ndarray]) -> None:
-    """Before a set is embedded: of too many all are forgotten, so that memory is bounded by the features of a set."""
+    """Clear the cache if it is too large. This is done before a set is embedded, never during."""
     if len(known) > MOST_KNOWN:
         known.clear()
 
@@ -242,8 +242,8 @@ def make_room(known: dict[Hashable, np.ndarray]) -> None:
 def add_and_look_up(
     known: dict[Hashable, np.ndarray], new: Sequence[Hashable], features: Tensor, wanted: Sequence[Hashable]
 ) -> Tensor:  # (len(new), d) -> (len(wanted), d)
-    """Add the `features` of the keys `new` to those that are known, and give those of the keys `wanted`. A key that two
-    ranks embedded keeps its first row, so that equal images have equal features."""
+    """Add the `features` of the keys `new` to the cache, and return the features of the keys `wanted`. A key that two
+    ranks embedded keeps the first row, because equal images must have equal features."""
     before = len(known)
     for key, row in zip(new, features.numpy(), strict=True):
         known.setdefault(key, row)
@@ -254,7 +254,7 @@ def add_and_look_up(
 
 @contextmanager
 def eval_mode(towers: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every module is in the mode it had (locked ones are in eval mode while training)."""
+    """Set eval mode; afterwards restore the mode of every module (locked modules are in eval mode during training)."""
     modes = [(module, module.training) for module in towers.modules()]
     towers.eval()
     try:
@@ -265,7 +265,7 @@ def eval_mode(towers: nn.Module) -> Iterator[None]:
 
 
 def check_finite(features: Tensor, what: str) -> None:
-    """A row that is not a number would lose or win every comparison, and the score would look like a score."""
+    """Raise RunFailed if features are not finite. NaN would lose or win every comparison and give a plausible score."""
     bad = ~features.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(

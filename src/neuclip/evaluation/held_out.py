@@ -1,4 +1,4 @@
-"""All held-out figures of a model: every retrieval set and every zero-shot task, under flat keys."""
+"""Evaluates a model on all held-out retrieval sets and zero-shot tasks; the figures have flat keys."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from neuclip.evaluation.retrieval import recall
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`figures` under flat keys ("icons-30k/new-drawings.image_to_text_recall_at_1": 0.2); each set has one named
-    `skipped`. A set with too many bad samples has only `images` and `skipped`: `refused` says why."""
+    """The result of an evaluation. `figures` have flat keys ("icons-30k/new-drawings.image_to_text_recall_at_1": 0.2);
+    every set has a figure `skipped`. A set with too many bad samples is refused: it has only the figures `images` and
+    `skipped`."""
 
     figures: dict[str, float] = field(default_factory=dict)
-    embedded: dict[str, EmbeddedPairs] = field(default_factory=dict)  # of retrieval sets, for the gallery
-    faults: dict[str, tuple[Fault, ...]] = field(default_factory=dict)  # by set, what was left out
-    refused: dict[str, str] = field(default_factory=dict)
+    embedded: dict[str, EmbeddedPairs] = field(default_factory=dict)  # the retrieval sets, for the gallery
+    faults: dict[str, tuple[Fault, ...]] = field(default_factory=dict)  # the skipped samples of each set
+    refused: dict[str, str] = field(default_factory=dict)  # the reason why a set was refused
 
     def add(self, name: str, figures: Mapping[str, float], source: Source, unread: Sequence[Fault]) -> None:
         self.faults[name] = (*source.faults, *unread)
@@ -36,7 +37,7 @@ class Evaluation:
         self.add(name, {"images": len(source) - len(refusal.faults)}, source, refusal.faults)
 
     def raise_refused(self) -> None:
-        """A RunFailed if a set was refused."""
+        """Raise RunFailed if a set was refused."""
         if self.refused:
             sets = "; ".join(f"{name} is not measured: {reason}" for name, reason in self.refused.items())
             raise RunFailed(f"{sets}; repair the data, or allow it with --max-bad-share")
@@ -48,7 +49,7 @@ class Evaluation:
 
 
 def evaluate_held_out(embedder: Embedder, sets: HeldOutSets) -> Evaluation:
-    """Collective. All ranks embed; the figures are computed by the main rank, and only there."""
+    """Collective. All ranks embed; only the main rank computes figures, and only its result has them."""
     evaluation = Evaluation()
     for name, source in sets.retrieval.items():
         try:

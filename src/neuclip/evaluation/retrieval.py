@@ -1,4 +1,5 @@
-"""The one ranker, and what retrieval is measured by: recall at k and median rank in both directions, beside chance."""
+"""Ranks candidates, and computes the metrics of retrieval: recall@k, its chance level and the median rank, in both
+directions."""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ CHUNK = 128  # queries whose scores are in memory at a time
 
 
 def recall(pairs: EmbeddedPairs, *, ks: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
-    """The standard of the field: every image is a query against all captions, and is right if any of its own is among
-    the first k; every caption is a query against all images, and is right if its own image is.
+    """Recall as the field defines it. Every image is a query among all captions, and is right if one of its captions is
+    among the first k; every caption is a query among all images, and is right if its image is among the first k.
 
-    Where captions repeat, only chance tells equal ones apart. Then there is also `image_to_different_text`: an image is
-    right if any of its texts is among the first k different ones; and `different_text_to_image`: a text is right if any
-    image that has it is among the first k. Ties go to the lowest index.
+    If captions repeat, this measures luck, too: nothing tells equal captions apart. Two more directions are then
+    measured. In `image_to_different_text`, equal captions are one candidate, and an image is right if one of its
+    captions is among the first k different ones. In `different_text_to_image`, a caption is right if one of the images
+    that have it is among the first k. Ties go to the lowest index.
 
-    `chance` is what a random order of the candidates would reach on average. Half of the queries or more have their
-    right answer at the median rank or before it.
+    `chance` is the mean recall of a random order of the candidates. At least half of the queries have their right
+    answer at the median rank or before.
     """
     image, text = pairs.image_features, pairs.text_features
     check_finite(image, "image features")
@@ -38,24 +40,24 @@ def recall(pairs: EmbeddedPairs, *, ks: Sequence[int] = (1, 5, 10)) -> dict[str,
         for k, chance in _chances(query_of, len(candidates), ks).items():
             figures[f"{direction}_recall_at_{k}"] = (ranks <= k).double().mean().item()
             figures[f"{direction}_chance_at_{k}"] = chance
-        figures[f"{direction}_median_rank"] = int(ranks.median())  # of an even number, the lower of the two
+        figures[f"{direction}_median_rank"] = int(ranks.median())  # for an even count the lower of the middle two
 
     add("image_to_text", image, every_text, image_of, every_caption)
     add("text_to_image", every_text, image, every_caption, image_of)
     if texts < captions:
-        own_image, own_text = torch.stack([image_of, text_of]).unique(dim=1)
+        pair_image, pair_text = torch.stack([image_of, text_of]).unique(dim=1)
         figures["different_captions"] = texts
-        add("image_to_different_text", image, text, own_image, own_text)
-        add("different_text_to_image", text, image, own_text, own_image)
+        add("image_to_different_text", image, text, pair_image, pair_text)
+        add("different_text_to_image", text, image, pair_text, pair_image)
     return figures
 
 
 def best_ranks(
     queries: Tensor, candidates: Tensor, query_of: Tensor, candidate_of: Tensor
 ) -> Tensor:  # (q, d), (c, d), (p,), (p,) -> (q,) int64
-    """The rank, from 1, of each query's best right candidate. Pair j says: candidate_of[j] is right for query_of[j].
+    """The rank of each query's best right candidate, from 1. For each pair j, candidate_of[j] is right for query_of[j].
 
-    Ties go to the lowest index. A query without any right candidate has the rank after the last.
+    Ties go to the lowest index. A query without a right candidate has the rank c + 1.
 
     >>> best_ranks(torch.eye(2), torch.eye(2), torch.tensor([0, 1]), torch.tensor([0, 0]))
     tensor([1, 2])
@@ -71,8 +73,8 @@ def best_ranks(
 
 
 def score_blocks(queries: Tensor, candidates: Tensor) -> Iterator[tuple[int, Tensor]]:  # (q, d), (c, d)
-    """The number of the first query of each block, and the scores (b, c) of the block."""
-    # Equal rows are scored once: the same product at another place of a matrix may differ in its last bit.
+    """Yield the index of the first query of each block, and the scores (b, c) of the block."""
+    # Equal candidates are scored once: the same product in another column of a matrix may differ in its last bit.
     rows, column = candidates.unique(dim=0, return_inverse=True)
     repeated = len(rows) < len(candidates)
     candidates = rows if repeated else candidates
@@ -94,12 +96,12 @@ def _ranks_in_block(scores: Tensor, rows: Tensor, columns: Tensor) -> Tensor:  #
 
 
 def _chances(query_of: Tensor, candidates: int, ks: Sequence[int]) -> dict[int, float]:
-    """By k: the mean over queries of the probability that k different random candidates contain one of the query's
-    own. Query q has as many of its own as `query_of` names it."""
-    own_counts = Counter(torch.bincount(query_of).tolist())
+    """For each k the probability that k random candidates contain a right one, averaged over the queries. The number of
+    right candidates of query q is the count of q in `query_of`."""
+    right_counts = Counter(torch.bincount(query_of).tolist())
     chances = {}
     for k in ks:
         draw = min(k, candidates)
-        missed = sum(times * math.comb(candidates - own, draw) for own, times in own_counts.items())
-        chances[k] = 1 - missed / (math.comb(candidates, draw) * own_counts.total())
+        missed = sum(times * math.comb(candidates - right, draw) for right, times in right_counts.items())
+        chances[k] = 1 - missed / (math.comb(candidates, draw) * right_counts.total())
     return chances

@@ -1,7 +1,7 @@
-"""DataComp's tasks on one model, measured one by one into a file that keeps each result as soon as it is there.
+"""Measures DataComp's tasks on one model and writes each result to a file as soon as it is measured.
 
-A file holds the results of one model, a JSON line per task, as DataComp's own aggregation reads them. A result that
-depends on nothing that changed is not measured again.
+A file has the results of one model, a JSON line per task, in the format that DataComp's aggregation reads. A task is
+not measured again while its result depends on the same weights and data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from neuclip.progress import say
 from neuclip.records import RunFolder, read_lines, strict
 from neuclip.tasks import DEFAULT_PROMPTS, Average, Task, averages
 
-FOLDER = "evaluations"  # in the working folder, for models that are no runs
-# Fields of "meta". Where all are equal, so is the result.
+FOLDER = "evaluations"  # in the working folder, for models that are not runs
+# Fields of "meta". If all of them are equal, the result is the same.
 OF_MODEL = ("weights", "model", "precision")
 DEPENDS_ON = (*OF_MODEL, "data")
 
@@ -43,13 +43,13 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class TaskResults:
-    """`lines` of the tasks that were asked for and are measured, now or before, in the order of DataComp's list."""
+    """The results of the chosen tasks, measured now or before. `lines` are in the order of DataComp's list."""
 
     file: Path
     lines: list[Line]
     averages: list[Average]
-    missing: list[Task]  # no data
-    failed: dict[str, str]  # by name of the task, why
+    missing: list[Task]  # tasks without data
+    failed: dict[str, str]  # the reason, by name of the task
 
     def raise_failed(self) -> None:
         if self.failed:
@@ -58,17 +58,17 @@ class TaskResults:
 
 
 def measure_tasks(embedder: Embedder, chosen: Sequence[Task], root: Path, file: Path) -> TaskResults:
-    """Collective. The `chosen` tasks whose data are below `root`, into `file`."""
+    """Collective. Measure the `chosen` tasks whose data are below `root`, and write the results to `file`."""
     folders = find_folders(chosen, root)
     opened, failed = _open_all(folders)
     model = facts_of_model(embedder.built)
     facts = {task: model | facts_of_data(one) for task, one in opened.items()}
     known = from_main_rank(lambda: open_results(file, model))
-    # Times of files may differ between machines, and all ranks measure the same.
+    # Decided by the main rank: file times may differ between machines, but all ranks must measure the same tasks.
     changed = from_main_rank(lambda: {task.key for task in opened if not is_same(known.get(task.key), facts[task])})
     todo = {task: one for task, one in opened.items() if task.key in changed}
     if len(todo) < len(opened) and is_main():
-        say(f"{plural(len(opened) - len(todo), 'task')} in {file} already, of the same weights and data")
+        say(f"{plural(len(opened) - len(todo), 'task')} already measured with the same weights and data, in {file}")
     embedder.embed_texts([text for one in todo.values() for text in texts_of(one)], "embedding prompts of all tasks")
     for number, (task, one) in enumerate(todo.items(), start=1):
         started = time.monotonic()
@@ -81,24 +81,28 @@ def measure_tasks(embedder: Embedder, chosen: Sequence[Task], root: Path, file: 
         known[task.key] = result_line(task, score, count_unindexed(source_of(one)), meta)
         on_main_rank(partial(write_results, file, known))
         if is_main():
-            say(f"[{number} of {len(todo)}] {_measured(known[task.key], len(source_of(one)))}")
+            say(f"[{number} of {len(todo)}] {_progress_text(known[task.key], len(source_of(one)))}")
     lines = [known[task.key] for task in opened if task.name not in failed]
     return TaskResults(file, lines, averages(lines), [task for task in chosen if task not in folders], failed)
 
 
 def find_folders(chosen: Sequence[Task], root: Path) -> dict[Task, Path]:
-    """Of the tasks whose data are below the root."""
+    """The folders of the tasks whose data are below the root. Raises UserError if there are none."""
     if not chosen:
         raise UserError("--tasks names no task; give datacomp for all, or one that neuclip data get --list shows")
-    found = {task: folder for task in chosen if (folder := task.find_folder(root))}
-    if not found:
+    folders = {task: folder for task in chosen if (folder := task.find_folder(root))}
+    if not folders:
         example = chosen[0].folder
-        raise UserError(f"{root} has no data of these tasks, such as {example}; give --data ROOT, or: neuclip data get")
-    return found
+        raise UserError(
+            f"{root} has no data of these tasks, such as {example}; give another folder with --data, or download the "
+            "data with neuclip data get"
+        )
+    return folders
 
 
 def _open_all(folders: Mapping[Task, Path]) -> tuple[dict[Task, TaskData], dict[str, str]]:
-    """Collective. What can be opened, and why not of the rest. The other ranks find the indexes of the main rank."""
+    """Collective. Open the tasks' data; returns the opened tasks, and the reasons for those that failed. The main rank
+    opens first, and the other ranks use the indexes that it writes."""
 
     def open_each() -> tuple[dict[Task, TaskData], dict[str, str]]:
         opened: dict[Task, TaskData] = {}
@@ -116,13 +120,14 @@ def _open_all(folders: Mapping[Task, Path]) -> tuple[dict[Task, TaskData], dict[
 
 
 def result_line(task: Task, score: TaskScore, unindexed: int, meta: Mapping[str, Any]) -> Line:
+    """The line of a task in the file of results."""
     counts = score.counts | {"skipped": unindexed + sum(fault.times for fault in score.faults)}
-    told = {"items": score.items(task), "metric": task.metric, "chance": score.chance}
-    return {"key": task.key, "dataset": task.name, "metrics": score.metrics, "meta": {**meta, **counts, **told}}
+    summary = {"items": score.items(task), "metric": task.metric, "chance": score.chance}
+    return {"key": task.key, "dataset": task.name, "metrics": score.metrics, "meta": {**meta, **counts, **summary}}
 
 
-def _measured(line: Line, images: int) -> str:
-    """For whoever waits."""
+def _progress_text(line: Line, images: int) -> str:
+    """'CIFAR-10: acc1 12.3 %, 10,000 images at 50/s'"""
     meta, speed = line["meta"], format_number(images / max(line["meta"]["seconds"], 1e-9))
     score = percent(line["metrics"]["main_metric"])
     return f"{line['dataset']}: {meta['metric']} {score}, {plural(images, 'image')} at {speed}/s"
@@ -132,7 +137,7 @@ def _measured(line: Line, images: int) -> str:
 
 
 def results_file(target: str) -> Path:
-    """Of a run tasks.jsonl in its folder; of anything else a file named after it."""
+    """The default file for results: tasks.jsonl in the folder of a run, otherwise a file named after the model."""
     folder = RunFolder(target)
     if folder.settings.is_file():
         return folder.tasks
@@ -141,18 +146,20 @@ def results_file(target: str) -> Path:
 
 
 def check_output(path: Path) -> None:
-    """Before anything is measured: UserError if no file can be written there."""
+    """Raise UserError if no file can be written to this path. Called before anything is measured."""
     if path.is_dir():
-        raise UserError(f"--output {path}: is a folder; give a file, such as {path / 'results.jsonl'}")
+        raise UserError(f"--output {path} is a folder; give a file, such as {path / 'results.jsonl'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--output {path}: its folder cannot be made ({error.strerror}); give another file") from error
+        raise UserError(
+            f"the folder of --output {path} cannot be created ({error.strerror}); give another file"
+        ) from error
 
 
 def open_results(path: Path, model: Mapping[str, str]) -> dict[str, Line]:
-    """The results of this model by key of the task. A file of another one is renamed, or an average would mix two
-    models; it gets its name back when that model is measured again."""
+    """The results of this model by key of the task. A file with results of another model is renamed, because an average
+    must not mix two models. It gets its name back when that model is measured again."""
     lines = read_results(path)
     other = next((line["meta"] for line in lines.values() if not is_same(line, model)), None)
     if other is None:
@@ -170,7 +177,8 @@ def _aside(path: Path, model: Mapping[str, Any]) -> Path:
 
 
 def read_results(path: Path) -> dict[str, Line]:
-    """By key of the task; none of a file that is not there. UserError, which names it, for one of another kind."""
+    """The results in a file by key of the task; {} if there is no file. Raises UserError for a file with anything
+    else."""
     lines = read_lines(path)
     with reading(path, "give another --output, or move it away"):
         for number, line in enumerate(lines, start=1):
@@ -178,12 +186,13 @@ def read_results(path: Path) -> dict[str, Line]:
             if not (isinstance(line["key"], str) and isinstance(line["meta"]["weights"], str)):
                 raise ValueError(f"line {number} names no task or no weights")
             if not all(value is None or isinstance(value, int | float) for value in values):
-                raise ValueError(f"line {number} has metrics that are no numbers")
+                raise ValueError(f"line {number} has metrics that are not numbers")
         return {line["key"]: line for line in lines}
 
 
 def write_results(path: Path, lines: Mapping[str, Line]) -> None:
-    """The whole file: what is appended to a line that a kill cut off would be lost with it."""
+    """Write all results. The file is written anew each time: a line appended after an incomplete one (from a kill)
+    would be lost, too."""
     write_text(path, "".join(json.dumps(strict(line), allow_nan=False) + "\n" for line in lines.values()))
 
 
@@ -191,13 +200,13 @@ def write_results(path: Path, lines: Mapping[str, Line]) -> None:
 
 
 def is_same(line: Line | None, facts: Mapping[str, Any]) -> bool:
-    """Whether a result depends on just these facts, as far as they go."""
+    """Whether a result was measured with these facts. Facts that are not given are not compared."""
     return line is not None and all(line["meta"].get(name) == facts[name] for name in DEPENDS_ON if name in facts)
 
 
 def facts_of_model(built: BuiltModel) -> dict[str, str]:
-    """OF_MODEL. The same weights score otherwise with another activation (ViT-B-32 and ViT-B-32-quickgelu), other
-    means and interpolation, other tokens, or another config of a text tower of transformers."""
+    """The fields OF_MODEL. Besides the weights, results depend on the activation (ViT-B-32 or ViT-B-32-quickgelu), the
+    image preprocessing, the tokenizer, and the config of a text tower from transformers."""
     model: Any = built.towers.model
     text_config = getattr(getattr(model, "text", None), "config", None)
     computed = {
@@ -206,15 +215,15 @@ def facts_of_model(built: BuiltModel) -> dict[str, str]:
         "tokenizer": _vocabulary(built.tokenize),
         "text": text_config.to_dict() if text_config else {},
     }
-    for name in ("_name_or_path", "transformers_version"):  # where it was read, and by what
+    for name in ("_name_or_path", "transformers_version"):  # depend on where and with which version it was loaded
         computed["text"].pop(name, None)
     precision = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {"weights": built.towers.weights_sha256(), "model": _sha256(computed), "precision": precision}
 
 
 def _vocabulary(tokenize: Any) -> Any:
-    """All that decides the tokens of a text: of a tokenizer of transformers as it would be saved."""
-    inner = getattr(tokenize, "tokenizer", None)  # of transformers
+    """Everything that decides the tokens of a text; for a tokenizer from transformers, its serialized form."""
+    inner = getattr(tokenize, "tokenizer", None)  # from transformers
     if inner is None:
         return getattr(tokenize, "encoder", {})
     compiled = getattr(inner, "backend_tokenizer", None)
@@ -222,8 +231,9 @@ def _vocabulary(tokenize: Any) -> Any:
 
 
 def facts_of_data(opened: TaskData) -> dict[str, str]:
-    """A hash of the images (in shards of their checksums, else of name, size and time), of class names, templates,
-    labels and groups, captions, or puzzles; and one of the templates."""
+    """`data`: a hash of the images (for shards, of their checksums; otherwise of names, sizes and times) and of the
+    class names, templates, labels and groups, of the captions, or of the puzzles. `templates`: a hash of the
+    templates."""
     images, unindexed = source_of(opened).images_version(), count_unindexed(source_of(opened))
     if isinstance(opened, ZeroShotTask):
         groups = None if opened.metadata is None else opened.metadata.tolist()

@@ -1,7 +1,7 @@
-"""One of DataComp's 38 tasks: from its data and a model to the metrics that DataComp reports, under its names.
+"""Measures a model on one of DataComp's 38 tasks: the metrics that DataComp reports, under its names.
 
-The main metric is counted as in all published results. Two tasks are meant otherwise than DataComp's code counts them,
-FMoW and CLEVR Distance: the value that is meant stands beside the other in every result.
+The main metric is computed as in all published results. For FMoW and CLEVR Distance, DataComp's code computes something
+else than intended: their results have both values.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from neuclip.evaluation.embedding import Embedder
 from neuclip.evaluation.retrieval import recall
 from neuclip.tasks import Task
 
-# FMoW's regions are Asia, Europe, Africa, the Americas, Oceania and Other. DataComp means to leave out Other, which has
-# four test images, and does not: its evaluator compares names where it only has numbers.
+# FMoW's regions are Asia, Europe, Africa, the Americas, Oceania and Other. DataComp intends to leave out Other, which
+# has four test images, but its evaluator compares the regions' numbers with a name, and leaves out nothing.
 OTHER_REGION = 5
 WITHOUT_OTHER = "acc_worst_region_without_other"
-# CLEVR Distance has an empty class name. DataComp drops it: the classes after it move up by one, their labels do not.
+# CLEVR Distance has an empty class name. DataComp drops it, so that later classes get other numbers than their labels.
 WITH_BLANK = "acc1_blank_classnames_keep"
 TOP_FIVE_GROUPS, WORST_REGION, WORST_GROUP, MACRO_F1 = "acc_top5_wg", "acc_worst_region", "acc_wg", "F1-macro_all"
 GROUPED = (WORST_REGION, WORST_GROUP, TOP_FIVE_GROUPS)
-DIRECTIONS = {"image_retrieval": "text_to_image", "text_retrieval": "image_to_text"}  # what is retrieved, and by what
+DIRECTIONS = {"image_retrieval": "text_to_image", "text_retrieval": "image_to_text"}  # DataComp's name: ours
 PUZZLE_SIZES = {"5": (5, 5), "6": (6, 6), "10": (10, 10), "12": (12, 12), "5-6": (0, 6), "10-12": (10, 10**9)}
 
 Metrics = dict[str, float | None]
@@ -49,20 +49,21 @@ Metrics = dict[str, float | None]
 
 @dataclass(frozen=True)
 class TaskScore:
-    """`metrics` have one named main_metric, which the averages are over."""
+    """The result of a task. The main metric, which the averages use, is also in `metrics` as main_metric."""
 
     metrics: Metrics
-    chance: float | None  # of the main one: what guessing reaches on these data
-    counts: dict[str, int]  # of what was measured on: images, classes, captions, puzzles
-    faults: tuple[Fault, ...]  # the samples left out
+    chance: float | None  # chance level of the main metric on these data
+    counts: dict[str, int]  # measured images, classes, captions, puzzles
+    faults: tuple[Fault, ...]  # the skipped samples
 
     def items(self, task: Task) -> int:
-        """What the size in the table of tasks counts."""
+        """The number of puzzles or images, which is comparable with the size in the table of tasks."""
         return self.counts["puzzles" if task.kind == "puzzles" else "images"]
 
 
 def measure_task(embedder: Embedder, task: Task, opened: TaskData) -> TaskScore:
-    """Raises TooManyBadSamples when a larger share of the images than the embedder's `max_bad_share` cannot be used."""
+    """Measure a task. Raises TooManyBadSamples if more than the embedder's `max_bad_share` of the images cannot be
+    used."""
     what = f"evaluating on {task.name}"
     if isinstance(opened, ZeroShotTask):
         return _classify(embedder, task, opened, what)
@@ -70,7 +71,7 @@ def measure_task(embedder: Embedder, task: Task, opened: TaskData) -> TaskScore:
 
 
 def texts_of(opened: TaskData) -> list[str]:
-    """The prompts of a task; captions of retrieval are read together with their images."""
+    """The prompts of a task; [] for retrieval, whose captions are read with the images."""
     if isinstance(opened, ZeroShotTask):
         return prompts(opened.classnames, opened.templates)
     return [cue_prompt(puzzle.cue) for puzzle in opened.puzzles] if isinstance(opened, Puzzles) else []
@@ -93,13 +94,13 @@ def _classify(embedder: Embedder, task: Task, opened: ZeroShotTask, what: str) -
 
 
 def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # -> (n,) int64
-    """The group of each image: the first column of its metadata."""
+    """The group of each image: the first column of its metadata. None for tasks without groups."""
     if task.metric not in GROUPED:
         return None
     if opened.metadata is None:
         raise UserError(
-            f"{opened.source.where(0)}: has no npy member, and {task.metric} needs the {task.metadata[0]} of each "
-            f"image; get the data again: neuclip data get {task.key}"
+            f"{opened.source.where(0)} has no npy member, but {task.metric} needs the {task.metadata[0]} of each "
+            f"image; download the data again: neuclip data get {task.key}"
         )
     return torch.from_numpy(opened.metadata)[ids, 0]
 
@@ -107,8 +108,8 @@ def _groups(task: Task, opened: ZeroShotTask, ids: Tensor) -> Tensor | None:  # 
 def classification_metrics(
     task: Task, predictions: Predictions, labels: Tensor, classes: int, groups: Tensor | None = None
 ) -> Metrics:
-    """acc1, acc5 (with five classes or more) and mean_per_class_recall of every task, and what the task has beside
-    them. Of a task with groups, the share of right answers in each."""
+    """acc1, acc5 (for five classes or more), mean_per_class_recall, and the task's own main metric. For a task with
+    groups also the share of right answers in each group."""
     predicted, ranks = predictions
     metrics: Metrics = {
         "acc1": share(ranks == 1),
@@ -127,8 +128,9 @@ def classification_metrics(
 
 
 def chance_of(metric: str, labels: Tensor, classes: int, groups: Tensor | None = None) -> float | None:
-    """What guessing reaches, each class named as often as it occurs; with five tries, each class as often as others.
-    Accuracies and recalls of DataComp's published chance levels are these, but they name no groups."""
+    """The chance level: the score of guesses that name each class as often as it occurs; for five guesses per image, of
+    guesses that name all classes equally often. For accuracies and recalls these are DataComp's published chance
+    levels, which do not consider groups."""
     if metric in (MACRO_F1, "mean_per_class_recall"):
         return 1 / len(labels.unique())
     if metric == TOP_FIVE_GROUPS:
@@ -152,27 +154,27 @@ def _retrieve(embedder: Embedder, source: Source, what: str) -> TaskScore:
 
 
 def _solve(embedder: Embedder, opened: Puzzles, task: Task, what: str) -> TaskScore:
-    """A puzzle asks which of its images go with a cue. As many are chosen as are right; a puzzle with an image that
-    cannot be read is left out."""
+    """Solve puzzles: which of the candidate images are associated with a cue? The model chooses as many images as are
+    right. A puzzle with an image that cannot be read is skipped."""
     images = embedder.embed_images(opened.source, what)
     embedder.check_bad_share(opened.source, images.faults)
     row = {id: number for number, id in enumerate(images.ids.tolist())}
-    whole = [puzzle for puzzle in opened.puzzles if all(id in row for id in puzzle.candidates)]
-    cues = embedder.embed_texts([cue_prompt(puzzle.cue) for puzzle in whole], f"{what}, cues")
-    scores: list[tuple[int, float]] = []  # candidates, Jaccard index
-    guessed: list[tuple[int, float]] = []  # the same of guessing
-    for puzzle, cue in zip(whole, cues, strict=True):
-        right = [place for place, id in enumerate(puzzle.candidates) if id in puzzle.associations]
+    complete = [puzzle for puzzle in opened.puzzles if all(id in row for id in puzzle.candidates)]
+    cues = embedder.embed_texts([cue_prompt(puzzle.cue) for puzzle in complete], f"{what}, cues")
+    scores: list[tuple[int, float]] = []  # number of candidates, Jaccard index
+    guessed: list[tuple[int, float]] = []  # number of candidates, mean Jaccard index of guessing
+    for puzzle, cue in zip(complete, cues, strict=True):
+        right = [number for number, id in enumerate(puzzle.candidates) if id in puzzle.associations]
         features = images.features[[row[id] for id in puzzle.candidates]]
         scores.append((len(features), jaccard(best_candidates(features @ cue, len(right)), right)))
         guessed.append((len(features), guessed_jaccard(len(features), len(right))))
     metrics, chances = _means_by_size(scores), _means_by_size(guessed)
     metrics["main_metric"] = metrics[task.metric]
-    return TaskScore(metrics, chances[task.metric], {"images": len(row), "puzzles": len(whole)}, images.faults)
+    return TaskScore(metrics, chances[task.metric], {"images": len(row), "puzzles": len(complete)}, images.faults)
 
 
 def _means_by_size(scores: list[tuple[int, float]]) -> Metrics:
-    """Of all puzzles, and of those with so many candidates."""
+    """The mean score of all puzzles, and of the puzzles of each size."""
     means: Metrics = {"avg_jaccard_score": mean(score for _, score in scores)}
     for name, (fewest, most) in PUZZLE_SIZES.items():
         means[f"jaccard_score_{name}"] = mean(score for size, score in scores if fewest <= size <= most)
@@ -180,7 +182,7 @@ def _means_by_size(scores: list[tuple[int, float]]) -> Metrics:
 
 
 def cue_prompt(cue: str) -> str:
-    """By the first letter, as DataComp does it: the article is wrong before a silent h.
+    """The cue with an article, which is chosen by the first letter as in DataComp. It is wrong before a silent h.
 
     >>> cue_prompt("Apple"), cue_prompt("moon"), cue_prompt("hour")
     ('An apple', 'A moon', 'A hour')
@@ -194,7 +196,7 @@ def best_candidates(scores: Tensor, count: int) -> list[int]:  # (n,) -> places 
 
 
 def jaccard(chosen: Collection[int], right: Collection[int]) -> float:
-    """|common| / |together| of two sets.
+    """The Jaccard index of two sets: |intersection| / |union|.
 
     >>> jaccard([1, 2], [2, 3])
     0.3333333333333333
@@ -203,7 +205,7 @@ def jaccard(chosen: Collection[int], right: Collection[int]) -> float:
 
 
 def guessed_jaccard(candidates: int, right: int) -> float:
-    """What `jaccard` is on average when as many candidates as are right are chosen at random.
+    """The mean of `jaccard` if as many candidates as are right are chosen at random.
 
     >>> guessed_jaccard(2, 1)
     0.5
@@ -213,6 +215,6 @@ def guessed_jaccard(candidates: int, right: int) -> float:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """None where there is nothing to average."""
+    """The mean; None for no values."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else None
