@@ -1,4 +1,4 @@
-"""The demo's data: icons and emoji drawn from installed packages, each with its name as the caption.
+"""Builds the demo's data set, icons-30k: icons and emoji drawn from installed packages, with their names as captions.
 
-`python -m neuclip_icons icons-30k FOLDER` builds the set; neuclip itself knows its name and its folder only.
+`python -m neuclip_icons icons-30k FOLDER` builds the set. neuclip itself knows only its name and its folder.
 """

@@ -1,5 +1,5 @@
-"""`python -m neuclip_icons icons-30k FOLDER`: a program of its own, because the processes that draw must start it and
-never a user's script again."""
+"""`python -m neuclip_icons icons-30k FOLDER`: a separate program, because the child processes that draw import the main
+module, which must not be a user's script."""
 
 from __future__ import annotations
 

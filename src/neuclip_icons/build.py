@@ -1,4 +1,4 @@
-"""Building icons-30k: draw every source, drop equal images and near duplicates, write everything."""
+"""Builds icons-30k: draws all sources, drops equal images and near duplicates, and writes the data set."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from neuclip_icons.split import (
     widely_drawn,
 )
 
-EXPECTED_PAIRS = {TRAIN: 27424, NEW_DRAWINGS: 1144, NEW_CONCEPTS: 1542}  # of the tested package versions
+EXPECTED_PAIRS = {TRAIN: 27424, NEW_DRAWINGS: 1144, NEW_CONCEPTS: 1542}  # with the tested package versions
 TEMPLATES = ("{c}", "a picture of {c}.", "an icon of {c}.", "a drawing of {c}.", "a small image of {c}.")
-FEWEST_IMAGES = 5  # a subgroup with fewer test images has no accuracy worth reporting
+FEWEST_IMAGES = 5  # subgroups with fewer test images are left out of their task
 ATTRIBUTION = """# Where the images of icons-30k come from
 
 Every image is a 64 x 64 rendering of a drawing from one of these packages; its JSON names source and licence.
@@ -64,15 +64,16 @@ Parts = Mapping[str, Sequence[Icon]]
 
 
 def build_once(folder: Path) -> None:
-    """The whole set is there afterwards or nothing is: it is built beside its place by one process, and renamed."""
+    """Build the set, if the folder does not exist. One process at a time builds it in a temporary folder beside the
+    final one and renames it, so that an incomplete set is never found under the final name."""
     if folder.exists():
         return
     check_packages()
-    place = folder.with_name(f".{folder.name}.lock")
-    with lock(place, wait=False) as alone:
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    with lock(lock_file, wait=False) as alone:
         if alone is None:
-            print("another process on this machine is building it; waiting", file=sys.stderr)
-    with lock(place):
+            print("another process on this machine is building icons-30k; waiting for it", file=sys.stderr)
+    with lock(lock_file):
         if not folder.exists():
             _build_beside(folder)
 
@@ -80,25 +81,25 @@ def build_once(folder: Path) -> None:
 def _build_beside(folder: Path) -> None:
     print(f"building icons-30k into {folder}: once per machine, about a minute", file=sys.stderr)
     start = time.monotonic()
-    # Nobody else of this machine builds here now: folders of its name are those of killed builds.
-    own = f".{folder.name}.{socket.gethostname()}"
-    for left_over in folder.parent.glob(f"{own}.*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    unfinished = folder.with_name(f"{own}.{os.getpid()}")
+    # This process has the lock of this machine: other temporary folders with the machine's name are from killed builds.
+    prefix = f".{folder.name}.{socket.gethostname()}"
+    for leftover in folder.parent.glob(f"{prefix}.*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    unfinished = folder.with_name(f"{prefix}.{os.getpid()}")
     try:
         build(unfinished)
         unfinished.rename(folder)
     except OSError as error:
-        if not folder.exists():  # else another machine on the same disk was faster with the same files
+        if not folder.exists():  # otherwise another machine with the same disk has just built the same files
             reason = error.strerror or error
-            raise RunFailed(f"{folder}: could not be written ({reason}); make room there and try again") from error
+            raise RunFailed(f"{folder} could not be written ({reason}); free some space there and try again") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     print(f"built icons-30k in {format_duration(time.monotonic() - start)}", file=sys.stderr)
 
 
 def build(folder: Path) -> None:
-    """Everything into `folder`, with progress on stderr: a minute on two free cores and 0.2 GB of memory."""
+    """Build everything in `folder`, with progress on stderr. Takes a minute on two free cores and 0.2 GB of memory."""
     check_packages()
     status = StatusLine()
     if missing := missing_packages():
@@ -106,11 +107,12 @@ def build(folder: Path) -> None:
     sources = [source for source in SOURCES if source.path]
     icons = draw_icons(sources)
     parts, names = split(unique(icons))
-    for part, own in parts.items():
-        write_part(folder / part, own, hide=part == TRAIN)
+    for part, members in parts.items():
+        write_part(folder / part, members, hide=part == TRAIN)
     write_tasks(folder / "zero-shot", parts, names)
     write_notes(folder, parts)
-    counts = Counter(icon.source.name for icon in icons) + Counter({part: len(own) for part, own in parts.items()})
+    counts = Counter(icon.source.name for icon in icons)
+    counts += Counter({part: len(members) for part, members in parts.items()})
     warn_of_other_counts(counts, {source.name: source.expected for source in sources} | EXPECTED_PAIRS, status)
 
 
@@ -125,18 +127,18 @@ def draw_icons(sources: Sequence[Source]) -> list[Icon]:
 
 
 def split(icons: Sequence[Icon]) -> tuple[dict[str, list[Icon]], list[str]]:
-    """The icons of every part, and the captions that three families or more draw (a zero-shot task)."""
+    """The icons of each part, and the captions that at least three families draw (the classes of a zero-shot task)."""
     concepts = [icon.concept for icon in icons]
     parts: dict[str, list[Icon]] = {part: [] for part in PARTS}
     for icon, part in zip(icons, split_by_concept(concepts), strict=True):
         parts[part].append(icon)
     dropped = near_duplicates([*parts[NEW_DRAWINGS], *parts[NEW_CONCEPTS]], parts[TRAIN])
-    kept = {part: [icon for icon in own if icon not in dropped] for part, own in parts.items()}
+    kept = {part: [icon for icon in members if icon not in dropped] for part, members in parts.items()}
     return kept, sorted(widely_drawn(concepts))
 
 
 def write_part(folder: Path, icons: Sequence[Icon], *, hide: bool) -> None:
-    """Shards with png, txt and json of every pair. `hide`: without keywords that would give a held-out word away."""
+    """Write shards with png, txt and json of each pair. `hide`: leave out keywords with a held-out word."""
     ordered = track(shuffle(icons), f"writing {folder.name}", len(icons), "pairs")
     write_shards(folder, (_entry(icon, facts(icon, hide) | {"index": index}) for index, icon in enumerate(ordered)))
 
@@ -147,7 +149,7 @@ def _entry(icon: Icon, about: dict[str, Any]) -> Entry:
 
 
 def facts(icon: Icon, hide: bool) -> dict[str, Any]:
-    """What a sample's JSON says."""
+    """The JSON of a sample."""
     emoji = emoji_of(icon)
     return {
         "source": icon.source.name,
@@ -165,7 +167,8 @@ def emoji_of(icon: Icon) -> Emoji | None:
 
 
 def write_tasks(folder: Path, parts: Parts, names: Sequence[str]) -> None:
-    """Three tasks: Unicode group and subgroup of the test emoji, and the name of a new drawing among all names."""
+    """Write three zero-shot tasks: the Unicode group and subgroup of the test emoji, and the name of a new drawing
+    among all names."""
     tested = [(icon.drawn.png, emoji_of(icon)) for icon in shuffle([*parts[NEW_DRAWINGS], *parts[NEW_CONCEPTS]])]
     groups = [(png, emoji.group.replace("-", " and ")) for png, emoji in tested if emoji]
     subgroups = [(png, emoji.subgroup.replace("-", " ")) for png, emoji in tested if emoji]
@@ -177,8 +180,8 @@ def write_tasks(folder: Path, parts: Parts, names: Sequence[str]) -> None:
 
 
 def write_task(folder: Path, images: Sequence[tuple[bytes, str]], names: Iterable[str] = ()) -> None:
-    """The layout of CLIP_benchmark's webdataset classification sets, from images with the names of their classes.
-    `names`: all classes; default: those that occur."""
+    """Write images with their class names in the layout of CLIP_benchmark's webdataset classification sets. `names`:
+    all classes; default: the classes of the images."""
     classes = sorted(names or {name for _, name in images})
     label = {name: number for number, name in enumerate(classes)}
     (folder / "test").mkdir(parents=True)
@@ -190,8 +193,8 @@ def write_task(folder: Path, images: Sequence[tuple[bytes, str]], names: Iterabl
 
 
 def write_notes(folder: Path, parts: Parts) -> None:
-    """ATTRIBUTION.md for people: whose art the images show, and what its licence asks of those who pass it on.
-    BUILD.json tells whether two builds are the same."""
+    """Write ATTRIBUTION.md, which names the authors and licences of the drawings for people who share the images, and
+    BUILD.json, which shows whether two builds are equal."""
     versions = installed_versions()
     lines = [
         f"- {PACKAGES[name].art}: {PACKAGES[name].licence}, {PACKAGES[name].home} (PyPI {name} {versions[name]})\n"
@@ -199,7 +202,7 @@ def write_notes(folder: Path, parts: Parts) -> None:
         if name in versions
     ]
     (folder / "ATTRIBUTION.md").write_text(ATTRIBUTION.format(packages="".join(lines)), encoding="utf-8")
-    drawing = {name: version(name) for name in (RASTERISER, "pillow", "numpy")}  # whose code decides about pixels
+    drawing = {name: version(name) for name in (RASTERISER, "pillow", "numpy")}  # their code decides the pixels
     ids = {part: "\n".join(sorted(icon.id for icon in icons)) for part, icons in parts.items()}
     write_json(
         folder / "BUILD.json",
@@ -212,10 +215,10 @@ def write_notes(folder: Path, parts: Parts) -> None:
 
 
 def warn_of_other_counts(counts: Mapping[str, int], expected: Mapping[str, int], status: StatusLine) -> None:
-    """Other counts than those of the tested package versions are no error, but results cannot be compared."""
+    """Warn if the counts differ from those of the tested package versions: results are then not comparable."""
     for name, number in expected.items():
         if counts[name] != number:
             status.say(
-                f"warning: icons-30k: {name} has {counts[name]:,} images instead of {number:,}; "
-                "other versions of its packages than the tested ones?"
+                f"warning: icons-30k: {name} has {counts[name]:,} images instead of {number:,}; the installed versions "
+                "of its packages may differ from the tested ones"
             )

