@@ -1,11 +1,11 @@
-"""What neuclip costs beside its peers, as one table of ratios.
+"""Compares neuclip's cost with that of other libraries, in one table of ratios.
 
     python -m benchmarks                          # all rows: about half an hour on one core, 3 GB
     python -m benchmarks losses inner --rounds 9  # some of them
     python -m benchmarks --list
 
-Each row is measured in turns with its peer in this process, one thread, and the best of the rounds counts: run it on a
-machine that is otherwise free. A ratio above its goal is marked MISSED.
+Each row is measured in turns with its peer, with one thread, and the best of the rounds counts. Run it on a machine
+that is otherwise free. A ratio above its goal is marked MISSED.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ ROWS: dict[str, Callable[[], Iterator[Row]]] = {
     "normalizers": evaluation.exact_normalizers,
     "evaluation": evaluation.against_clip_benchmark,
 }
-ONCE = {"memory", "step", "evaluation"}  # rows that repeat themselves, or whose figure does not vary
+ONCE = {"memory", "step", "evaluation"}  # rows that repeat their measurement themselves, or that do not vary
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; default: all")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"rows to measure, of {', '.join(ROWS)}; default: all")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--list", action="store_true", help="the names of the rows")
-    asked = parser.parse_args()
-    if unknown := set(asked.rows) - set(ROWS):
-        parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
-    if asked.list:
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.rows) - set(ROWS):
+        parser.error(f"no row {', '.join(sorted(unknown))}; the rows are {', '.join(ROWS)}")
+    if arguments.list:
         print("\n".join(ROWS))
         return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(HEADER, flush=True)
     missed = False
-    for name in asked.rows or ROWS:
+    for name in arguments.rows or ROWS:
         torch.manual_seed(0)
         for row in ROWS[name]():
-            line = measure(row, rounds=1 if name in ONCE else asked.rounds)
+            line = measure(row, rounds=1 if name in ONCE else arguments.rounds)
             missed |= line.endswith("MISSED |")
             print(line, flush=True)
     sys.exit(missed)

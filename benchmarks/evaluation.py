@@ -1,9 +1,9 @@
-"""The exact normalizers beside their bare products, and evaluation beside clip_benchmark's.
+"""Compares exact normalizers with their bare matrix products, and evaluation with clip_benchmark's.
 
-clip_benchmark needs an environment of its own (numpy below 2.4): its rows are there when NEUCLIP_CLIP_BENCHMARK names
-the Python of one. Both sides are processes that import their package and run without autocast on the same sets and
-weights; clip_benchmark loads the model once per set, as its command does. Figures must agree to two images of a set;
-tests/evaluation compares every digit.
+clip_benchmark needs an environment of its own (numpy below 2.4). Its rows are measured if NEUCLIP_CLIP_BENCHMARK is the
+path of the Python in such an environment. Each side is a process that imports its package and runs without autocast on
+the same sets and weights; clip_benchmark loads the model once per set, as its command does. Figures must agree to two
+images of a set; tests/evaluation compares every digit.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def against_clip_benchmark() -> Iterator[Any]:
     from benchmarks.table import Row
 
     if not (python := os.environ.get(PEER)):
-        print(f"evaluation beside clip_benchmark: left out; {PEER} names no Python", file=sys.stderr)
+        print(f"skipped the rows of clip_benchmark; set {PEER} to the path of a Python that has it", file=sys.stderr)
         return
     with tempfile.TemporaryDirectory() as name:
         job = _write_job(Path(name))
-        sides = {"neuclip": _side(sys.executable, "ours", job), "clip_benchmark": _side(python, "theirs", job)}
+        sides = {"neuclip": _run_side(sys.executable, "ours", job), "clip_benchmark": _run_side(python, "theirs", job)}
         _compare(*(side["figures"] for side in sides.values()))
         ours, theirs = (side["cpu"] for side in sides.values())
         what = f"evaluation, {MODEL}, {3 * IMAGES} images"
@@ -76,7 +76,8 @@ def against_clip_benchmark() -> Iterator[Any]:
 
 
 def _write_job(folder: Path) -> Path:
-    """A random model and three sets: retrieval with five captions per image, two zero-shot sets of the same classes."""
+    """Write a random model and three sets: retrieval with five captions per image, and two zero-shot sets with the same
+    classes."""
     import torch
 
     from benchmarks.photo_like import caption, photo_like
@@ -115,7 +116,7 @@ def _write_set(folder: Path, samples: list[dict[str, bytes]]) -> str:
     return str(folder)
 
 
-def _side(python: str, name: str, job: Path) -> dict[str, Any]:
+def _run_side(python: str, name: str, job: Path) -> dict[str, Any]:
     done = subprocess.run([python, __file__, name, str(job)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{python} failed:\n{done.stderr[-3000:]}")
@@ -124,7 +125,8 @@ def _side(python: str, name: str, job: Path) -> dict[str, Any]:
 
 
 def _compare(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Equal to two images of a set: queries on the edge between two ranks may fall to either side by rounding."""
+    """Exit if figures differ by more than two images of a set. Rounding may change the rank of queries with nearly
+    equal scores."""
     for path, figures in ours.items():
         for key, other in NAMES.items():
             if key in figures and other in theirs[path] and abs(figures[key] - theirs[path][other]) > 2 / IMAGES:
@@ -132,19 +134,19 @@ def _compare(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def our_side(job: dict[str, Any]) -> dict[str, Any]:
-    """One call for all sets."""
+    """Evaluate all sets in one call of neuclip."""
     import neuclip
 
-    asked = {kind: tuple(path for own, path in job["sets"] if own == kind) for kind in ("retrieval", "zero_shot")}
+    paths = {kind: tuple(path for one, path in job["sets"] if one == kind) for kind in ("retrieval", "zero_shot")}
     by_set: dict[str, dict[str, float]] = {}
-    for key, value in neuclip.evaluate(job["model"], batch_size=BATCH, **asked).items():
+    for key, value in neuclip.evaluate(job["model"], batch_size=BATCH, **paths).items():
         path, _, metric = key.rpartition(".")
         by_set.setdefault(path, {})[metric] = value
     return by_set
 
 
 def their_side(job: dict[str, Any]) -> dict[str, Any]:
-    """Set by set, as clip_benchmark's command does it."""
+    """Evaluate one set after the other, as clip_benchmark's command does."""
     _declare_missing_operators()
     import torch
     from clip_benchmark.datasets.builder import build_dataset
@@ -161,17 +163,18 @@ def their_side(job: dict[str, Any]) -> dict[str, Any]:
         )
         loader = torch.utils.data.DataLoader(dataset.batched(BATCH), batch_size=None, num_workers=0)
         if kind == "retrieval":
-            found = zeroshot_retrieval.evaluate(model, loader, tokenizer, recall_k_list=[1, 5], device="cpu", amp=False)
+            figures[path] = zeroshot_retrieval.evaluate(
+                model, loader, tokenizer, recall_k_list=[1, 5], device="cpu", amp=False
+            )
         else:
-            found = zeroshot_classification.evaluate(
+            figures[path] = zeroshot_classification.evaluate(
                 model, loader, tokenizer, dataset.classes, dataset.templates, device="cpu", amp=False
             )
-        figures[path] = found
     return figures
 
 
 def _declare_missing_operators() -> None:
-    """As neuclip.models does, which the other environment has not."""
+    """Declare torchvision's missing operators, as neuclip.models does, which the other environment does not have."""
     import torch
 
     try:
@@ -186,8 +189,8 @@ def _declare_missing_operators() -> None:
 
 
 if __name__ == "__main__":
-    asked = json.loads(Path(sys.argv[2]).read_text())
-    found = (our_side if sys.argv[1] == "ours" else their_side)(asked)
+    job = json.loads(Path(sys.argv[2]).read_text())
+    figures = (our_side if sys.argv[1] == "ours" else their_side)(job)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(one.ru_utime + one.ru_stime for one in used)
-    print("\n" + json.dumps({"figures": found, "cpu": cpu}, default=float))
+    print("\n" + json.dumps({"figures": figures, "cpu": cpu}, default=float))

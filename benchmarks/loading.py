@@ -1,4 +1,5 @@
-"""The data loader beside open_clip's webdataset loader, and a whole step beside open_clip's trainer, on JPEG shards."""
+"""Compares the data loader with open_clip's webdataset loader, and a training step with open_clip's trainer, on JPEG
+shards."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ IMAGES, WARM_UP, ROUNDS = 2000, 3, 2
 
 
 def loaders() -> Iterator[Row]:
-    """Both read the same shards with the transform and tokenizer of the same model, without workers."""
+    """Both loaders read the same shards with the transform and tokenizer of the same model, without workers."""
     with tempfile.TemporaryDirectory() as name:
         shards = Path(name)
         write_photo_shards(shards, IMAGES, per_shard=250)
@@ -93,9 +94,9 @@ def _our_batches(built: BuiltModel, source: Source, *, fast: bool) -> Iterator[i
 
 
 def _compare_pixels(built: BuiltModel, source: Source) -> None:
-    """Ends the benchmark where the exact pixels differ from open_clip's, in training or in evaluation.
+    """Exit if the exact pixels differ from open_clip's, in training or in evaluation.
 
-    The random crop of a training image is drawn with the image's id as seed, on both sides.
+    Both sides draw the random crop of a training image with the image's id as the seed.
     """
     their_crop = _open_clips_crop()
     for id in range(min(256, len(source))):
@@ -118,7 +119,8 @@ def _open_clips_crop() -> Callable[[Image.Image], Tensor]:
 
 
 def training_steps() -> Iterator[Row]:
-    """Both trainers as a user would run them, one thread for the model and one data worker; the median step counts."""
+    """Both trainers as a user would run them, with one thread for the model and one data worker. The median step
+    counts."""
     cases = {"compute-bound": (_config(256, 6), 1280, 1.0), "data-bound": (_config(64, 1), IMAGES, 0.8)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

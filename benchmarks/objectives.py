@@ -1,4 +1,5 @@
-"""The objectives: time beside open_clip's losses and bare matrix products, memory of a batch of 32,768."""
+"""Compares the time of the objectives with open_clip's losses and with bare matrix products, and measures their memory
+for a batch of 32,768."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from neuclip.models import open_clip_module
 
 SCALE, BIAS = torch.tensor(14.0, requires_grad=True), torch.tensor(-10.0, requires_grad=True)
 INNER_STEPS = 10
-LARGE, WIDTH = 32_768, 512  # the batch and the width whose memory counts
+LARGE, WIDTH = 32_768, 512  # batch and width for the memory
 MEMORY_GOALS = {"clip": 0.5, "minibatch": 0.5, "siglip": 0.5, "fastclip": 0.5, "neuclip": 1.0, "amorlip": 1.0}  # GB
 BUILD: dict[str, Callable[[], Any]] = {
     "clip": CLIP,
@@ -36,7 +37,7 @@ def unit_rows(rows: int, width: int) -> Tensor:
 
 
 def losses() -> Iterator[Row]:
-    """A loss with its gradient in the features, the temperature and the bias."""
+    """The time of a loss and its gradient with respect to features, temperature and bias."""
     theirs = open_clip_module().loss
     for batch in (1024, 4096):
         image, text = (unit_rows(batch, WIDTH).requires_grad_() for _ in range(2))
@@ -59,7 +60,7 @@ def inner_steps() -> Iterator[Row]:
 
 
 def _inner_steps(batch: int, prototypes: int, width: int, goal: float) -> Row:
-    """Ten updates of the prototypes of both sides, alone: a step with them less a step without."""
+    """The time of ten updates of the prototypes of both sides: a step with them minus a step without."""
     image, text = unit_rows(batch, width), unit_rows(batch, width)
     options: dict[str, Any] = {"num_prototypes": prototypes, "restart_every": 0, "network_lr": 0.05}
     learning, still = (NeuCLIP(width, inner_steps=steps, **options) for steps in (INNER_STEPS, 0))
@@ -85,7 +86,7 @@ def _inner_steps(batch: int, prototypes: int, width: int, goal: float) -> Row:
 
 
 def memory() -> Iterator[Row]:
-    """How far one step raises the highest resident size of a process of its own, beyond features and gradients."""
+    """The memory of one step beyond features and gradients: the increase of the peak resident size of a new process."""
     for name, goal in MEMORY_GOALS.items():
         what = f"memory of {name}, B {LARGE:,}, d {WIDTH}"
         yield Row(what, "goal", lambda name=name: _memory_of(name), lambda goal=goal: goal * 1e9, 1.0, in_bytes=True)
@@ -99,7 +100,7 @@ def _memory_of(name: str) -> float:
 def _raise_memory(name: str) -> float:
     image, text = (unit_rows(LARGE, WIDTH).requires_grad_() for _ in range(2))
     image.grad, text.grad, ids = torch.zeros_like(image), torch.zeros_like(text), torch.arange(LARGE)
-    BUILD[name]()(image[:64], text[:64], SCALE, BIAS, sample_ids=ids[:64]).backward()  # libraries load before
+    BUILD[name]()(image[:64], text[:64], SCALE, BIAS, sample_ids=ids[:64]).backward()  # loads libraries first
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     BUILD[name]()(image, text, SCALE, BIAS, sample_ids=ids).backward()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024.0

@@ -1,11 +1,13 @@
-"""JPEG files like photos, for measurements: no photo can be shipped, and flat or noisy images decode otherwise.
+"""Makes JPEG files that resemble photos, for measurements. Photos cannot be shipped, and flat or noisy images take
+another time to decode.
 
-Each is noise whose amplitude falls with frequency, in brightness and, weaker, in colour; a few areas with sharp edges;
-and a little grain. Sides are 256 to 512 pixels, saved at quality 95 with halved colour as img2dataset saves them. The
-noise falls steeper than in photographs, which gather their detail at edges, so that an image takes as many bits: 2.4
-per pixel. CC12M fetched at 256 pixels is 331 GB for 12.4 million images, 27 kB each: 2.4 bits at an aspect of 4:3.
+An image is noise whose amplitude falls with frequency, in brightness and, weaker, in colour, with a few sharp-edged
+areas and a little grain. Sides are 256 to 512 pixels; quality 95 and halved colour resolution are as in img2dataset.
+The amplitude falls faster than in photos, whose detail is at edges, to reach the same size of 2.4 bits per pixel.
+(CC12M at
+256 pixels is 331 GB for 12.4 million images, 27 kB each: 2.4 bits per pixel at an aspect ratio of 4:3.)
 
-Usage: python benchmarks/loader/photo_like.py FOLDER [images] [images per shard]
+Usage: python -m benchmarks.photo_like FOLDER [images] [images per shard]
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ QUALITY = 95
 
 
 def photo_like(number: int) -> bytes:
-    """The JPEG of this number, always the same."""
+    """The JPEG of this number, which is always the same."""
     draw = np.random.default_rng(number)
     width, height = (int(side) for side in draw.integers(SIDES[0], SIDES[1] + 1, 2))
     bright, warm, green = (pink_noise(draw, height, width) for _ in range(3))
@@ -57,14 +59,14 @@ def photo_like(number: int) -> bytes:
 
 def pink_noise(draw: np.random.Generator, height: int, width: int) -> np.ndarray:  # -> (height, width), variance 1
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
-    frequency[0, 0] = np.inf  # no share of the mean
+    frequency[0, 0] = np.inf  # removes the mean
     spectrum = np.fft.rfft2(draw.normal(size=(height, width))) / frequency**FALL
     noise = np.fft.irfft2(spectrum, s=(height, width))
     return noise / noise.std()
 
 
 def areas(draw: np.random.Generator, height: int, width: int) -> np.ndarray:  # -> (height, width, 3)
-    """A few ellipses of other brightness and colour: photos have edges."""
+    """A few ellipses of different brightness and colour, because photos have edges."""
     canvas = Image.new("RGB", (width, height), (128, 128, 128))
     pen = ImageDraw.Draw(canvas)
     for _ in range(6):
@@ -74,7 +76,7 @@ def areas(draw: np.random.Generator, height: int, width: int) -> np.ndarray:  # 
 
 
 def caption(number: int) -> str:
-    """Seven to twenty words, so that tokenizing costs what it costs."""
+    """A caption of seven to twenty words, for a realistic cost of tokenizing."""
     draw = np.random.default_rng(number)
     return " ".join(draw.choice(WORDS, int(draw.integers(7, 20))))
 

@@ -1,4 +1,4 @@
-"""One table of ratios: each row is something of ours beside its peer, measured in turns within one run."""
+"""A table of ratios. Each row compares something of ours with a peer; both are measured in turns within one run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ HEADER = "| what | peer | ours | peer's | ratio (spread) | goal |\n| --- | --- |
 
 @dataclass(frozen=True)
 class Row:
-    """Ours and the peer's: functions that answer their seconds or bytes, or take the time that counts."""
+    """A comparison. `ours` and `theirs` are functions that return their cost in seconds or bytes as a float; if they
+    return something else, their processor time is the cost."""
 
     what: str
     peer: str
@@ -24,20 +25,20 @@ class Row:
 
 
 def cost(action: Callable[[], Any]) -> float:
-    """What the action measured itself, or the processor time that it took."""
+    """The cost that the action returns, or its processor time if it returns none."""
     start = time.process_time()
-    own = action()
-    return own if isinstance(own, float) else time.process_time() - start
+    returned = action()
+    return returned if isinstance(returned, float) else time.process_time() - start
 
 
 def measure(row: Row, rounds: int) -> str:
-    """The best of several rounds, as a line of the table; a busy machine hurts both sides alike.
+    """Measure a row and return it as a line of the table. The best of several rounds counts for each side.
 
-    The spread is the smallest and largest ratio of a round: where it is wide, the machine was not free.
+    The spread is the smallest and the largest ratio of a round. If it is wide, the machine was busy.
     """
     costs = [(cost(row.ours), cost(row.theirs)) for _ in range(rounds)]
     ours, theirs = (min(side) for side in zip(*costs, strict=True))
-    ratios = [own / other if other else math.inf for own, other in costs]
+    ratios = [our / their if their else math.inf for our, their in costs]
     ratio = ours / theirs if theirs else math.inf
     shown = [f"{value / 1e9:.2f} GB" if row.in_bytes else f"{value * 1e3:,.0f} ms" for value in (ours, theirs)]
     verdict = "" if ratio <= row.goal else " MISSED"

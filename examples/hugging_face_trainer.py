@@ -24,7 +24,7 @@ EMBED_DIM = 64
 
 
 class Towers(torch.nn.Module):
-    """What an objective needs of a `CLIPModel`, as the tuple that `LargeBatch` wants."""
+    """A `CLIPModel` that returns what an objective needs, as the tuple that `LargeBatch` expects."""
 
     def __init__(self, clip):
         super().__init__()
@@ -42,7 +42,7 @@ class ContrastiveTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         image, text, logit_scale = model(inputs["pixel_values"], inputs["input_ids"])
-        self.objective.train(model.training)  # an evaluation must teach the prototypes nothing
+        self.objective.train(model.training)  # the prototypes must not learn from evaluation data
         loss = self.objective(image, text, logit_scale, sample_ids=inputs["sample_ids"])
         return (loss, {"image_embeds": image, "text_embeds": text}) if return_outputs else loss
 
@@ -56,7 +56,7 @@ class SaveObjective(TrainerCallback):
         self.objective = objective
 
     def on_save(self, args, state, control, **unused):
-        saved = self.objective.state_dict()  # on every rank, as each holds a part of it
+        saved = self.objective.state_dict()  # on every rank, because each holds a part of the state
         if args.should_save:
             torch.save(saved, Path(args.output_dir) / f"checkpoint-{state.global_step}" / "objective.pt")
 
@@ -70,23 +70,26 @@ def tiny_model() -> CLIPModel:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
+    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
     parser.add_argument("--folder", default="runs/hugging_face_trainer")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the folder")
     parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")
     arguments = parser.parse_args()
     settings = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "per_device_train_batch_size": 32}
     settings |= {"logging_strategy": "epoch", "save_strategy": "epoch", "disable_tqdm": True, "report_to": "none"}
-    settings |= {"remove_unused_columns": False, "use_cpu": not torch.cuda.is_available()}  # CLIP knows no sample_ids
+    settings |= {
+        "remove_unused_columns": False,
+        "use_cpu": not torch.cuda.is_available(),
+    }  # keeps sample_ids
     settings = TrainingArguments(arguments.folder, num_train_epochs=arguments.epochs, **settings)
     torch.manual_seed(0)
     objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)
     if last := get_last_checkpoint(arguments.folder) if arguments.resume else None:
         objective.load_state_dict(torch.load(Path(last) / "objective.pt", weights_only=True))
-    given = {"train_dataset": Shapes(), "callbacks": [SaveObjective(objective)], "objective": objective}
+    options = {"train_dataset": Shapes(), "callbacks": [SaveObjective(objective)], "objective": objective}
     clip = tiny_model()
-    model = LargeBatch(Towers(clip), micro_batch_size=arguments.micro_batch_size)  # which Trainer wraps in DDP itself
-    ContrastiveTrainer(model, settings, **given).train(resume_from_checkpoint=last)
+    model = LargeBatch(Towers(clip), micro_batch_size=arguments.micro_batch_size)  # Trainer wraps it in DDP
+    ContrastiveTrainer(model, settings, **options).train(resume_from_checkpoint=last)
     clip.save_pretrained(Path(arguments.folder) / "clip")  # for `CLIPModel.from_pretrained`
 
 

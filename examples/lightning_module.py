@@ -26,8 +26,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 class ContrastiveModule(L.LightningModule):
     def __init__(self, objective: NeuCLIP, micro_batch_size: int = 0) -> None:
         super().__init__()
-        self.towers = LargeBatch(TinyTowers(), micro_batch_size=micro_batch_size)  # exact, in chunks that fit
-        self.objective = objective  # its state goes into Lightning's checkpoints with the rest
+        self.towers = LargeBatch(TinyTowers(), micro_batch_size=micro_batch_size)  # exact gradient, in chunks that fit
+        self.objective = objective  # Lightning's checkpoints include its state
 
     def training_step(self, batch, batch_number):
         image, text, logit_scale = self.towers(batch["pixel_values"], batch["input_ids"])
@@ -44,15 +44,15 @@ class ContrastiveModule(L.LightningModule):
 
     def train_dataloader(self):
         data, ranks, rank = Shapes(), self.trainer.world_size, self.trainer.global_rank
-        sampler = DistributedSampler(data, num_replicas=ranks, rank=rank)  # its order survives a resume
+        sampler = DistributedSampler(data, num_replicas=ranks, rank=rank)  # keeps its order after a resume
         return DataLoader(data, batch_size=32 // ranks, sampler=sampler)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
+    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
     parser.add_argument("--folder", type=Path, default=Path("runs/lightning_module"))
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the folder")
     parser.add_argument("--devices", type=int, default=1, help="number of ranks, each with its own device")
     parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")
     arguments = parser.parse_args()

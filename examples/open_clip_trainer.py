@@ -1,4 +1,4 @@
-"""NeuCLIP in open_clip's own trainer (open_clip_torch 3.3), all of whose flags work here:
+"""NeuCLIP in open_clip's own trainer (open_clip_torch 3.3); all flags of the trainer work:
 
 python examples/open_clip_trainer.py --name first
 python examples/open_clip_trainer.py --name first --epochs 12 --resume latest
@@ -19,7 +19,7 @@ from tiny_data import SIDE, SIZE, caption, draw
 from neuclip import NeuCLIP
 from neuclip.models import open_clip_module
 
-open_clip = open_clip_module()  # before its trainer: a CPU-only torch needs the guard that this brings
+open_clip = open_clip_module()  # before importing the trainer, because it makes a CPU-only torch work
 from open_clip_train import main as trainer  # noqa: E402
 
 EMBED_DIM = 64
@@ -33,13 +33,13 @@ FLAGS = f"""--model tiny-shapes --train-data {FOLDER}/shapes.csv --logs {FOLDER}
 
 def create_loss(args):
     objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)
-    if args.resume:  # by now the path of a checkpoint: .../checkpoints/epoch_3.pt
+    if args.resume:  # the trainer has replaced "latest" by the path of a checkpoint: .../checkpoints/epoch_3.pt
         objective.load_state_dict(torch.load(objective_file(Path(args.resume)), weights_only=True))
     return objective
 
 
 def objective_file(checkpoint: Path) -> Path:
-    # Not among the checkpoints themselves: there `--resume latest` would take it for one of them.
+    # In a folder of its own: among the checkpoints, `--resume latest` would take it for a checkpoint.
     return checkpoint.parents[1] / "objective" / checkpoint.name
 
 
@@ -47,20 +47,20 @@ def train_one_epoch(model, data, loss, epoch, optimizer, scaler, scheduler, dist
     OPEN_CLIPS_EPOCH(model, data, loss, epoch, optimizer, scaler, scheduler, dist_model, args, tb_writer=tb_writer)
     figures = (f"{name} {loss.metrics[name]:.5f}" for name in ("accuracy", "calibration"))
     logging.info(" ".join([f"epoch {epoch + 1}", *figures]))
-    state = loss.state_dict()  # on every rank, as each holds a part of it
+    state = loss.state_dict()  # on every rank, because each holds a part of the state
     if trainer.is_master(args):
         file = objective_file(Path(args.checkpoint_path) / f"epoch_{epoch + 1}.pt")
         file.parent.mkdir(exist_ok=True)
         torch.save(state, file)
 
 
-# The trainer builds its loss by a name of its own and saves no state of a loss: these two names are all that changes.
+# The trainer has no option for another loss and does not save a loss's state. Replacing these two functions adds both.
 trainer.create_loss = create_loss
 OPEN_CLIPS_EPOCH, trainer.train_one_epoch = trainer.train_one_epoch, train_one_epoch
 
 
 def write_data() -> None:
-    """What the flags name: images, captions, and the model's configuration."""
+    """Write the files that the flags name: images, captions, and the model's configuration."""
     (FOLDER / "images").mkdir(parents=True, exist_ok=True)
     files = [FOLDER / "images" / f"{number}.png" for number in range(SIZE)]
     for number, file in enumerate(files):

@@ -1,4 +1,4 @@
-"""NeuCLIP in a plain PyTorch loop. On two ranks it trains the same weights as on one:
+"""NeuCLIP in a plain PyTorch loop. One rank and two ranks train the same weights:
 
 python examples/plain_loop.py
 torchrun --nproc-per-node 2 examples/plain_loop.py
@@ -26,23 +26,23 @@ BATCH_SIZE = 32  # of all ranks together
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
+    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain_loop.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")
     arguments = parser.parse_args()
-    several = "WORLD_SIZE" in os.environ  # as torchrun says
-    if several:
+    distributed = "WORLD_SIZE" in os.environ  # set by torchrun
+    if distributed:
         dist.init_process_group("gloo")
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     torch.manual_seed(0)
     towers = TinyTowers()
-    # A batch that does not fit into memory, in chunks that do: the same gradient, in two forward passes. Inside DDP.
+    # Computes a large batch in chunks that fit into memory: the same gradient, with two forward passes. DDP wraps it.
     encode = LargeBatch(towers, micro_batch_size=arguments.micro_batch_size)
-    model = DistributedDataParallel(encode) if several else encode
+    model = DistributedDataParallel(encode) if distributed else encode
     optimizer = torch.optim.AdamW(towers.parameters(), lr=2e-3)
-    # The one line of the loss; it gathers the features of all ranks itself. embed_dim alone gives the paper's
-    # settings, the rest suits 512 samples.
+    # The loss. It gathers the features of all ranks itself. embed_dim alone gives the paper's settings; the other
+    # options are for 512 samples.
     objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)
     first_epoch = 0
     if arguments.resume:
@@ -64,18 +64,19 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         if rank == 0:
-            figures = {"loss": loss.item(), **objective.metrics}  # of this rank's part of the last batch
+            figures = {"loss": loss.item(), **objective.metrics}  # for this rank's part of the last batch
             shown = (f"{name} {figures[name]:.5f}" for name in ("loss", "accuracy", "calibration"))
             print(f"epoch {epoch + 1}", *shown, flush=True)
 
-        # Every rank asks for the state, as each holds a part of it; one writes. It loads on any number of ranks.
+        # Call state_dict on every rank, because each holds a part of the state; write it on one rank. It can be loaded
+        # on any number of ranks.
         state = {"towers": towers.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
         state["objective"] = objective.state_dict()
         if rank == 0:
             arguments.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             torch.save(state, arguments.checkpoint)
-    if several:
-        del model  # first: a process group that only DDP still holds may wait for ever when it is freed
+    if distributed:
+        del model  # first, because a process group that only DDP still holds may block forever when it is freed
         dist.destroy_process_group()
 
 

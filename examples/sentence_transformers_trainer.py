@@ -1,4 +1,4 @@
-"""NeuCLIP as a loss of sentence-transformers, on queries, documents and a hard negative each; copy `NeuCLIPLoss`.
+"""NeuCLIP as a loss for sentence-transformers, on queries, documents and one hard negative each; copy `NeuCLIPLoss`.
 
 python examples/sentence_transformers_trainer.py
 python examples/sentence_transformers_trainer.py --resume --epochs 12
@@ -32,10 +32,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 
 class TextPairs(NeuCLIP):
-    """NeuCLIP at a fixed temperature: cross-entropy over the data set, less the log of its size.
+    """NeuCLIP at a fixed temperature: cross-entropy over the data set, minus the log of its size.
 
-    With k hard negatives a query's normalizer is a mean over the N documents of other pairs and its own k. The batch
-    and the prototypes speak of the first alone; the second are known and enter both as they are.
+    With k hard negatives, a query's normalizer is a mean over the N documents of other pairs and its own k hard
+    negatives. The batch and the prototypes estimate the sum over the N documents; the sum over the k hard negatives is
+    exact and is added to both.
     """
 
     hard_negatives = None  # (b, k, d), set before each call
@@ -43,7 +44,7 @@ class TextPairs(NeuCLIP):
     def loss(self, pairs, tau):
         batch = contrast(pairs, tau)
         log_z = add_eps(batch.log_g, self.eps)
-        with torch.no_grad():  # for the calibration: a prediction before the batch was seen
+        with torch.no_grad():  # for the calibration: the prediction before the batch is learnt
             unseen = self.predict(pairs, tau) if self.normalizer.ready else None
         if self.training:
             self.normalizer.restart(pairs)
@@ -54,9 +55,9 @@ class TextPairs(NeuCLIP):
         if self.hard_negatives is None:
             return conjugate(log_z, alpha).mean() - 1
         similarity = torch.einsum("bd,bkd->bk", pairs.features[0], self.hard_negatives)
-        own = torch.logsumexp((similarity - pairs.positive[:, None]) / tau, dim=1)
+        hard = torch.logsumexp((similarity - pairs.positive[:, None]) / tau, dim=1)
         count, total = pairs.negatives.log(), (pairs.negatives + similarity.shape[1]).log()
-        queries = conjugate(*(torch.logaddexp(x[0] + count, own) - total for x in (log_z, alpha)))
+        queries = conjugate(*(torch.logaddexp(x[0] + count, hard) - total for x in (log_z, alpha)))
         return (queries + conjugate(log_z[1], alpha[1])).mean() / 2 - 1
 
 
@@ -74,7 +75,7 @@ class NeuCLIPLoss(torch.nn.Module):
             F.normalize(self.model(column)["sentence_embedding"], dim=1) for column in sentence_features
         )
         self.objective.hard_negatives = torch.stack(negatives, dim=1) if negatives else None
-        self.objective.train(self.model.training)  # an evaluation must teach the prototypes nothing
+        self.objective.train(self.model.training)  # the prototypes must not learn from evaluation data
         return self.objective(query, document, self.scale)
 
 
@@ -83,7 +84,7 @@ class SaveObjective(TrainerCallback):
         self.loss = loss
 
     def on_save(self, args, state, control, **unused):
-        saved = self.loss.objective.state_dict()  # on every rank, as each holds a part of it
+        saved = self.loss.objective.state_dict()  # on every rank, because each holds a part of the state
         if args.should_save:
             torch.save(saved, Path(args.output_dir) / f"checkpoint-{state.global_step}" / "objective.pt")
 
@@ -92,7 +93,7 @@ class SaveObjective(TrainerCallback):
 
 
 def texts(number: int) -> dict[str, str]:
-    """What is searched for, what describes it in other words, and what describes the same in another colour."""
+    """A query, a document that describes the same in other words, and a negative with another colour."""
     colour, shape, row, column = parts(number)
     place = f"{shape} row{row} column{column}"
     other = list(COLOURS)[(list(COLOURS).index(colour) + 1) % len(COLOURS)]
@@ -108,9 +109,9 @@ def tiny_model(data: Dataset) -> SentenceTransformer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="in all, those before --resume too")
+    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
     parser.add_argument("--folder", default="runs/sentence_transformers_trainer")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the folder")
     arguments = parser.parse_args()
     settings = {"learning_rate": 2e-3, "lr_scheduler_type": "constant", "per_device_train_batch_size": 32}
     settings |= {"logging_strategy": "epoch", "save_strategy": "epoch", "disable_tqdm": True, "report_to": "none"}
@@ -118,11 +119,11 @@ def main() -> None:
     settings = SentenceTransformerTrainingArguments(arguments.folder, **settings)
     torch.manual_seed(0)
     model = tiny_model(data := Dataset.from_list([texts(number) for number in range(SIZE)]))
-    loss = NeuCLIPLoss(model, num_prototypes=512)  # the one line
+    loss = NeuCLIPLoss(model, num_prototypes=512)
     if last := get_last_checkpoint(arguments.folder) if arguments.resume else None:
         loss.objective.load_state_dict(torch.load(Path(last) / "objective.pt", weights_only=True))
-    given = {"train_dataset": data, "loss": loss, "callbacks": [SaveObjective(loss)]}
-    SentenceTransformerTrainer(model, settings, **given).train(resume_from_checkpoint=last)
+    options = {"train_dataset": data, "loss": loss, "callbacks": [SaveObjective(loss)]}
+    SentenceTransformerTrainer(model, settings, **options).train(resume_from_checkpoint=last)
 
 
 if __name__ == "__main__":

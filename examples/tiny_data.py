@@ -1,6 +1,6 @@
-"""512 coloured shapes, each with its own caption: pairs that tiny towers learn in seconds, on any machine.
+"""512 images of coloured shapes with captions: pairs that tiny towers learn in seconds, on any machine.
 
-Sample 42 is an image of 32 x 32 pixels, the caption "a blue square in row three column three" and its number.
+Sample 42 is an image of 32 x 32 pixels, the caption "a blue square in row three column three" and the number 42.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ COLOURS = {
 SHAPES = ("square", "disc", "cross", "ring")
 NUMBERS = ("one", "two", "three", "four")
 SIZE = len(COLOURS) * len(SHAPES) * len(NUMBERS) ** 2
-# The end of a caption comes last and is the largest number: Hugging Face's CLIP reads its text feature there.
+# The end token has the largest number, because Hugging Face's CLIP reads the text feature at the largest token.
 VOCABULARY = ("a", "in", "row", "column", *COLOURS, *SHAPES, *NUMBERS, "<end>")
 END = len(VOCABULARY) - 1
 CONTEXT_LENGTH = 9
 
 
 def parts(number: int) -> tuple[str, str, int, int]:
-    """Colour, shape, row and column of a sample: every combination occurs once."""
+    """The colour, shape, row and column of a sample. Every combination occurs once."""
     place, rest = number % 16, number // 16
     return list(COLOURS)[rest % 8], SHAPES[rest // 8], place // 4, place % 4
 
@@ -45,7 +45,7 @@ def tokens(text: str) -> Tensor:  # (9,)
 
 
 def draw(number: int) -> Tensor:  # (3, 32, 32)
-    """The shape in its cell of a 4 x 4 grid, on a noisy ground that is the same each time."""
+    """The shape in its cell of a 4 x 4 grid, on a noisy background that is the same each time."""
     colour, shape, row, column = parts(number)
     y, x = torch.meshgrid(torch.arange(8) - 3.5, torch.arange(8) - 3.5, indexing="ij")
     radius = (x**2 + y**2).sqrt()
@@ -56,13 +56,14 @@ def draw(number: int) -> Tensor:  # (3, 32, 32)
         "ring": (radius > 2) & (radius < 4),
     }[shape]
     image = torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(number)) * 0.2
-    window = image[:, row * 8 :, column * 8 :][:, :8, :8]  # a view: what is written here is written there
+    window = image[:, row * 8 :, column * 8 :][:, :8, :8]  # a view: writing to it changes the image
     window[:, cell] = torch.tensor(COLOURS[colour], dtype=torch.float32)[:, None]
     return image
 
 
 class Shapes(Dataset):
-    """Items as Hugging Face's CLIP names them; `sample_ids` is the number of a sample, the same in every epoch."""
+    """Items have the names that Hugging Face's CLIP uses; `sample_ids` is the sample's number, the same in every
+    epoch."""
 
     def __init__(self) -> None:
         self.images = torch.stack([draw(number) for number in range(SIZE)])

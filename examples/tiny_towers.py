@@ -1,4 +1,4 @@
-"""Two small towers in plain PyTorch: whatever gives unit rows can stand here."""
+"""Two small towers in plain PyTorch. Any model that returns unit rows can replace them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What a refactor must not change, recorded and compared on one machine.
+"""Records what a refactor must not change, and compares two records of the same machine.
 
     python scripts/golden.py OUT.json                    # record: two minutes on one core
-    python scripts/golden.py NEW.json --compare OUT.json # record again and print what differs; then exit code 1
-    python scripts/golden.py OUT.json --icons            # the sums of icons-30k's shards too: some minutes
-    python scripts/golden.py tests/golden/figures.json --figures  # what tests/test_golden.py compares: some seconds
+    python scripts/golden.py NEW.json --compare OUT.json # record again, print differences; exit code 1 if any
+    python scripts/golden.py OUT.json --icons            # with the sums of icons-30k's shards: some minutes
+    python scripts/golden.py tests/golden/figures.json --figures  # the input of tests/test_golden.py: some seconds
 
-It holds the losses of 200 steps per method, runs with BatchNorm, on stored features and on two ranks with their
-evaluation figures, the ids and bytes of every kind of source, the keys of a checkpoint, the files of a run, the help
-pages and the public names. Losses are equal to the bit on one machine only, so of the record only the figures are kept
-in the repository: losses of 20 steps, to be compared with a tolerance, recall and ids.
+A record has the losses of 200 steps per method; runs with BatchNorm, on stored features and on two ranks, with their
+evaluation figures; the ids and bytes of every kind of source; the keys of a checkpoint; the files of a run; the help
+pages and the public names. Losses are equal to the bit only on the same machine. Therefore the repository has only
+figures: losses of 20 steps, which are compared with a tolerance, recall and ids.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def record(folder: Path, *, icons: bool) -> dict[str, Any]:
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """Of each method the first losses, the recalls in both directions and the normalizer errors; of each source its
+    """For each method the first losses, the recalls in both directions and the normalizer errors; for each source its
     length and the first ids of its order."""
     write_data(folder)
     short = f"--train.samples {FEW_STEPS * BATCH}"
@@ -103,7 +103,7 @@ def figures(folder: Path) -> dict[str, Any]:
 
 
 def one_line_each(figures: dict[str, Any]) -> str:
-    """JSON in which a run or a source is a line, for the eyes of whoever reads the change."""
+    """JSON with one line per run or source, for readable diffs."""
     parts = [
         f"{json.dumps(part)}: {{\n"
         + ",\n".join(f"  {json.dumps(key)}: {json.dumps(one)}" for key, one in entries.items())
@@ -155,7 +155,7 @@ def run_folder(folder: Path, name: str) -> Path:
 
 
 def train(folder: Path, name: str, flags: str, ranks: int = 1) -> dict[str, Any]:
-    """A run by the command line; its losses, and every figure of its evaluation."""
+    """Train with the command line; returns the losses and all figures of the evaluation."""
     run = run_folder(folder, name)
     fixed = f"""train --run.folder {run.parent} --run.name {run.name} --run.seed 1 --data.workers 0 --log.every 1
         --data.train {folder}/shards --model.name {folder}/small.json --train.batch_size {BATCH}
@@ -181,12 +181,12 @@ def train(folder: Path, name: str, flags: str, ranks: int = 1) -> dict[str, Any]
 
 
 def sources(folder: Path) -> dict[str, Any]:
-    """Length, a digest of ids, captions and images, and the first ids of the order."""
+    """For each kind of source its length, a digest of ids, captions and images, and the first ids of the order."""
     import fsspec
 
     for shard in (folder / "shards").glob("*.tar"):
         fsspec.filesystem("memory").pipe_file(f"/pairs/{shard.name}", shard.read_bytes())
-    addresses = {
+    paths = {
         "tar": f"{folder}/shards",
         "csv": f"{folder}/csv/pairs.csv",
         "jsonl": f"{folder}/jsonl/pairs.jsonl",
@@ -195,14 +195,14 @@ def sources(folder: Path) -> dict[str, Any]:
         "mixture": f"{folder}/shards,{folder}/csv/pairs.csv:2",
         "remote": "memory://pairs",
     }
-    found = {}
-    for kind, address in addresses.items():
-        source, digest = open_source(address), hashlib.sha256()
+    facts = {}
+    for kind, path in paths.items():
+        source, digest = open_source(path), hashlib.sha256()
         for id in range(len(source)):
             sample = source[id]
             digest.update(json.dumps([id, hashlib.sha256(sample.image).hexdigest(), sample.captions]).encode())
-        found[kind] = [len(source), digest.hexdigest()[:16], order_of(source, 3).ids(0, 3 * len(source)).tolist()]
-    return found
+        facts[kind] = [len(source), digest.hexdigest()[:16], order_of(source, 3).ids(0, 3 * len(source)).tolist()]
+    return facts
 
 
 def checkpoint_keys(run: Path) -> dict[str, str]:
@@ -248,7 +248,7 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
         gaps = [abs(a - b) / max(abs(a), 1e-30) for a, b in zip(old, new, strict=True)]
         if max(gaps) > 0:
             first = next(place for place, gap in enumerate(gaps) if gap)
-            yield f"{name}: from place {first} on, by at most {max(gaps):.1e}, at the end by {gaps[-1]:.1e}"
+            yield f"{name}: differs from index {first} on, at most by {max(gaps):.1e}, at the end by {gaps[-1]:.1e}"
     elif old != new:
         yield f"{name}: {str(old)[:150]} -> {str(new)[:150]}"
 
@@ -271,6 +271,6 @@ if __name__ == "__main__":
         result = figures(Path(temporary)) if flags.figures else record(Path(temporary), icons=flags.icons)
     flags.out.write_text(one_line_each(result) if flags.figures else json.dumps(result, indent=1))
     if flags.compare:
-        found = list(differences(json.loads(flags.compare.read_text()), json.loads(flags.out.read_text())))
-        print("\n".join(found) or "equal")
-        sys.exit(bool(found))
+        lines = list(differences(json.loads(flags.compare.read_text()), json.loads(flags.out.read_text())))
+        print("\n".join(lines) or "equal")
+        sys.exit(bool(lines))

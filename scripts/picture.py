@@ -1,10 +1,10 @@
-"""The pictures in the documents: the top of the report of a run, and one case of the page of an experiment.
+"""Makes the images in the documents: the top of a run's report, and one case on the page of an experiment.
 
     python scripts/picture.py docs/report.png         # trains the demo first: some minutes
-    python scripts/picture.py docs/report.png RUN     # of a run that is there
+    python scripts/picture.py docs/report.png RUN     # the report of an existing run
     python scripts/picture.py docs/comparison.png comparison 'photos, batch 32'      # from results/
 
-It needs chromium, as the tests of the pages do.
+It needs chromium, like the tests of the pages.
 """
 
 from __future__ import annotations

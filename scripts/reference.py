@@ -1,9 +1,9 @@
-"""Writes docs/reference.md: every public name with its signature, every command with its help, hence every setting.
+"""Writes docs/reference.md: every public name with its signature, and every command with its help and settings.
 
     python scripts/reference.py            # writes the page
     python scripts/reference.py --check    # exit code 1 if the page is not up to date
 
-The page is also the record of what people rely on: a change of it is a change of the interface.
+The page is also a record of the public interface: if it changes, the interface changes.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def draw_svg(text: str) -> np.ndarray:  # -> (64, 64, 3) uint8
 
 
 def draw_glyph(glyph: Glyph) -> np.ndarray | None:  # -> (64, 64, 3) uint8
-    """None when the font has no glyph for the characters, or draws them side by side."""
+    """Draw a glyph. Returns None if the font has no glyph for the characters, or draws them side by side."""
     pixels = _draw_wide(glyph)
     middle = pixels[:, SIZE // 2 : -SIZE // 2]
     if (pixels < 255).sum() > (middle < 255).sum():
@@ -119,7 +119,7 @@ def _missing_glyph(font_file: str, font_family: str) -> np.ndarray:
 
 
 def _draw_wide(glyph: Glyph) -> np.ndarray:  # -> (64, 128, 3) uint8
-    """Draw on a canvas of double width. Characters that the font cannot join into one glyph extend beyond its middle."""
+    """Draw on a canvas of double width, where characters that the font cannot join extend beyond the centre."""
     return rasterise(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * SIZE}" height="{SIZE}">'
         f'<text x="{SIZE}" y="{GLYPH_BASELINE}" font-size="{GLYPH_SIZE}" font-family="{glyph.font_family}" '

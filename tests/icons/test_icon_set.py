@@ -134,7 +134,7 @@ def test_the_same_packages_give_the_same_bytes_in_a_mixed_order(small, tmp_path)
 def test_a_damaged_package_and_a_full_disk_are_one_line_and_leave_nothing(small, tmp_path):
     ended = build(tmp_path / "set", small[0].parent / "packages", most=20_000)
     *_, line = ended.stderr.splitlines()
-    assert ended.returncode == 1 and "could not be written (File too large); make room there" in line
+    assert ended.returncode == 1 and "could not be written (File too large); free some space" in line
     packages = write_packages(tmp_path / "packages")
     archive = packages / "justmyresource_mdi" / "icons.zip"
     archive.write_bytes(archive.read_bytes()[:300])
