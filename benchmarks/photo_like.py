@@ -4,8 +4,7 @@ another time to decode.
 An image is noise whose amplitude falls with frequency, in brightness and, weaker, in colour, with a few sharp-edged
 areas and a little grain. Sides are 256 to 512 pixels; quality 95 and halved colour resolution are as in img2dataset.
 The amplitude falls faster than in photos, whose detail is at edges, to reach the same size of 2.4 bits per pixel.
-(CC12M at
-256 pixels is 331 GB for 12.4 million images, 27 kB each: 2.4 bits per pixel at an aspect ratio of 4:3.)
+(CC12M at 256 pixels is 331 GB for 12.4 million images, 27 kB each: 2.4 bits per pixel at an aspect ratio of 4:3.)
 
 Usage: python -m benchmarks.photo_like FOLDER [images] [images per shard]
 """

@@ -70,17 +70,14 @@ def tiny_model() -> CLIPModel:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
+    parser.add_argument("--epochs", type=int, default=6, help="total epochs, including those before --resume")
     parser.add_argument("--folder", default="runs/hugging_face_trainer")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the folder")
     parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")
     arguments = parser.parse_args()
     settings = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "per_device_train_batch_size": 32}
     settings |= {"logging_strategy": "epoch", "save_strategy": "epoch", "disable_tqdm": True, "report_to": "none"}
-    settings |= {
-        "remove_unused_columns": False,
-        "use_cpu": not torch.cuda.is_available(),
-    }  # keeps sample_ids
+    settings |= {"remove_unused_columns": False, "use_cpu": not torch.cuda.is_available()}  # keeps sample_ids
     settings = TrainingArguments(arguments.folder, num_train_epochs=arguments.epochs, **settings)
     torch.manual_seed(0)
     objective = NeuCLIP(embed_dim=EMBED_DIM, num_prototypes=512, restart_every=16, inner_steps=3, network_lr=0.01)

@@ -50,7 +50,7 @@ class ContrastiveModule(L.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
+    parser.add_argument("--epochs", type=int, default=6, help="total epochs, including those before --resume")
     parser.add_argument("--folder", type=Path, default=Path("runs/lightning_module"))
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the folder")
     parser.add_argument("--devices", type=int, default=1, help="number of ranks, each with its own device")

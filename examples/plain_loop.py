@@ -26,7 +26,7 @@ BATCH_SIZE = 32  # of all ranks together
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
+    parser.add_argument("--epochs", type=int, default=6, help="total epochs, including those before --resume")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/plain_loop.pt"))
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     parser.add_argument("--micro-batch-size", type=int, default=0, help="pairs per forward pass; 0: the whole batch")

@@ -34,9 +34,8 @@ from transformers.trainer_utils import get_last_checkpoint
 class TextPairs(NeuCLIP):
     """NeuCLIP at a fixed temperature: cross-entropy over the data set, minus the log of its size.
 
-    With k hard negatives, a query's normalizer is a mean over the N documents of other pairs and its own k hard
-    negatives. The batch and the prototypes estimate the sum over the N documents; the sum over the k hard negatives is
-    exact and is added to both.
+    With k hard negatives, a query's normalizer is a mean over the N documents of other pairs and its own k. The batch
+    and the prototypes estimate the sum over the N documents; the sum over the k is known and is added to both.
     """
 
     hard_negatives = None  # (b, k, d), set before each call
@@ -109,7 +108,7 @@ def tiny_model(data: Dataset) -> SentenceTransformer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=6, help="total number of epochs, including those before --resume")
+    parser.add_argument("--epochs", type=int, default=6, help="total epochs, including those before --resume")
     parser.add_argument("--folder", default="runs/sentence_transformers_trainer")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in the folder")
     arguments = parser.parse_args()

@@ -103,7 +103,7 @@ def test_flags_have_the_types_and_limits_of_their_parameters(typed):
         ("cats -x --to wall", "no flag '-x'"),
     ],
 )
-def test_what_cannot_be_passed_on_is_refused(typed, capsys, arguments, message):
+def test_invalid_arguments_are_refused(typed, capsys, arguments, message):
     assert typed(f"draw {arguments}", draw) is None
     assert message in capsys.readouterr().err
 

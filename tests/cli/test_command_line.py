@@ -168,7 +168,7 @@ def test_help_can_be_asked_for_in_both_ways_also_of_a_group_and_of_a_section(cap
         assert page[: len(page) // 2] == page[len(page) // 2 :] and page.startswith(first)
 
 
-def test_the_version_names_what_the_figures_depend_on(capsys):
+def test_the_version_line_names_torch_open_clip_and_python(capsys):
     assert main(["--version"]) == 0
     packages = r"\(torch 2\.\d+\.\d+, open_clip \d+\.\d+\.\d+, Python 3\.\d+\)"
     assert re.fullmatch(rf"neuclip {re.escape(neuclip.__version__)} {packages}\n", capsys.readouterr().out)

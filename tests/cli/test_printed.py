@@ -79,7 +79,7 @@ def test_index_prints_json_for_each_source(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "command", ["data convert {} shards", "data index {}", "train --data.train {} --run.folder runs"]
 )
-def test_a_mistyped_address_is_answered_with_what_lies_there(command, tmp_path, monkeypatch, capsys):
+def test_a_mistyped_data_path_is_answered_with_the_nearest_existing_one(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     Path("photos/pears.tar").touch()

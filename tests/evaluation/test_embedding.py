@@ -95,7 +95,7 @@ def test_towers_with_broken_weights_give_no_features(tmp_path):
         embed(towers, source_of(tmp_path))
 
 
-def test_what_was_embedded_is_not_embedded_again(tmp_path):
+def test_cached_images_and_texts_are_not_embedded_again(tmp_path):
     towers = ColourTowers()
     embedder = colour_embedder(towers)
     first = embedder.embed_pairs(several(tmp_path), "embedding")

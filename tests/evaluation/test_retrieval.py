@@ -100,7 +100,7 @@ def test_captions_that_do_not_repeat_have_no_second_definition():
         assert got[f"{direction}_recall_at_1"] == pytest.approx(sum(rank == 1 for rank in ranks) / len(ranks))
 
 
-def test_of_equal_captions_the_first_comes_first_and_over_different_ones_both_are_right():
+def test_equal_captions_are_ranked_in_order_and_count_once_among_different_ones():
     image = torch.eye(2)[[0, 0, 1]]
     got = recall(pairs_of(image, torch.eye(2), [[0], [0], [1]]), ks=(1, 2))
     assert got["image_to_text_recall_at_1"] == got["text_to_image_recall_at_1"] == pytest.approx(2 / 3)
@@ -118,7 +118,7 @@ def test_recall_does_not_depend_on_the_chunk(monkeypatch, chunk):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 128])
-def test_of_equal_images_the_first_comes_first_wherever_it_stands(monkeypatch, chunk):
+def test_equal_images_are_ranked_in_order_at_any_position(monkeypatch, chunk):
     monkeypatch.setattr("neuclip.evaluation.retrieval.CHUNK", chunk)
     # The product of two equal columns may differ in its last bit by their place in the matrix.
     image, text = unit(65, 768, seed=1).float(), unit(64, 768, seed=2).float()
@@ -154,7 +154,7 @@ def test_chance_equals_the_enumeration_of_all_draws(k):
         assert figures[f"{direction}_chance_at_{k}"] == pytest.approx(share), direction
 
 
-def test_features_that_are_not_numbers_are_no_score():
+def test_features_that_are_not_finite_are_an_error():
     broken = unit(5, 3, seed=0)
     broken[3, 1] = math.nan
     with pytest.raises(RunFailed, match="row 3"):
@@ -184,7 +184,7 @@ def number_of(shown_image) -> int:
 
 
 @pytest.mark.parametrize("first_id", [0, 1])  # images are looked up by the ids of the source
-def test_matches_are_the_highest_scores_and_right_where_the_caption_is_the_own(first_id, tmp_path):
+def test_matches_have_the_highest_scores_and_are_right_for_the_images_own_captions(first_id, tmp_path):
     found, image, text = shown(tmp_path, first_id=first_id)
     for query in found["image_to_text"]:
         row = number_of(query) - first_id

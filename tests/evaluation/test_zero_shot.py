@@ -120,7 +120,7 @@ def test_a_zero_shot_set_is_scored_by_its_labels_beside_chance_and_the_largest_c
     )
 
 
-def test_every_set_tells_how_many_samples_were_left_out(tmp_path):
+def test_every_set_has_the_number_of_skipped_samples(tmp_path):
     measured = evaluate(tmp_path, limit=0.3, whole=[RED] * 4, spoilt=[RED] * 3 + [BAD])
     skipped = {key.removesuffix(".skipped"): x for key, x in measured.figures.items() if key.endswith(".skipped")}
     assert skipped == {"whole": 0, "whole-classes": 0, "spoilt": 1, "spoilt-classes": 1}

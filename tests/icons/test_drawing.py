@@ -63,7 +63,7 @@ def test_a_flag_is_drawn_in_its_colours():
     assert left[2] > left[0] + 50 and right[0] > right[2] + 50
 
 
-def test_what_shows_nothing_or_cannot_be_drawn_is_left_out(monkeypatch):
+def test_blank_images_and_documents_that_cannot_be_drawn_are_skipped(monkeypatch):
     broken = ["<svg viewBox='0 0 24 24'><path", "not a drawing", '<svg xmlns="http://www.w3.org/2000/svg"/>']
     two_glyphs, no_glyph = glyph("😀😀"), glyph("\U0010fffe")
     assert [draw(one) for one in (*broken, two_glyphs, no_glyph)] == [None] * 5

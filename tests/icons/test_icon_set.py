@@ -91,14 +91,14 @@ def test_held_out_words_and_drawings_are_kept_apart_from_train(small):
     assert not {*train} & {*drawings}
 
 
-def test_equal_images_near_duplicates_brands_and_what_shows_nothing_are_left_out(small):
+def test_equal_and_blank_images_near_duplicates_and_brands_are_skipped(small):
     parts = {name: part for part in ("train", "new-drawings", "new-concepts") for name in read_part(small[0] / part)}
     assert parts["mdi/worker"] == parts["mdi/purr"] == "train"
     for name in ("mdi/lone-worker", "lucide/cat-purr", "tabler-outline/brand-x", "mdi/nothing", "mdi/broken"):
         assert name not in parts
 
 
-def test_a_sample_says_where_it_comes_from_and_keywords_give_no_held_out_word_away(small):
+def test_a_sample_names_its_source_and_its_keywords_have_no_held_out_word(small):
     train, concepts = read_part(small[0] / "train"), read_part(small[0] / "new-concepts")
     icon, mouth = train["mdi/worker"], train["openmoji/1F444"]
     assert (icon["family"], icon["license"], icon["group"], icon["tags"]) == ("mdi", "Apache-2.0", None, [])

@@ -123,7 +123,7 @@ def test_any_other_setting_makes_another_group_and_only_it_is_listed(tmp_path, c
     ]
 
 
-def test_an_unfinished_run_is_told_and_left_out_unless_none_has_finished(paths, compare) -> None:
+def test_an_unfinished_run_has_a_notice_and_is_left_out_unless_none_has_finished(paths, compare) -> None:
     interrupt(paths[0])
     one = compare(paths)
     assert one.notices == [
@@ -136,7 +136,7 @@ def test_an_unfinished_run_is_told_and_left_out_unless_none_has_finished(paths, 
     assert compare(paths).page.charts["Loss"]["lines"][0]["name"] == "clip, mean of 3"
 
 
-def test_a_repeated_seed_is_told_counts_in_the_mean_and_is_nobodys_partner(paths, tmp_path, compare) -> None:
+def test_a_repeated_seed_has_a_notice_counts_in_the_mean_and_is_never_paired(paths, tmp_path, compare) -> None:
     again = write_run(tmp_path / "clip-again", [*SLOW[:-1], 0.60], seed=1)
     found = compare([*paths, again])
     assert found.notices == ["clip has seed 1 more than once: its standard deviation is not that over different seeds."]
@@ -148,7 +148,7 @@ def test_a_repeated_seed_is_told_counts_in_the_mean_and_is_nobodys_partner(paths
 
 
 @pytest.mark.parametrize(("groups", "count"), [(2, 2), (2, 3), (4, 4), (3, 5), (2, 8), (2, 9), (4, 12)])
-def test_the_interval_is_that_of_a_paired_t_test_shared_by_all_groups(tmp_path, compare, groups, count) -> None:
+def test_the_interval_is_a_paired_t_interval_corrected_for_the_groups(tmp_path, compare, groups, count) -> None:
     draw = random.Random(groups * count)
     values = [[round(0.5 + 0.01 * place + draw.gauss(0, 0.02), 4) for _ in range(count)] for place in range(groups)]
     paths = [
@@ -166,7 +166,7 @@ def test_the_interval_is_that_of_a_paired_t_test_shared_by_all_groups(tmp_path, 
     assert found.difference(group="a") is None
 
 
-def test_a_cell_has_mean_deviation_difference_and_under_the_pointer_each_run(paths, compare) -> None:
+def test_a_cell_has_mean_deviation_and_difference_and_a_tooltip_with_each_run(paths, compare) -> None:
     page = compare(paths).page
     assert compare(paths).cells() == ["0.10 %", "41.3 ± 1.5 %", "61.0 ± 1.0 % +19.7 [+15.9, +23.5]"]
     cells = [cell for cell in page.section("Final figures").all("td") if cell.attributes.get("title")]
@@ -232,7 +232,7 @@ def test_mean_and_deviation_have_the_same_decimals(tmp_path, compare, recalls, e
 # What cannot be compared
 
 
-def test_other_training_data_are_told_and_leave_no_difference_of_normalizer_errors(tmp_path, compare) -> None:
+def test_other_training_data_have_a_notice_and_normalizer_errors_are_not_compared(tmp_path, compare) -> None:
     paths = seeds(tmp_path, "a", SLOW, errors=[3.0, 1.0, 0.5, 0.1], data="one" * 9)
     paths += seeds(tmp_path, "b", FAST, errors=[2.0, 1.0, 0.4, 0.2], data="two" * 9, **OTHER)
     found = compare(paths)
@@ -243,13 +243,13 @@ def test_other_training_data_are_told_and_leave_no_difference_of_normalizer_erro
     assert found.difference(ERROR) is None and found.difference() is not None
 
 
-def test_data_held_out_by_the_seed_is_the_same_data(tmp_path, compare) -> None:
+def test_runs_with_hold_out_count_as_trained_on_the_same_data(tmp_path, compare) -> None:
     held_out = {"data": {"hold_out": 5}}
     paths = [write_run(tmp_path / f"a-{seed}", SLOW, seed=seed, data=f"{seed}", settings=held_out) for seed in (1, 2)]
     assert compare(paths).notices == []
 
 
-def test_a_set_of_another_size_is_told_and_not_compared(tmp_path, compare) -> None:
+def test_a_set_of_another_size_has_a_notice_and_is_not_compared(tmp_path, compare) -> None:
     paths = seeds(tmp_path, "a", SLOW) + seeds(tmp_path, "b", FAST, extra={f"{SET}.images": 999}, **OTHER)
     found = compare(paths)
     assert found.notices == [
@@ -274,7 +274,7 @@ def test_normalizer_errors_with_another_eps_are_not_compared(tmp_path, compare) 
 # Task results
 
 
-def test_averages_are_there_only_when_complete_and_in_full(tmp_path, compare) -> None:
+def test_an_average_needs_all_tasks_with_all_samples(tmp_path, compare) -> None:
     average = ("mean of 38 tasks", "Datacomp Average")
     assert compare([write_results(tmp_path / "whole.jsonl")]).cells(*average) == ["–", "19.5 %"]
     part = compare([write_results(tmp_path / "part.jsonl", leave_out=3)])
@@ -284,7 +284,7 @@ def test_averages_are_there_only_when_complete_and_in_full(tmp_path, compare) ->
     assert few.cells("acc1", "CIFAR-10") == ["–", "2.0 %"]
 
 
-def test_a_run_with_task_results_shows_both_with_chance_where_it_was_computed(paths, compare) -> None:
+def test_a_run_with_task_results_shows_tasks_and_averages_with_known_chance_levels(paths, compare) -> None:
     write_results(paths[0] / "tasks.jsonl", meta={"chance": 0.1})
     found = compare(paths)
     assert found.cells("acc1", "CIFAR-10") == ["10.0 %", "2.0 %", "–"]
@@ -292,7 +292,7 @@ def test_a_run_with_task_results_shows_both_with_chance_where_it_was_computed(pa
     assert found.cells()
 
 
-def test_tasks_measured_on_other_data_are_told_and_not_compared(paths, compare) -> None:
+def test_tasks_measured_on_other_data_have_a_notice_and_are_not_compared(paths, compare) -> None:
     keys = [("CIFAR-10", "acc1"), ("Datacomp Average", "average")]
     for place, path in enumerate(paths):
         write_results(path / "tasks.jsonl", add=0.001 * place, meta={"data": "a"})
@@ -308,7 +308,7 @@ def test_tasks_measured_on_other_data_are_told_and_not_compared(paths, compare) 
     assert [found.difference(key, "neuclip") for key in keys] == [None, None]
 
 
-def test_of_task_results_a_line_cut_off_by_a_kill_costs_only_itself(tmp_path, compare) -> None:
+def test_an_incomplete_last_line_of_task_results_is_skipped(tmp_path, compare) -> None:
     path = write_results(tmp_path / "cut.jsonl")
     whole = path.read_text().splitlines()
     path.write_text("\n".join(whole[:5]) + "\n" + whole[5][:20])
@@ -348,7 +348,7 @@ def test_a_mean_is_taken_where_all_runs_have_a_value_and_dashes_tell_groups_of_o
     assert line["points"] == [[200, 0.35], [300, 0.6]]
 
 
-def test_every_form_holds_the_figures_and_the_notices(paths, tmp_path, capsys) -> None:
+def test_every_output_format_has_the_figures_and_the_notices(paths, tmp_path, capsys) -> None:
     interrupt(paths[0])
     RunFolder(paths[5]).summary.unlink()
     outputs = {ending: tmp_path / "new" / f"all.{ending}" for ending in ("html", "md", "tex", "csv")}

@@ -102,7 +102,7 @@ def test_a_hostile_text_is_shown_and_not_run_wherever_it_comes_from(run: RunFold
 
 
 @pytest.mark.parametrize("source", ["https://example.org/spy.png", 'data:image/png;base64,AA" onerror="alert(3)'])
-def test_an_image_that_the_file_does_not_hold_is_not_shown(source: str) -> None:
+def test_an_image_that_is_not_embedded_in_the_file_is_not_shown(source: str) -> None:
     text = render_html(Page("pairs", "x", sections=[Section("", [Gallery("", [Query("a dog", source)])])]))
     assert [one.attributes["src"] for one in read_page(text).all("img")] == [""]
     assert "example.org" not in text and "onerror" not in text
@@ -145,12 +145,12 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_table_is_escaped_as_its_readers_need_it(form) -> None:
+def test_a_table_is_escaped_for_its_format(form) -> None:
     assert form(TABLE).splitlines() == FORMS[form]
     assert "12.3 ± 0.4 % (+1.2 [−0.3, +2.7])" in text_table(TABLE, notes=True)
 
 
-def test_a_page_that_cannot_be_written_is_a_failure_in_one_line(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "page.html").mkdir()
     with pytest.raises(RunFailed, match=r"cannot write .*page\.html: .*; free some space or change the permissions"):
         write_page(tmp_path / "page.html", "text")

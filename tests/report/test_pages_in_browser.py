@@ -127,7 +127,7 @@ def test_the_comparison_fits_its_window_and_so_do_many_groups_with_long_names(
     expect_fit(browse(tab, compare(many), width) | {"scrolling": [], "crossing": []}, width)
 
 
-def test_the_pointer_reads_the_values_and_leaving_shows_the_last_ones(
+def test_the_legend_shows_the_values_under_the_pointer_or_the_last_ones(
     tab: Tab, run: RunFolder, comparison: Path
 ) -> None:
     browse(tab, write_report(run), 1280)
@@ -145,7 +145,7 @@ def test_the_pointer_reads_the_values_and_leaving_shows_the_last_ones(
     assert values(tab, "Calibration").startswith("fastclip, mean of 3: 1.10 ")  # zeros are kept
 
 
-def test_without_a_script_last_values_and_tables_remain(tab: Tab, run: RunFolder) -> None:
+def test_without_javascript_last_values_and_tables_remain(tab: Tab, run: RunFolder) -> None:
     tab.command("Emulation.setScriptExecutionDisabled", value=True)
     try:
         tab.command("Page.navigate", url=write_report(run).as_uri())

@@ -41,7 +41,7 @@ def test_the_same_files_make_the_same_page_to_the_byte_whenever_they_were_writte
     assert write_report(run).read_bytes() == first
 
 
-def test_tiles_say_what_was_reached_against_chance_and_at_what_cost(run: RunFolder) -> None:
+def test_tiles_show_results_with_chance_and_cost(run: RunFolder) -> None:
     assert page_of(run).tiles == {
         "Image to text recall@1": ("39.9 %", f"383x chance; {NEW}, 1,143 images, 960 captions, 0.84 per image"),
         "Text to image recall@1": ("35.1 %", f"337x chance; {NEW}, 1,143 images, 960 captions, 0.84 per image"),
@@ -65,7 +65,7 @@ def test_the_head_has_method_model_data_and_the_start_in_utc(run: RunFolder) -> 
         assert "UTC" not in page_of(run).text and facts in page_of(run).text
 
 
-def test_what_was_not_measured_has_no_tile_and_no_chart(run: RunFolder) -> None:
+def test_unmeasured_figures_have_no_tile_and_no_chart(run: RunFolder) -> None:
     keep_only(run, "settings", "records")
     records = [{"samples": line["samples"], "loss": line["loss"]} for line in read_lines(run.records)]
     write_lines(run.records, [*records, {"samples": 512_000, "samples_per_second": 99.0}])
@@ -75,7 +75,7 @@ def test_what_was_not_measured_has_no_tile_and_no_chart(run: RunFolder) -> None:
     assert "The model was not evaluated." in page.text and "The normalizer error was not measured." in page.text
 
 
-def test_a_run_that_goes_on_says_how_far_it_is_and_a_budget_counts_in_whole_batches(run: RunFolder) -> None:
+def test_an_unfinished_run_shows_its_progress_in_whole_batches(run: RunFolder) -> None:
     assert page_of(run).notices == []  # it saw all of its 512,000 samples; the budget of 512,060 is no batch more
     run.summary.unlink()
     write_lines(run.records, read_lines(run.records)[:100])
@@ -114,13 +114,13 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("value", CALIBRATIONS)
-def test_a_calibration_says_what_it_means(run: RunFolder, value: float) -> None:
+def test_a_calibration_is_explained(run: RunFolder, value: float) -> None:
     change_json(run.summary, calibration=value)
     assert page_of(run).tiles["Calibration"][1].startswith(f"{CALIBRATIONS[value]}; ")
 
 
 @pytest.mark.parametrize(("error", "batch"), ERRORS)
-def test_an_error_is_compared_with_that_of_a_mini_batch(run: RunFolder, error: float, batch: float) -> None:
+def test_a_normalizer_error_is_compared_with_a_mini_batchs(run: RunFolder, error: float, batch: float) -> None:
     write_lines(run.evaluation, [{"samples": 9, "normalizer_error.method": error, "normalizer_error.minibatch": batch}])
     assert page_of(run).tiles["Normalizer error"][1] == ERRORS[error, batch]
 
@@ -221,7 +221,7 @@ for name, kind in OBJECTIVES.items():
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_run_is_told_what_was_seen_and_what_to_try(tmp_path: Path, name: str) -> None:
+def test_findings_say_what_happened_and_what_to_try(tmp_path: Path, name: str) -> None:
     changes, sentence = RULES[name]
     run, parts = RunFolder(tmp_path), QUIET | changes
     run.settings.write_text(yaml.safe_dump(QUIET_SETTINGS | parts["settings"]))
@@ -251,7 +251,7 @@ def test_every_figure_of_an_evaluation_is_in_its_tables(run: RunFolder) -> None:
     assert "Before and after" not in page.text
 
 
-def test_what_is_no_finite_number_or_belongs_nowhere_is_no_figure(run: RunFolder) -> None:
+def test_values_that_are_not_finite_numbers_and_lines_without_samples_are_ignored(run: RunFolder) -> None:
     good = {"samples": 3, "a.top1": 0.5}
     huge = '{"samples": 4, "b.top1": 1e300, "c.top1": 1' + "0" * 400 + ', "d.top1": true, "e.top1": "1", "f.top1": [1]}'
     write_lines(run.evaluation, [{"samples": None, "a.top1": 0.9}, good, {"a.top1": 0.7}])
@@ -366,14 +366,14 @@ def test_a_damaged_file_is_named_in_one_line_with_what_to_do(run: RunFolder, nam
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_line_cut_off_by_a_kill_costs_only_itself(run: RunFolder) -> None:
+def test_an_incomplete_last_record_is_skipped(run: RunFolder) -> None:
     before = page_of(run).charts
     with run.records.open("a") as file:
         file.write('{"samples": 9')
     assert page_of(run).charts == before
 
 
-def test_folders_of_no_run_are_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"is not a run: it has no settings\.yaml"):
         write_report(RunFolder(tmp_path / "empty"))

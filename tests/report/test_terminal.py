@@ -74,7 +74,7 @@ def test_a_summary_has_cost_recall_against_chance_normalizer_and_skipped_samples
     assert text() == WHOLE
 
 
-def test_a_run_without_evaluation_and_normalizer_says_only_what_it_knows() -> None:
+def test_a_summary_without_evaluation_and_normalizer_is_one_line() -> None:
     assert len(text(evaluation={}, calibration=None, skipped={}, normalizer_error={}).splitlines()) == 1
     odd = {"a.images": 840, "samples": 3, "a.top1": None, "b.top1": "x"}  # counts alone, and what is no number
     assert "Zero-shot" not in text(evaluation=odd)
@@ -89,20 +89,20 @@ def test_skipped_samples_of_held_out_sets_and_those_that_were_never_indexed_are_
     assert "2 (4.0 % could not be indexed): 2 x shard is cut off" in lost
 
 
-def test_a_set_that_is_not_measured_says_so() -> None:
+def test_the_headline_and_the_summary_name_sets_that_were_not_measured() -> None:
     figures, reason = {"icons.images": 840, "icons.skipped": 120}, {"icons": "120 of 960 samples cannot be used"}
     assert f"Not measured:\n  icons  {reason['icons']}\n" in text(evaluation=figures, not_measured=reason)
     assert headline_text(figures, reason) == f"icons not measured: {reason['icons']}"
 
 
-def test_many_captions_that_fill_the_context_are_told_with_the_remedy() -> None:
+def test_many_truncated_captions_are_reported_with_a_remedy() -> None:
     remedy = "give --model.name small"
     assert "fill the context" not in text(remedy)
     truncated = text(remedy, truncated_captions=0.1)
     assert truncated.endswith(f"Captions that fill the context (possibly truncated): 10.0 %; {remedy}")
 
 
-def test_what_a_run_began_with_and_read_is_said() -> None:
+def test_a_summary_has_the_figures_before_training_and_the_stored_features() -> None:
     lines = text(evaluation_at_start={"groups.top1": 0.1}, stored_features=["image", "text"]).splitlines()
     assert lines[1:4] == [
         "Read stored image and text features.",

@@ -139,7 +139,7 @@ def test_an_answer_that_comes_after_a_later_search_is_not_shown(tab, page):
     assert "“later words”" in tab.evaluate(STATUS)
 
 
-def test_what_is_no_image_or_too_large_is_said_and_the_page_goes_on(tab, page, tmp_path):
+def test_a_file_that_is_no_image_or_too_large_shows_an_error_and_the_page_still_works(tab, page, tmp_path):
     (tmp_path / "words.png").write_text("not an image")
     (tmp_path / "large.png").touch()
     (tmp_path / "large.png").open("r+b").truncate((64 << 20) + 1)
@@ -160,7 +160,7 @@ def test_what_is_no_image_or_too_large_is_said_and_the_page_goes_on(tab, page, t
     assert tab.evaluate(ERROR) == ""
 
 
-def test_a_page_whose_server_has_ended_says_so(tab, built, photos):
+def test_a_page_whose_server_has_stopped_shows_an_error(tab, built, photos):
     with page_of({"first": built}, photos) as page:
         tab.open(page.address)
     enter(tab, "red")

@@ -89,7 +89,7 @@ NO_IMAGES = ["12", "13", "-1", "9" * 5000]  # does not decode, is none, is none,
 
 
 @pytest.mark.parametrize("path", [*NOT_THERE, *(f"image/small/{number}" for number in NO_IMAGES)])
-def test_nothing_else_can_be_asked_for(page, path):
+def test_other_paths_are_not_found(page, path):
     answer = ask(page, path)
     assert answer.status == 404 and b"not an image" not in answer.body
 
@@ -149,9 +149,9 @@ def test_every_answer_lets_the_browser_load_nothing_from_elsewhere(page):
 
 BAD_QUERIES = {
     b'{"text": " "}': "the query is empty",
-    b'{"text": 3}': "not a text",
-    b'{"like": 999}': "not a text",
-    b'{"like": true}': "not a text",
+    b'{"text": 3}': "must be a text",
+    b'{"like": 999}': "must be a text",
+    b'{"like": true}': "must be a text",
     b'{"like": ' + b"9" * 5000 + b"}": "not a JSON object",
     b'{"like": 12}': "zz broken.png cannot be opened (image does not decode)",
     b"[1]": "not a JSON object",
@@ -169,7 +169,7 @@ def test_a_query_that_cannot_be_answered_says_why(page, kind, queries):
         assert answer.status == 400 and words in answer.body.decode(), body[:20]
 
 
-def test_an_upload_above_the_limit_is_told_so_however_much_it_sends(page, monkeypatch):
+def test_an_upload_above_the_limit_gets_an_answer_whatever_its_size(page, monkeypatch):
     monkeypatch.setattr("neuclip.search.server.LARGEST_UPLOAD", 1 << 20)
     for size in ((1 << 20) + 1, 24 << 20):  # more than the connection buffers: who is cut off sees no answer
         answer = ask(page, "search", b"\0" * size, content_type="image/png")
@@ -178,12 +178,12 @@ def test_an_upload_above_the_limit_is_told_so_however_much_it_sends(page, monkey
     assert ask(page, "search", method="POST", transfer_encoding="chunked").status == 411
 
 
-def test_a_folder_that_is_gone_is_said_and_what_was_embedded_is_still_found(built, photos, capfd):
+def test_embedded_images_are_found_after_their_folder_is_gone_and_opening_one_is_an_error(built, photos, capfd):
     with page_of({"first": built}, photos) as page:
         shutil.rmtree(photos)
         assert ask(page, "image/small/0").status == 404
         answer = search(page, like=0)
-        assert answer.status == 400 and b"cannot be opened (image file cannot be read); start neuclip" in answer.body
+        assert answer.status == 400 and b"cannot be opened (image file cannot be read); if the folder" in answer.body
         assert search(page, text="red").status == ask(page, "").status == 200
     assert capfd.readouterr().err == ""
 
@@ -191,7 +191,7 @@ def test_a_folder_that_is_gone_is_said_and_what_was_embedded_is_still_found(buil
 @pytest.mark.parametrize(
     ("word", "status", "words"), [("full", 400, "the disk is full"), ("bug", 500, "the terminal shows it")]
 )
-def test_a_failure_is_answered_and_the_page_goes_on(page, capfd, word, status, words):
+def test_a_failure_is_answered_and_the_server_still_works(page, capfd, word, status, words):
     answer = search(page, text=word)
     assert answer.status == status and words in answer.body.decode()
     assert ("ZeroDivisionError: a bug" in capfd.readouterr().err) == (word == "bug")

@@ -158,7 +158,7 @@ def test_a_damaged_index_is_made_again(built, photos, damage):
     assert searched(built, photos)[1] == 0
 
 
-def test_a_flipped_bit_anywhere_is_found_or_harms_nothing(built, tmp_path):
+def test_a_flipped_bit_is_detected_or_harmless(built, tmp_path):
     (tmp_path / os.fsdecode(b"\xe9.png")).write_bytes(image_bytes(3))
     (tmp_path / "b.png").write_bytes(b"")
     before, _ = searched(built, tmp_path)
@@ -203,13 +203,13 @@ def test_a_folder_of_bad_images_alone_has_no_matches(built, tmp_path):
         assert searcher.by_text("red", top=3) == [] and searcher.faults == {"a.png": "image does not decode"}
 
 
-def test_half_a_character_in_a_query_is_a_character_that_is_not_known(built, photos):
+def test_a_lone_surrogate_in_a_query_is_an_unknown_character(built, photos):
     searcher, _ = searched(built, photos)
     strict = replace(built, tokenize=lambda texts: built.tokenize([text.encode().decode() for text in texts]))
     assert replace(searcher, built=strict).by_text("caf\udce9", top=3) == searcher.by_text("caf?", top=3)
 
 
-def test_what_cannot_be_searched_is_one_line(built, photos, tmp_path):
+def test_an_invalid_folder_or_query_is_an_error_of_one_line(built, photos, tmp_path):
     searcher, _ = searched(built, photos)
     with pytest.raises(UserError, match="the query is empty"):
         searcher.by_text("  ", top=1)

@@ -49,8 +49,8 @@ def merge(
 ) -> int:
     """neuclip merge BASE RUN [FOLDER] [--weight 0.5]
 
-    Averages the weights of BASE, a pretrained model, and of RUN, which was fine-tuned from it (WiSE-FT). The merged
-    model often keeps most of what BASE knew and most of what RUN learnt. It is written as an open_clip folder.
+    Averages the weights of two models: BASE, and RUN, which was fine-tuned from BASE (WiSE-FT). The merged model often
+    keeps most of what BASE knew and most of what RUN learnt. It is written as an open_clip folder.
     BASE and RUN are runs, checkpoints or local-dir:FOLDER.
 
     --weight: weight of RUN in the average: 0 gives BASE, 1 gives RUN [default: 0.5]

@@ -12,7 +12,7 @@ def report(run: str, *runs: str) -> int:
     """neuclip report RUN...
 
     Writes report.html into each run's folder and prints its path. The report is one self-contained file with all
-    curves and figures. It is made from the run's records alone, so you can write it while the run is training.
+    curves and figures. It is made from the run's records alone, and can be written while the run is training.
 
     neuclip report runs/first
     neuclip report runs/first runs/second
@@ -45,8 +45,8 @@ def compare(
     --output: files to write; the suffix chooses the format: .html the page, .md or .tex the table of final figures,
         .csv one row per run and figure
     --against: group that the others are compared with; default: the first
-    --measure: figure that you chose before training, such as new.image_to_text_recall_at_1; only this figure then gets
-        a verdict
+    --measure: figure that you chose before training, such as new.image_to_text_recall_at_1; its differences get a
+        verdict, and no others are bold
 
     neuclip compare runs/clip-* runs/neuclip-*
     neuclip compare runs/neuclip ViT-B-32.jsonl --output compare.html,table.tex,figures.csv

@@ -115,8 +115,8 @@ class Embedder:
         )
 
     def check_bad_share(self, source: Source, faults: Sequence[Fault]) -> None:
-        """Raise TooManyBadSamples if the share of bad samples is too large. Samples that could not be indexed count as
-        bad."""
+        """Raise TooManyBadSamples if the share of bad samples is too large. It is exact, because each sample was read
+        once. Samples that could not be indexed count as bad."""
         unindexed, size, limit = count_unindexed(source), len(source), self.max_bad_share
         if len(faults) + unindexed > limit * (size + unindexed) or len(faults) == size:
             raise TooManyBadSamples(source, faults, limit)
@@ -234,7 +234,8 @@ class Embedder:
 
 
 def make_room(known: dict[Hashable, np.ndarray]) -> None:
-    """Clear the cache if it is too large. This is done before a set is embedded, never during."""
+    """Clear the cache if it is too large. Called before a set is embedded: memory is bounded by the features of one set
+    and MOST_KNOWN others."""
     if len(known) > MOST_KNOWN:
         known.clear()
 

@@ -238,8 +238,8 @@ def facts_of_data(opened: TaskData) -> dict[str, str]:
     if isinstance(opened, ZeroShotTask):
         groups = None if opened.metadata is None else opened.metadata.tolist()
         data = _sha256([images, unindexed, opened.classnames, opened.templates, opened.labels, groups])
-        own = opened.templates != list(DEFAULT_TEMPLATES)
-        return {"data": data, "templates": _sha256(opened.templates) if own else DEFAULT_PROMPTS}
+        is_default = opened.templates == list(DEFAULT_TEMPLATES)
+        return {"data": data, "templates": DEFAULT_PROMPTS if is_default else _sha256(opened.templates)}
     if isinstance(opened, Puzzles):
         puzzles = [[puzzle.cue, puzzle.candidates, puzzle.associations] for puzzle in opened.puzzles]
         return {"data": _sha256([images, unindexed, puzzles])}

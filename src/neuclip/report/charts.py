@@ -129,10 +129,10 @@ def group_lines(groups: Mapping[str, Sequence[list[Point]]], *, noisy: bool = Fa
     """One line per group that has points: the mean of its runs, with the runs behind it. Noisy values are smoothed; for
     a single run, the values themselves are drawn behind the smoothed line."""
     lines = []
-    for place, (name, runs) in enumerate(groups.items()):
+    for index, (name, runs) in enumerate(groups.items()):
         curves = [points for points in runs if points]
         drawn = [smooth(points, log=log) for points in curves] if noisy else curves
-        look = {"colour": place % MOST_COLOURS, "dash": place}
+        look = {"colour": index % MOST_COLOURS, "dash": index}
         if len(drawn) > 1:
             lines.append(Line(f"{name}, mean of {len(drawn)}", mean_curve(drawn), drawn, **look))
         elif drawn:
@@ -147,9 +147,9 @@ def smooth(points: Sequence[Point], *, log: bool = False) -> list[Point]:
     values = [math.log(value) if log else value for value in clip_outliers([value for _, value in points])]
     sums = [0.0, *accumulate(values)]
     widest, smoothed = max(1, round(SMOOTHING * len(points))), []
-    for place, (samples, _) in enumerate(points):
-        first = max(0, place - widest)
-        end = min(len(points), place + (place - first) + 1)
+    for index, (samples, _) in enumerate(points):
+        first = max(0, index - widest)
+        end = min(len(points), index + (index - first) + 1)
         mean = (sums[end] - sums[first]) / (end - first)
         smoothed.append((samples, math.exp(mean) if log else mean))
     return smoothed

@@ -358,11 +358,11 @@ def group_members(members: Sequence[Member]) -> list[Group]:
             member = replace(member, name=str(member.path))
         key = json.dumps(member.settings, sort_keys=True) if member.settings else str(member.path)
         by_settings.setdefault(key, []).append(member)
-    groups = [sorted(ours, key=lambda one: (one.seed or 0, one.name)) for ours in by_settings.values()]
-    titles = [group_name(ours) for ours in groups]
+    groups = [sorted(alike, key=lambda one: (one.seed or 0, one.name)) for alike in by_settings.values()]
+    titles = [group_name(group) for group in groups]
     return [
-        Group(ours[0].name if titles.count(title) > 1 else title, ours)
-        for title, ours in zip(titles, groups, strict=True)
+        Group(group[0].name if titles.count(title) > 1 else title, group)
+        for title, group in zip(titles, groups, strict=True)
     ]
 
 

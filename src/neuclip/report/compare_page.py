@@ -74,10 +74,10 @@ def verdicts(comparison: Comparison) -> Iterator[str]:
                 continue
             better = measure.better * gap.mean > 0
             word = ("better than" if better else "worse than") if gap.is_shown else "not shown to differ from"
-            shown = difference_text(gap, measure, decimals(group.values(measure), measure))
+            difference = difference_text(gap, measure, decimals(group.values(measure), measure))
             yield (
-                f"{measure.words} on {measure.dataset}: {group.name} is {word} {comparison.baseline.name}, {shown} "
-                f"over {gap.seeds} seeds."
+                f"{measure.words} on {measure.dataset}: {group.name} is {word} {comparison.baseline.name}, "
+                f"{difference} over {gap.seeds} seeds."
             )
 
 
@@ -143,13 +143,13 @@ def figure_cell(comparison: Comparison, group: Group, measure: Measure) -> Cell:
         return Cell(UNKNOWN)
     places = decimals(values, measure)
     text = " ± ".join(figure_text(value, measure, places) for value in (mean(values), *spread(values)))
-    shown = [member for member in group.counted if measure in member.figures]
-    each = ", ".join(f"{member.name}: {measure.text(member.figures[measure])}" for member in shown)
+    members = [member for member in group.counted if measure in member.figures]
+    each = ", ".join(f"{member.name}: {measure.text(member.figures[measure])}" for member in members)
     gap = comparison.difference(group, measure)
     return Cell(
         f"{text} %" if measure.percent else text,
         difference_text(gap, measure, places) if gap else "",
-        each if len(shown) > 1 else "",
+        each if len(members) > 1 else "",
         strong=gap is not None and gap.is_shown and comparison.gets_verdict(measure),
     )
 
@@ -187,12 +187,12 @@ def difference_text(gap: Difference, measure: Measure, places: int | None) -> st
 def settings_table(groups: Sequence[Group]) -> Table:
     """A table of the settings in which the groups differ; settings that all groups have come first."""
     settings = [group.members[0].settings for group in groups]
-    known = [ours for ours in settings if ours]
-    names = dict.fromkeys(name for ours in known for name in ours)
-    different = [name for name in names if len({setting_text(ours.get(name)) for ours in known}) > 1]
+    known = [one for one in settings if one]
+    names = dict.fromkeys(name for one in known for name in one)
+    different = [name for name in names if len({setting_text(one.get(name)) for one in known}) > 1]
     rows = [
-        [name, *(setting_text(ours[name]) if name in ours else UNKNOWN for ours in settings)]
-        for name in sorted(different, key=lambda name: not all(name in ours for ours in known))
+        [name, *(setting_text(one[name]) if name in one else UNKNOWN for one in settings)]
+        for name in sorted(different, key=lambda name: not all(name in one for one in known))
     ]
     return Table("", ["setting", *(group.name for group in groups)], rows, 1 + len(groups))
 

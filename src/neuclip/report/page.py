@@ -166,8 +166,8 @@ def text_table(table: Table, *, notes: bool = False) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
-            cell.ljust(width) if place < table.text_columns else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if index < table.text_columns else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     )
@@ -177,7 +177,7 @@ def text_table(table: Table, *, notes: bool = False) -> str:
 def markdown_table(table: Table) -> str:
     """The table in GitHub's Markdown, with the notes below it."""
     head, *rows = escaped_rows(table, lambda text: text.translate(MARKDOWN_LETTERS), "**{}**")
-    rule = ["---" if place < table.text_columns else "---:" for place in range(len(head))]
+    rule = ["---" if index < table.text_columns else "---:" for index in range(len(head))]
     notes = "".join(f"\n{note.translate(MARKDOWN_LETTERS)}\n" for note in table.notes if note)
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows)) + notes
 
@@ -186,7 +186,7 @@ def latex_table(table: Table) -> str:
     """The table as a LaTeX tabular with booktabs, with the notes as comments above it."""
     rows = escaped_rows(table, lambda text: text.translate(LATEX_LETTERS), r"\textbf{{{}}}")
     head, *body = [" & ".join(row) + r" \\" for row in rows]
-    columns = "".join("l" if place < table.text_columns else "r" for place in range(len(table.head)))
+    columns = "".join("l" if index < table.text_columns else "r" for index in range(len(table.head)))
     notes = [f"% {' '.join(note.split())}" for note in (r"\usepackage{booktabs}", *table.notes) if note]
     lines = [*notes, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
     return "\n".join([*lines, r"\end{tabular}"]) + "\n"

@@ -148,9 +148,9 @@ def main_charts(run: RunContents) -> list[Chart]:
     loss, *others = [curve.chart({run.name: [run.records]}) for curve in CURVES if curve.main]
     batch = f"a mini-batch of {run.settings.get('train.batch_size', '?')}"
     names = {ERROR_KEY: run.objective or "this run", BATCH_ERROR_KEY: batch}
-    points = {words: column(run.evaluations, key) for key, words in names.items()}
+    curves = {words: column(run.evaluations, key) for key, words in names.items()}
     errors = error_chart(
-        [Line(words, ours, colour=place, dash=place) for place, (words, ours) in enumerate(points.items()) if ours]
+        [Line(words, points, colour=i, dash=i) for i, (words, points) in enumerate(curves.items()) if points]
     )
     charts = [loss, recall_chart(run.evaluations), *others, errors, merge_chart(run)]
     return [chart for chart in charts if chart.lines]
@@ -164,16 +164,16 @@ def more_charts(run: RunContents) -> list[Chart]:
 def recall_chart(lines: list[Figures], title: str = "Recall@1 on held-out data", **options: Any) -> Chart:
     """A chart with one colour per held-out set and one dash pattern per direction; empty with fewer than two
     evaluations."""
-    shown = [one for one in find_measures(lines[-1] if len(lines) > 1 else {}) if one.main and one.of_retrieval]
-    names = short_names(list(dict.fromkeys(one.dataset for one in shown)))
+    recalls = [one for one in find_measures(lines[-1] if len(lines) > 1 else {}) if one.main and one.of_retrieval]
+    names = short_names(list(dict.fromkeys(one.dataset for one in recalls)))
     drawn = [
         Line(
             f"{names[one.dataset]}, {one.words.removesuffix(' recall@1')}",
             column(lines, one.key),
             colour=list(names).index(one.dataset),
-            dash=place,
+            dash=index,
         )
-        for place, one in enumerate(shown)
+        for index, one in enumerate(recalls)
     ]
     return Chart(title=title, unit="recall@1", lines=drawn, percent=True, dots=True, **options)
 
@@ -238,9 +238,9 @@ def galleries(run: RunContents) -> list[Notes | Gallery]:
         queries = {name: [read_query(one) for one in run.gallery.get(name, [])] for name in list(DIRECTIONS)[:2]}
         lead = f"From {run.gallery.get('dataset')}. The queries are drawn at random with the run's seed."
     blocks = [
-        Gallery(f"{DIRECTIONS[name][0].capitalize()}: {count_right(ours)}", ours)
-        for name, ours in queries.items()
-        if ours
+        Gallery(f"{DIRECTIONS[name][0].capitalize()}: {count_right(listed)}", listed)
+        for name, listed in queries.items()
+        if listed
     ]
     return [Notes([lead]), *blocks] if blocks else []
 
