@@ -102,7 +102,7 @@ def test_the_command_prints_the_definition_the_eps_and_a_judgement_per_run(runs,
     assert text.startswith("mean over anchors of (log estimate - log exact normalizer)^2")
     assert "eps 1e-5 for all; 20 anchors (seed 0)" in text and "(trained with eps 1e-6)\n" in text
     assert f"{names[1]}, clip, batch 12: the error is as large as a mini-batch's (trained with eps 1e-4)\n" in text
-    assert max(map(len, text.splitlines())) < 120 + len(names[0]) and "3 of 4 checkpoints measured" in told
+    assert max(map(len, text.splitlines())) < 120 + len(names[0]) and "measured 3 of 4 checkpoints" in told
 
 
 def test_runs_that_cannot_be_compared_are_refused_in_one_line(runs, train, tmp_path, capsys):
