@@ -52,8 +52,8 @@ def sets(tmp_path):
     return tmp_path / "sets"
 
 
-def get(name, root, agree=lambda copies: None):
-    (got,) = get_sets(choose_tasks(name), root, agree)
+def get(name, root, confirm=lambda copies: None):
+    (got,) = get_sets(choose_tasks(name), root, confirm)
     return got
 
 

@@ -16,7 +16,7 @@ from neuclip.secrets import without_queries
 from neuclip.tasks import Task, choose_tasks, default_root
 
 if TYPE_CHECKING:
-    from neuclip.data.evaluation_sets import Got, HubCopy
+    from neuclip.data.evaluation_sets import HubCopy, SetStatus
 
 
 def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: bool = False) -> int:
@@ -53,7 +53,7 @@ def get(*names: str, to: str = "", yes: bool = False, list: bool = False, json: 
     return 0 if all(one.folder for one in sets) else 1
 
 
-def print_sets(sets: Sequence[Got]) -> None:
+def print_sets(sets: Sequence[SetStatus]) -> None:
     """Print the folder of each available set; counts, warnings and failures go to stderr."""
     for one in sets:
         if one.folder is None:

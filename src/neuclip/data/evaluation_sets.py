@@ -18,7 +18,7 @@ from neuclip.data.locations import DATASET_TYPE, SHARD_COUNT
 from neuclip.data.source import fingerprint
 from neuclip.data.task_sets import CLASSNAMES, TEMPLATES, Puzzles, ZeroShotTask
 from neuclip.errors import RunFailed, UserError
-from neuclip.files import write_json
+from neuclip.files import existing_parent, write_json
 from neuclip.formatting import byte_size
 from neuclip.progress import track
 from neuclip.tasks import Task
@@ -30,7 +30,7 @@ SPARE = 1.02  # times the bytes of the download: space for the indexes beside th
 
 
 @dataclass(frozen=True)
-class Got:
+class SetStatus:
     """A task's set in the root folder, or the reason why it could not be obtained."""
 
     task: Task
@@ -54,8 +54,8 @@ class NotOnTheHub(RunFailed):
     """The hub can be reached, but has no copy of a task in the layout."""
 
 
-def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]], None]) -> list[Got]:
-    """Download the sets that are missing in the root folder, and check all of them. `agree` receives the list of
+def get_sets(tasks: Sequence[Task], root: Path, confirm: Callable[[list[HubCopy]], None]) -> list[SetStatus]:
+    """Download the sets that are missing in the root folder, and check all of them. `confirm` receives the list of
     downloads before the first one, and raises UserError if the user declines. After an interruption, the same call
     continues.
 
@@ -69,16 +69,16 @@ def get_sets(tasks: Sequence[Task], root: Path, agree: Callable[[list[HubCopy]],
         try:
             copies.append(find_copy(task, root))
         except NotOnTheHub as error:
-            got[task.key] = Got(task, None, str(error), {})
+            got[task.key] = SetStatus(task, None, str(error), {})
     if copies:
         refuse_no_room(root, sum(copy.bytes for copy in copies))
-        agree(copies)
+        confirm(copies)
     for copy in copies:
         got[copy.task.key] = download(copy, root)
     return [got[task.key] for task in tasks]
 
 
-def _check_there(task: Task, folder: Path) -> Got:
+def _check_there(task: Task, folder: Path) -> SetStatus:
     """Check a set that is already in the root folder. A broken one is never replaced: it may be the user's own work."""
     try:
         return check_set(task, folder, "there")
@@ -114,7 +114,7 @@ def find_copy(task: Task, root: Path) -> HubCopy:
     raise NotOnTheHub(f"{reason}; {by_hand(task, root)}")
 
 
-def download(copy: HubCopy, root: Path) -> Got:
+def download(copy: HubCopy, root: Path) -> SetStatus:
     """Download a set to a partial folder, check it, and then rename the folder: a broken or incomplete set never has
     the task's folder name."""
     from huggingface_hub import snapshot_download
@@ -134,7 +134,7 @@ def download(copy: HubCopy, root: Path) -> Got:
         shutil.rmtree(partial / ".cache", ignore_errors=True)
     write_json(partial / PROVENANCE, {"task": task.key, "repository": copy.repository, "revision": copy.revision})
     partial.rename(folder)
-    return Got(task, folder, got.status, got.counts, got.notes)
+    return SetStatus(task, folder, got.status, got.counts, got.notes)
 
 
 def partial_folder(task: Task, root: Path) -> Path:
@@ -158,8 +158,7 @@ def by_hand(task: Task, root: Path) -> str:
 
 
 def refuse_no_room(root: Path, size: int) -> None:
-    existing = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing_parent(root)).free
     if size * SPARE > free:
         raise UserError(
             f"{root}: {byte_size(size)} are needed and {byte_size(free)} are free; free some space, or give a folder "
@@ -167,7 +166,7 @@ def refuse_no_room(root: Path, size: int) -> None:
         )
 
 
-def check_set(task: Task, folder: Path, status: str) -> Got:
+def check_set(task: Task, folder: Path, status: str) -> SetStatus:
     """Check a task's set. Raises UserError if something is missing or broken. Counts that differ from the task's are
     only noted: a part of a set, or another version, is useful if its results are not mistaken for the task's."""
     opened = open_task(task, folder)
@@ -188,4 +187,4 @@ def check_set(task: Task, folder: Path, status: str) -> Got:
         expected = {"images": task.size}
     differing = {what: number for what, number in expected.items() if counts[what] != number}
     notes += [f"{counts[what]:,} {what}, the task has {number:,}" for what, number in differing.items()]
-    return Got(task, folder, status, counts, tuple(notes))
+    return SetStatus(task, folder, status, counts, tuple(notes))
