@@ -111,7 +111,7 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
             [(experiment.title, case) for experiment, cases, _ in rows for case in cases]
         ),
     }
-    return Page("index", "Experiments", sections=[Section(title, [one]) for title, one in tables.items() if one.rows])
+    return Page("experiment", "All experiments", sections=[Section(title, [one]) for title, one in tables.items() if one.rows])
 
 
 def predictors_table(cases: Sequence[tuple[str, Case]]) -> Table:
