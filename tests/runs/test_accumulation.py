@@ -178,7 +178,7 @@ class Short(Model):
 
 @pytest.mark.parametrize("micro_batch_size", [0, 3])
 def test_a_model_that_answers_otherwise_is_refused_by_what_it_answers(micro_batch_size):
-    with pytest.raises(TypeError, match="Dictionary returns a dict; put it into a module that does"):
+    with pytest.raises(TypeError, match="Dictionary returns a dict; wrap it in a module that returns a tuple"):
         LargeBatch(Dictionary().double(), micro_batch_size=micro_batch_size)(*batch())
     with pytest.raises(ValueError, match=r"for [38] rows"):
         LargeBatch(Short().double(), micro_batch_size=micro_batch_size)(*batch())
@@ -186,7 +186,7 @@ def test_a_model_that_answers_otherwise_is_refused_by_what_it_answers(micro_batc
 
 def test_what_cannot_be_exact_is_refused():
     images, tokens = batch()
-    with pytest.raises(ValueError, match="put what computes it into the model"):
+    with pytest.raises(ValueError, match="compute this input inside the model"):
         LargeBatch(model_with(), micro_batch_size=3)(images.requires_grad_(), tokens)
     with pytest.raises(ValueError, match="micro_batch_size is -1"):
         LargeBatch(model_with(), micro_batch_size=-1)

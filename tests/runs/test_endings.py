@@ -80,7 +80,7 @@ def test_what_is_not_a_number_is_neither_learned_nor_saved_and_a_checkpoint_of_i
     """The first update breaks the weights, and the loss of the second step shows it."""
     rate = ["--optimizer.learning_rate", "1e30", "--optimizer.warmup", "0", "--checkpoint.every_samples", every]
     away = "move the newest file of .* away to continue from the one before, or " if saved else ""
-    told = rf"not a number at step 1 .*sample ids \d+, .*; stopped before the update; {away}start a new run with"
+    told = rf"NaN or infinity at step 1 .*sample ids \d+, .*; stopped before the update; {away}start a new run with"
     with pytest.raises(RunFailed, match=told):
         train(*rate)
     state = last_checkpoint(tmp_path / "runs" / "r")

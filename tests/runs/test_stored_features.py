@@ -206,5 +206,5 @@ def test_features_for_which_there_is_no_room_are_refused_after_the_first_block(t
     usage = shutil.disk_usage
     little = usage("/")._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: little if str(cache) in str(place) else usage(place))
-    with pytest.raises(RunFailed, match=r"\([\d.]+ kB are needed and 100 bytes free\); free some space"):
+    with pytest.raises(RunFailed, match=r"\([\d.]+ kB are needed and 100 bytes are free\); free some space"):
         train("full", *IMAGE)

@@ -226,7 +226,7 @@ def test_bad_samples_of_every_rank_are_in_one_list(folder):
     ("name", "first", "second", "saved"),
     [
         ("broken", "left with 1", "MemoryError: of the second rank", 4),
-        ("nan", "RunFailed: not a number at step 4 (loss ", "left with 1", 3),
+        ("nan", "RunFailed: NaN or infinity at step 4 (loss ", "left with 1", 3),
         ("bad", "RunFailed: ", "left with 1", None),
         ("odd", "UserError: ", "left with 2", None),
         ("stopped", "RunInterrupted: stopped and saved at 32 of 96", "left with 143", 4),

@@ -1,1 +1,1 @@
-"""The training loop and what it calls. It knows no files of a run: saving and evaluation are handed to it."""
+"""The training loop and what it calls. It reads and writes no run files: its caller passes in `save` and `evaluate`."""

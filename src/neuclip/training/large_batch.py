@@ -1,4 +1,4 @@
-"""The exact gradient of a large batch through a model that sees a part of it at a time, in anybody's loop."""
+"""The exact gradient of a large batch through a model that sees a part of it at a time, for any training loop."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ WRAPPERS = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
 
 
 class LargeBatch(nn.Module):
-    """Calls `model` with at most `micro_batch_size` rows at a time (0: all at once) and answers what the model would
-    for the whole batch, with the gradient of the whole batch.
+    """Calls `model` with at most `micro_batch_size` rows at a time (0: all at once) and returns the model's output for
+    the whole batch, with the gradient of the whole batch.
 
     >>> encode = LargeBatch(model, micro_batch_size=256)        # then DistributedDataParallel(encode) on several ranks
     >>> image, text, logit_scale = encode(images, tokens)       # 4,096 pairs, activations of 256
     >>> objective(image, text, logit_scale).backward()          # doctest: +SKIP
 
-    A contrastive loss needs the features of its whole batch at once, and nothing else of the model. The model runs
-    twice: first without a graph, for the features, and in backward once more with one, chunk by chunk. By the chain
-    rule the sum over chunks is the gradient of the whole batch. All of it reaches the parameters at once, so DDP
-    averages over ranks once per step.
+    A contrastive loss needs only the features of the whole batch, not the model's activations. The model runs twice:
+    in forward without a graph, to get the features, and in backward with a graph, chunk by chunk. By the chain rule the
+    sum over chunks is the gradient of the whole batch. The parameters receive it in one piece, and DDP averages over
+    ranks once per step.
 
-    The model takes tensors with a row per pair and returns a tuple: of tensors with a row per pair, and of numbers for
-    all, such as open_clip's logit scale and bias, which are taken, and get their gradient, once. Dropout draws the same
-    in both runs. BatchNorm normalizes each chunk by itself, and its running statistics see each chunk once.
+    The model takes tensors with a row per pair and returns a tuple. Its elements are tensors with a row per pair, or
+    single numbers such as open_clip's logit scale and bias, which receive their gradient once. Dropout draws the same
+    mask in both runs. BatchNorm normalizes each chunk by itself, and updates its running statistics once per chunk.
     """
 
     def __init__(self, model: nn.Module, *, micro_batch_size: int):
@@ -50,16 +50,16 @@ class LargeBatch(nn.Module):
         if count <= 1:
             return _AllUsed.apply(*_outputs(self.model, inputs))
         if any(x.requires_grad for x in inputs):
-            raise ValueError("an input of LargeBatch requires a gradient; put what computes it into the model")
-        # Of nearly equal size: a last chunk of one row would leave BatchNorm without a variance.
+            raise ValueError("an input of LargeBatch requires a gradient; compute this input inside the model")
+        # Chunks of nearly equal size: BatchNorm has no variance over a last chunk of one row.
         chunks = list(zip(*(x.tensor_split(count) for x in inputs), strict=True))
         learned = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return _InChunks.apply(self.model, chunks, *learned)
 
 
 class _AllUsed(torch.autograd.Function):
-    """The identity. What a loss does not use, such as the logit scale in a method with temperatures of its own, gets a
-    gradient of zeros: DDP waits for every parameter."""
+    """The identity. An output that the loss does not use, such as the logit scale in a method with individual
+    temperatures, gets a gradient of zeros: DDP waits for a gradient of every parameter."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, ...]:
@@ -75,7 +75,7 @@ class _InChunks(torch.autograd.Function):
     def forward(ctx: Any, model: nn.Module, chunks: list[tuple[Tensor, ...]], *learned: Tensor) -> tuple[Tensor, ...]:
         device = chunks[0][0].device
         ctx.model, ctx.chunks, ctx.learned, ctx.random = model, chunks, learned, []
-        # As it is now, for the second run too; without its cache, in which cast weights of this run have no graph.
+        # The second run uses the same autocast. Its cache is off: the weights that this run casts have no graph.
         kind, dtype = device.type, torch.get_autocast_dtype(device.type)
         ctx.autocast = torch.autocast(kind, dtype, torch.is_autocast_enabled(kind), cache_enabled=False)
         outputs = []
@@ -83,7 +83,7 @@ class _InChunks(torch.autograd.Function):
             for chunk in chunks:
                 ctx.random.append(random_state(device))
                 outputs.append(_outputs(model, chunk))
-        # A number may be a parameter itself, which must not become an output of this function: hence a copy.
+        # A single number may be a parameter of the model, which must not be an output of this function: clone it.
         return tuple(
             parts[0].clone() if _is_shared(parts[0]) else torch.cat(parts) for parts in zip(*outputs, strict=True)
         )
@@ -92,7 +92,7 @@ class _InChunks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         device, count = ctx.chunks[0][0].device, len(ctx.chunks)
-        # What all rows share gets its gradient once, with the last chunk.
+        # A number that all rows share gets its gradient once, with the last chunk.
         rows = [[None] * (count - 1) + [x] if _is_shared(x) else x.tensor_split(count) for x in gradients]
         sums: list[Tensor | None] = [None] * len(ctx.learned)
         after = random_state(device)
@@ -104,12 +104,12 @@ class _InChunks(torch.autograd.Function):
             pairs = [(y, gradient) for y, gradient in pairs if gradient is not None]
             if not pairs:
                 continue
-            learned, given = zip(*pairs, strict=True)
-            found = torch.autograd.grad(learned, ctx.learned, given, allow_unused=True)
-            for place, gradient in enumerate(found):
+            differentiable, output_gradients = zip(*pairs, strict=True)
+            found = torch.autograd.grad(differentiable, ctx.learned, output_gradients, allow_unused=True)
+            for index, gradient in enumerate(found):
                 if gradient is not None:
-                    # Not in place: autograd may give one tensor to two parameters, such as two that are added.
-                    sums[place] = gradient if sums[place] is None else sums[place] + gradient
+                    # Not in place: autograd may return one tensor for two parameters, such as two that are added.
+                    sums[index] = gradient if sums[index] is None else sums[index] + gradient
         set_random_state(after, device)
         return None, None, *sums
 
@@ -118,8 +118,8 @@ def _outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]
     outputs = model(*inputs)
     if not isinstance(outputs, tuple | list) or not all(isinstance(output, Tensor) for output in outputs):
         raise TypeError(
-            f"LargeBatch needs a model that returns a tuple of tensors, such as (image, text, logit_scale), and "
-            f"{type(model).__name__} returns a {type(outputs).__name__}; put it into a module that does"
+            f"LargeBatch needs a model that returns a tuple of tensors, such as (image, text, logit_scale), but "
+            f"{type(model).__name__} returns a {type(outputs).__name__}; wrap it in a module that returns a tuple"
         )
     wrong = [tuple(output.shape) for output in outputs if not _is_shared(output) and len(output) != len(inputs[0])]
     if wrong:
@@ -146,7 +146,7 @@ def frozen_running_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Of torch's generators on the host and on `device`."""
+    """The states of torch's random generators on the host and on `device`."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

@@ -1,4 +1,4 @@
-"""What a run says about its steps: on logging steps one record over all ranks, written, shown and copied."""
+"""Records of the steps: on logging steps one record over all ranks is written, shown and copied."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from neuclip.records import append_line
 from neuclip.training.run import Run
 
 PHASES = ("data", "towers", "normalizer")
-TOO_LONG = 10_000  # words, for any context
+TOO_LONG = 10_000  # words: more than any context holds
 
 
 class Observer:
-    """Times the phases of each step; on logging steps writes one record, shows it, and copies it to TensorBoard or
-    Weights & Biases, which are closed whatever ends the loop.
+    """Times the phases of each step. On logging steps it writes one record, shows it, and copies it to TensorBoard or
+    Weights & Biases, which it closes when the loop ends, also after an error.
 
     >>> with Observer(run) as observer:                                       # doctest: +SKIP
     ...     with observer.phase("towers"): loss = ...
@@ -50,7 +50,7 @@ class Observer:
         self.resources.close()
 
     def restart_clock(self) -> None:
-        """Time spent on an evaluation or a checkpoint does not count as training speed."""
+        """Measure the speed from here on, without the time that an evaluation or a checkpoint took."""
         self.last_time, self.last_samples = time.perf_counter(), self.run.samples
 
     def logs_at(self, step: int) -> bool:
@@ -58,8 +58,8 @@ class Observer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A GPU runs behind the program and must be waited for at each border, which costs time: only in steps that are
-        logged. A CPU is always timed."""
+        """Inside, time counts for the phase `name`. A GPU works asynchronously and must be waited for at both ends,
+        which costs time: it is timed on logging steps only. A CPU is always timed."""
         device = self.run.device.type
         if device != "cpu" and not self.logs_at(self.run.step + 1):
             yield
@@ -72,7 +72,7 @@ class Observer:
         self.seconds[name] += time.perf_counter() - start
 
     def record(self, loss: Tensor, gradient_norm: Tensor, tokens: Tensor) -> None:
-        """Collective on logging steps; does nothing on the others."""
+        """Write and show the record of a logging step. Collective then; does nothing on other steps."""
         run = self.run
         if not self.logs_at(run.step):
             return
@@ -112,7 +112,7 @@ class Observer:
         return line
 
     def _parts(self, line: dict[str, Any]) -> list[str]:
-        """Most important first: a narrow terminal shows only the first ones."""
+        """The parts of the status line, most important first: a narrow terminal shows only the first ones."""
         run, calibration, accuracy = self.run, line.get("calibration"), line.get("accuracy")
         seconds_per_sample = (time.monotonic() - self.start) / (run.samples - self.first_sample)
         parts = [
@@ -140,7 +140,8 @@ def fit(parts: list[str], width: int) -> str:
 
 
 def open_copies(run: Run, resources: ExitStack) -> Iterator[Callable[[dict[str, float], int], Any]]:
-    """Where records go beside records.jsonl; `resources` closes them. That their packages are there was checked."""
+    """Functions that copy a record to TensorBoard and Weights & Biases, as the settings say; `resources` closes them.
+    `build_run` has checked that their packages are installed."""
     if run.settings.log.tensorboard:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -162,16 +163,16 @@ def open_copies(run: Run, resources: ExitStack) -> Iterator[Callable[[dict[str, 
 
 
 def full_caption_test(tokenize: Callable[[list[str]], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of tokens (b, L) that tells which rows (b,) fill the context, and are perhaps truncated. A caption
-    that ends exactly there is among them: its tokens look the same."""
+    """A function of tokens (b, L) that tells which rows (b,) fill the context, and may be truncated. A caption that
+    just fits is among them: its tokens look the same."""
     empty, too_long = tokenize(["", "a " * TOO_LONG])  # (L,), (L,)
-    # Not simply the last place: a truncated caption has its end token there, and some tokenizers pad with it.
-    place = int((empty != too_long).nonzero()[-1])
-    return lambda tokens: tokens[:, place] != empty[place]
+    # Not simply the last token: a truncated caption has its end token there, and some tokenizers pad with that token.
+    position = int((empty != too_long).nonzero()[-1])
+    return lambda tokens: tokens[:, position] != empty[position]
 
 
 def mean_over_ranks(values: dict[str, float | None], device: torch.device) -> dict[str, float | None]:
-    """Collective. The mean over the ranks that have a value; None where no rank has one."""
+    """The mean of each value over the ranks that have it; None where no rank has it. Collective."""
     host = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
     known = [value is not None and not math.isnan(value) for value in values.values()]
     numbers = [value if here else 0.0 for value, here in zip(values.values(), known, strict=True)]

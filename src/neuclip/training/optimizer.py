@@ -1,4 +1,4 @@
-"""AdamW on the towers: groups, learning rates, clipping, and the stop before a bad update."""
+"""AdamW on the towers: parameter groups, learning rates, clipping, and the check for NaN before an update."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ SLOW_TEMPERATURE, SLOWED_TO = 0.03, 1 / 3
 
 
 class NotFinite(Exception):
-    """Loss or gradient is not a number; nothing was updated."""
+    """Loss or gradient is NaN or infinite. Nothing was updated."""
 
 
 class TowerOptimizer:
-    """One `update(loss, step)` per batch: backward, clip, check, set the rates, step, clamp the temperature."""
+    """AdamW with schedules. `update(loss, step)`, once per batch: backward, clip, check, set the learning rates, step,
+    clamp the temperature."""
 
     def __init__(self, towers: Towers, settings: Settings, plan: Plan, precision: torch.dtype = torch.float32):
         self.towers, self.plan = towers, plan
@@ -37,7 +38,7 @@ class TowerOptimizer:
         # Listed once: a walk through all modules takes a third of a step of locked towers.
         temperature = towers.model.logit_scale
         self.weights = [p for p in towers.parameters() if p.requires_grad and p is not temperature]
-        # Weights may come with a temperature outside the range, as SigLIP's 1/117: it is not cut at the first step.
+        # Loaded weights may have a temperature outside the range, such as SigLIP's 1/117: widen the range to keep it.
         loaded = towers.log_scale
         self.log_scale_range = (
             min(math.log(1 / self.temperature.maximum), loaded),
@@ -51,19 +52,22 @@ class TowerOptimizer:
         return warmup_then_cosine(step, peak=peak, warmup=self.plan.warmup_steps, total=self.plan.steps)
 
     def update(self, loss: Tensor, step: int) -> Tensor:
-        """The norm of the towers' gradient before clipping. Collective: not a number on one rank stops all."""
+        """Take one step (lines 11 and 12 of Algorithm 1). Returns the norm of the towers' gradient before clipping.
+
+        Collective. Raises NotFinite on all ranks if loss or gradient is NaN or infinite on one.
+        """
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.adamw)
         norm, norm_of_temperature = self._clip()
         if self.scaler.is_enabled():
             # With fp16 an overflowing gradient is normal: the scaler skips that step and lowers its scale.
             broken = any_rank(not torch.isfinite(loss.detach()))
-        else:  # the mean of gradients over ranks has brought it to all of them
+        else:  # DDP has averaged the gradients: a NaN of one rank is in those of all ranks
             broken = not torch.isfinite((loss + norm + norm_of_temperature).detach())
         if broken:
             self.adamw.zero_grad(set_to_none=True)
-            whole = torch.hypot(norm, norm_of_temperature).item()
-            raise NotFinite(f"loss {loss.item():.4g}, gradient norm {whole:.4g}")
+            total_norm = torch.hypot(norm, norm_of_temperature).item()
+            raise NotFinite(f"loss {loss.item():.4g}, gradient norm {total_norm:.4g}")
         self._set_rates(step)
         self.scaler.step(self.adamw)
         self.scaler.update()
@@ -72,8 +76,9 @@ class TowerOptimizer:
         return norm
 
     def _clip(self) -> tuple[Tensor, Tensor]:
-        """Clip towers and temperature, each by itself; their norms before. In a robust loss the temperature's gradient
-        (tau rho and more) can be larger than all others together, and would take their share of a common norm."""
+        """Clip towers and temperature separately. Returns their norms before clipping. In a robust loss the gradient of
+        the temperature (tau rho and more) can be larger than all others together: under a common norm, clipping it
+        would shrink the towers' gradient too."""
         limit = self.settings.clip_gradient_norm or torch.inf
         temperature = self.towers.model.logit_scale
         return nn.utils.clip_grad_norm_(self.weights, limit), nn.utils.clip_grad_norm_(temperature, limit)
@@ -116,8 +121,8 @@ def warmup_then_cosine(step: int, *, peak: float, warmup: int, total: int) -> fl
 def temperature_rate(schedule: str, *, rate: float, towers_share: float, tau: float) -> float:
     """The temperature's learning rate at one step.
 
-    Only `cosine` warms up and decays, with `towers_share`: the towers' present rate over their peak. `step_threshold`
-    looks at tau at each step: the rate is whole again when tau rises above the threshold.
+    Only `cosine` warms up and decays, with `towers_share`, the towers' current rate over their peak. `step_threshold`
+    looks at tau at each step: the full rate returns when tau rises above the threshold.
 
     >>> temperature_rate("step_threshold", rate=3.0, towers_share=0.1, tau=0.02)
     1.0
@@ -130,9 +135,9 @@ def temperature_rate(schedule: str, *, rate: float, towers_share: float, tau: fl
 
 
 def parameter_groups(towers: Towers, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
-    """Weights with decay; vectors and scalars (gains, biases, class tokens, SigLIP's logit bias) without; the
-    temperature in a group of its own, also without. With `layer_decay` such groups for each distance from the heads.
-    Locked weights are in none."""
+    """AdamW's parameter groups: matrices with weight decay; vectors and scalars (gains, biases, class tokens, SigLIP's
+    logit bias) without; the temperature alone, without. With `layer_decay` the first two exist once per distance from
+    the heads. Locked weights are in no group."""
     temperature = towers.model.logit_scale
     others = [p for p in towers.parameters() if p.requires_grad and p is not temperature]
     distances = distances_from_heads(towers) if layer_decay < 1 else {}
@@ -148,7 +153,7 @@ def parameter_groups(towers: Towers, weight_decay: float, layer_decay: float = 1
 
 
 def distances_from_heads(towers: Towers) -> dict[int, int]:
-    """By id of a weight: how many layers above it its tower has, the projection included."""
+    """For each weight, by its `id()`: the number of layers above it in its tower, the projection included."""
     return {
         id(parameter): distance
         for parts in (towers.image_parts, towers.text_parts)

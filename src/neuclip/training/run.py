@@ -1,4 +1,4 @@
-"""What the training loop works with, and the state of it that a checkpoint keeps."""
+"""The run: everything that the training loop works with, and the part of it that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from neuclip.training.optimizer import TowerOptimizer
 
 @dataclass
 class Run:
-    """Everything the loop works with. A run that is only examined has no folder, and nothing can be written to it."""
+    """Everything that the loop works with. `neuclip doctor` builds a run without a folder: it cannot write anything."""
 
     settings: Settings
     plan: Plan
@@ -39,14 +39,14 @@ class Run:
     built: BuiltModel
     objective: Objective
     optimizer: TowerOptimizer
-    reference: BuiltModel | None = None  # a frozen model that the objective needs beside the one that trains
+    reference: BuiltModel | None = None  # a frozen model that the objective needs beside the trained one
     folder: RunFolder = field(default_factory=lambda: RunFolder(os.devnull))
-    faults: FaultLog = field(default_factory=lambda: FaultLog(None, 1.0))  # of the samples read
+    faults: FaultLog = field(default_factory=lambda: FaultLog(None, 1.0))  # the bad samples found so far
     step: int = 0
     saved_step: int = -1  # of the newest checkpoint
-    seconds_before: float = 0.0  # of training, before the run was resumed
-    stored: list[str] = field(default_factory=list)  # the towers whose stored features it reads: "image", "text"
-    stored_sides: Callable[[Source], Mapping[str, StoredSide]] = lambda source: {}  # the same of any source
+    seconds_before: float = 0.0  # training time before the run was resumed
+    stored: list[str] = field(default_factory=list)  # locked towers whose features are stored: "image", "text"
+    stored_sides: Callable[[Source], Mapping[str, StoredSide]] = lambda source: {}  # their features of any source
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -63,21 +63,21 @@ class Run:
 
     @property
     def epoch_samples(self) -> int:
-        """Samples that an epoch draws: the size of the data set, or its weighted size."""
+        """Samples per epoch: the size of the data set, or its weighted size."""
         return self.batches.windows.order.size
 
     @property
     def order(self) -> str:
-        """The kind of order, apart from the seed: it differs between local and remote data."""
+        """A description of the order of samples without its seed: it differs between local and remote data."""
         return self.batches.windows.order.description
 
     def remaining_batches(self) -> Iterator[Batch]:
-        """This rank's rows of the rest of the run, from the step it has reached."""
+        """This rank's rows of all batches that are left, from the step that the run has reached."""
         return self.batches.steps(self.samples, self.plan.steps - self.step)
 
     def state(self) -> dict[str, Any]:
-        """Collective: each rank gives its part of the objective's state and its random generators. Towers and AdamW's
-        moments are the same on all."""
+        """The content of a checkpoint. Collective: each rank contributes its part of the objective's state and its
+        random generators. Towers and AdamW's moments are the same on all ranks."""
         return {
             "step": self.step,
             "samples": self.samples,
@@ -90,17 +90,17 @@ class Run:
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "random": {
-                name: gather_values(own[None].to(self.device)).cpu() for name, own in random_state(self.device).items()
+                name: gather_values(x[None].to(self.device)).cpu() for name, x in random_state(self.device).items()
             },
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was saved, on any number of ranks."""
+        """Continue from a saved `state`, on any number of ranks."""
         self.built.towers.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if rank() < len(state["random"]["cpu"]):  # a rank that did not exist before keeps its seed
-            # Cloned, because torch reads a state from the start of its storage, and a row is not there.
+        if rank() < len(state["random"]["cpu"]):  # a rank that the saved run did not have keeps its seed
+            # Cloned, because torch reads a state from the start of its storage, where a row of a matrix does not begin.
             set_random_state({name: rows[rank()].clone() for name, rows in state["random"].items()}, self.device)
         self.step = self.saved_step = state["step"]
         self.seconds_before = state["seconds"]
