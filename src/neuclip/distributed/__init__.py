@@ -1,1 +1,1 @@
-"""Ranks: collectives that are the identity on one, and failures that end all of them together."""
+"""Communication between ranks, which with one rank does nothing, and failures that end all ranks together."""

@@ -1,7 +1,7 @@
-"""Collectives: gather, reduce, and which rows of a sharded state belong to this rank.
+"""Collectives: gather, reduce, and the rows of a sharded state that belong to this rank.
 
-All communication of the package goes through this file. With one process every function is the identity: no caller asks
-whether training is distributed.
+All communication of the package goes through this file. With one process every function returns its input, so no caller
+needs to ask whether training is distributed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import distributed as dist
 T = TypeVar("T")
 
 STEP_TIMEOUT = timedelta(minutes=10)  # how long a rank waits for the others within a step
-PATIENCE = timedelta(hours=12)  # and while one of them works alone: indexes shards, evaluates, writes a checkpoint
+PATIENCE = timedelta(hours=12)  # the same while one rank works alone: indexes shards, evaluates, writes a checkpoint
 
 _single_process = False
-_host_group: dist.ProcessGroup | None = None  # for tensors in host memory, which NCCL does not move
-_patient_group: dist.ProcessGroup | None = None  # the same with more patience
+_host_group: dist.ProcessGroup | None = None  # for tensors in host memory, which NCCL cannot send
+_patient_group: dist.ProcessGroup | None = None  # the same, with the time limit PATIENCE
 
 
 def connect(store: dist.Store, rank: int, ranks: int, backend: str) -> None:
-    """Collective. Join the ranks that meet at `store`. All groups are opened now, by all ranks, rather than when they
-    are first needed: for a rank that stops before that, the others would wait without a limit."""
+    """Join the ranks that meet at `store`. Collective. All groups are opened here and not at first use: if a rank
+    stopped before the first use, the others would wait for it without a time limit."""
     global _patient_group
-    # NCCL ends the process when its limit is over, without a word: gloo's comes first.
+    # NCCL kills the process without a message when its limit is over. gloo has a shorter limit, so it fails first.
     limit = STEP_TIMEOUT if backend == "gloo" else 1.5 * STEP_TIMEOUT
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     _patient_group = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -55,13 +55,13 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is the rank that writes and prints."""
+    """Whether this is the main rank (rank 0), which writes and prints."""
     return rank() == 0
 
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Inside, this rank acts as if there were no others: for work that one rank does while the others wait."""
+    """Inside, this rank acts as if it were the only one. For work that one rank does while the others wait."""
     global _single_process
     before, _single_process = _single_process, True
     try:
@@ -71,7 +71,7 @@ def single_process() -> Iterator[None]:
 
 
 def gather_values(rows: Tensor) -> Tensor:  # (b, ...) -> (B, ...)
-    """The rows of every rank, in rank order, without gradient."""
+    """The rows of all ranks, in rank order, without gradient. Every rank has the same number of rows."""
     rows = rows.detach()
     if world_size() == 1:
         return rows
@@ -100,7 +100,8 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def local_range(size: int) -> range:
-    """The rows of a sharded state that this rank keeps: contiguous blocks, the first ones longer by one.
+    """The rows of a sharded state that this rank keeps. Each rank has a contiguous block; if the rows do not divide
+    evenly, the first ranks have one row more.
 
     >>> local_range(10)
     range(0, 10)
@@ -111,7 +112,7 @@ def local_range(size: int) -> range:
 
 
 def gather_shares(local: Tensor, size: int) -> Tensor:  # (local rows, ...) -> (size, ...)
-    """The whole state from the blocks of `local_range`, on every rank."""
+    """The complete state from the blocks of `local_range`, on every rank."""
     if world_size() == 1:
         return local
     each, longer = divmod(size, world_size())
@@ -119,7 +120,7 @@ def gather_shares(local: Tensor, size: int) -> Tensor:  # (local rows, ...) -> (
 
 
 def gather_rows(local: Tensor) -> Tensor:  # (local rows, ...) -> (all rows, ...)
-    """The rows of every rank, in rank order, without gradient; ranks may have different numbers of them, or none."""
+    """The rows of all ranks, in rank order, without gradient. Ranks may have different numbers of rows, or none."""
     return _gather_blocks(local.detach(), all_gather_int(len(local)))
 
 
@@ -133,7 +134,7 @@ def _gather_blocks(local: Tensor, lengths: list[int]) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it is true on any rank; exchanged on the host, without waiting for a device."""
+    """Whether `flag` is true on any rank. Exchanged on the host, without waiting for a device."""
     if world_size() == 1:
         return flag
     total = torch.tensor(int(flag))
@@ -142,18 +143,18 @@ def any_rank(flag: bool) -> bool:
 
 
 def all_gather_int(value: int, *, patient: bool = False) -> list[int]:
-    """A number from each rank, in rank order; exchanged on the host, without waiting for a device. `patient`: another
-    rank may be working alone for hours."""
+    """The value of each rank, in rank order. Exchanged on the host, without waiting for a device. `patient`: wait up to
+    PATIENCE, because another rank may work alone for hours."""
     if world_size() == 1:
         return [value]
     gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
     group = _patient_group if patient and _patient_group else _gloo_group()
     dist.all_gather(gathered, torch.tensor([value]), group=group)
-    return [int(one) for one in gathered]
+    return [int(number) for number in gathered]
 
 
 def all_gather_object(value: T) -> list[T]:
-    """A small picklable value from each rank, in rank order; exchanged on the host."""
+    """The value of each rank, in rank order: small and picklable. Exchanged on the host."""
     if world_size() == 1:
         return [value]
     gathered = [value] * world_size()
@@ -166,7 +167,7 @@ def _group_of(values: Tensor) -> dist.ProcessGroup | None:
 
 
 def _gloo_group() -> dist.ProcessGroup | None:
-    """The group for tensors in host memory. None: the default group moves them itself, as all do but NCCL."""
+    """The group for tensors in host memory. None means the default group: every backend but NCCL can send them."""
     global _host_group
     if dist.get_backend() != "nccl":
         return None
@@ -175,6 +176,6 @@ def _gloo_group() -> dist.ProcessGroup | None:
     return _host_group
 
 
-# Renamed in torch 2.13; the former names stay for older versions.
+# torch 2.13 renamed these functions; older versions have the second name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

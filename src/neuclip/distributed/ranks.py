@@ -1,7 +1,7 @@
-"""The ranks of a run: joined, stopped and ended together. A rank that is lost is named.
+"""Start, stop and end all ranks of a run together, and name a rank that is lost.
 
-Three things end a run before its time: an error, a signal, a rank that is gone. Whichever it is, every rank leaves at
-the same place, one of them says why, and all have the same exit code. With one rank everything here is the identity.
+Three things end a run early: an error, a signal, or a lost rank. In each case all ranks leave at the same place, one of
+them prints the reason, and all exit with the same code. With one rank nothing here waits or communicates.
 """
 
 from __future__ import annotations
@@ -25,67 +25,68 @@ from neuclip.errors import RunFailed, RunInterrupted, UserError
 
 T = TypeVar("T")
 
-START_SECONDS = 600.0  # for all ranks to start
-ANSWER_SECONDS = 5.0  # for the ranks that have lost one to say that they are there
+START_SECONDS = 600.0  # time for all ranks to start
+ANSWER_SECONDS = 5.0  # time for the ranks that are left to answer a roll call after one is lost
 # Batch systems announce the end of a job with SIGUSR1 or SIGUSR2; a lost terminal sends SIGHUP.
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = tuple(signal.Signals[name] for name in NAMES if name in signal.Signals.__members__)
 
 
-# --- Joining, and losing a rank -----------------------------------------------------------------------------------
+# --- Connecting the ranks, and losing one -------------------------------------------------------------------------
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Inside, the ranks that torchrun started are connected, with NCCL on a GPU and gloo elsewhere; a rank that loses
-    the others ends in one line. Where they are connected already, or there is one, nothing happens."""
+    """Inside, the ranks that torchrun started are connected, with NCCL on a GPU and gloo elsewhere. If a rank loses the
+    others, it fails with a one-line message. Does nothing with one rank, or if the ranks are already connected."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1 or dist.is_initialized():
         yield
         return
     try:
-        own = int(os.environ["RANK"])
-        store = _open_store(own, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        this_rank = int(os.environ["RANK"])
+        store = _open_store(this_rank, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     except KeyError as error:
-        raise UserError(f"WORLD_SIZE is {ranks} and {error} is not set; start with torchrun") from error
+        raise UserError(f"WORLD_SIZE is {ranks}, but {error} is not set; start with torchrun") from error
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
         with interruptible():
-            missing = _roll_call(store, "start", own, ranks, START_SECONDS)
+            missing = _roll_call(store, "start", this_rank, ranks, START_SECONDS)
         if missing:
             limit = f"{START_SECONDS / 60:.3g} minutes"
-            _fail(missing, own, ranks, f"did not start within {limit}; start all of them together")
-        collectives.connect(store, own, ranks, "nccl" if device.type == "cuda" else "gloo")
+            _fail(missing, this_rank, ranks, f"did not start within {limit}; start all ranks together")
+        collectives.connect(store, this_rank, ranks, "nccl" if device.type == "cuda" else "gloo")
         yield
     except RuntimeError as error:
         if not is_lost_connection(error):
             raise
-        what = "has ended or does not answer; its own message, or torchrun's, may say why; what was saved is kept: "
-        _fail(_missing_ranks(store, own, ranks), own, ranks, what + "continue with --resume", error)
+        what = "has ended or does not answer; see its own message or torchrun's for the reason; "
+        remedy = "checkpoints are kept: continue with --resume"
+        _fail(_missing_ranks(store, this_rank, ranks), this_rank, ranks, what + remedy, error)
     collectives.disconnect()
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """NCCL's errors are DistErrors, gloo's are plain."""
+    """Whether the error says that the connection to other ranks is lost. NCCL raises DistErrors, gloo plain ones."""
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
-def _open_store(own: int, address: str, port: int) -> dist.Store:
-    """The key-value store at which the ranks meet: torchrun's, else rank 0's."""
-    hosts = own == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+def _open_store(this_rank: int, address: str, port: int) -> dist.Store:
+    """The key-value store at which the ranks meet: that of torchrun, or else of rank 0."""
+    is_host = this_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     end = time.monotonic() + START_SECONDS
     with interruptible():
-        while not hosts and not _answers(address, port):  # torch would print pages about it
+        while not is_host and not _answers(address, port):  # torch would print pages of messages while it waits
             if time.monotonic() > end:
                 raise RunFailed(f"rank 0 at {address}:{port} did not start within {START_SECONDS / 60:.3g} minutes")
             time.sleep(0.1)
     try:
         limit = collectives.STEP_TIMEOUT
-        store = dist.TCPStore(address, port, None, hosts, limit, wait_for_workers=False, multi_tenant=True)
+        store = dist.TCPStore(address, port, None, is_host, limit, wait_for_workers=False, multi_tenant=True)
     except dist.DistError as error:
         raise RunFailed(f"rank 0 cannot listen at {address}:{port}; give torchrun another --master-port") from error
-    # torchrun's store outlives a restart, and so do the keys in it.
+    # torchrun's store keeps its keys across restarts: each attempt has keys of its own.
     return dist.PrefixStore(f"neuclip/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -97,9 +98,9 @@ def _answers(address: str, port: int) -> bool:
     return True
 
 
-def _roll_call(store: dist.Store, name: str, own: int, ranks: int, seconds: float) -> list[int]:
-    """The ranks that do not come to the call `name` within these seconds."""
-    store.set(f"{name}/{own}", "")
+def _roll_call(store: dist.Store, name: str, this_rank: int, ranks: int, seconds: float) -> list[int]:
+    """The ranks that do not answer the roll call `name` within `seconds`."""
+    store.set(f"{name}/{this_rank}", "")
     end = time.monotonic() + seconds
     while missing := [number for number in range(ranks) if not store.check([f"{name}/{number}"])]:
         if time.monotonic() > end:
@@ -108,24 +109,24 @@ def _roll_call(store: dist.Store, name: str, own: int, ranks: int, seconds: floa
     return missing
 
 
-def _missing_ranks(store: dist.Store, own: int, ranks: int) -> list[int]:
-    """After a lost connection: the ranks that did not get here too."""
+def _missing_ranks(store: dist.Store, this_rank: int, ranks: int) -> list[int]:
+    """The ranks that are lost: those that do not answer a roll call after the connection broke."""
     answers: list[list[int]] = []
 
     def call() -> None:
-        with suppress(RuntimeError):  # the store is gone, and its host with it
-            answers.append(_roll_call(store, "lost", own, ranks, ANSWER_SECONDS))
+        with suppress(RuntimeError):  # the store's host is lost, and the store with it
+            answers.append(_roll_call(store, "lost", this_rank, ranks, ANSWER_SECONDS))
 
-    # In a thread: torch would wait without end for a store whose host, without torchrun rank 0, is stopped.
+    # In a thread: if the store's host (without torchrun: rank 0) is stopped, torch waits for it forever.
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(2 * ANSWER_SECONDS)
     return answers[0] if answers else [0]
 
 
-def _fail(missing: list[int], own: int, ranks: int, what: str, cause: Exception | None = None) -> NoReturn:
-    """The first of the ranks that are left says it."""
-    if own != min(set(range(ranks)) - set(missing)):
+def _fail(missing: list[int], this_rank: int, ranks: int, what: str, cause: Exception | None = None) -> NoReturn:
+    """Raise RunFailed on the first of the ranks that are left; the others exit silently."""
+    if this_rank != min(set(range(ranks)) - set(missing)):
         raise SystemExit(1) from cause
     who = ", ".join(f"rank {number}" for number in missing) or "another rank"
     raise RunFailed(f"{who} of {ranks} {what}") from cause
@@ -135,8 +136,8 @@ def _fail(missing: list[int], own: int, ranks: int, what: str, cause: Exception 
 
 
 class StopRequest:
-    """The signal that asked this rank to stop; 0: none. A training loop ends after its step, `interruptible` work at
-    once; a second Ctrl-C ends everything at once."""
+    """Whether a signal asked this rank to stop: `signal` is its number, or 0. The training loop then ends after its
+    step, `interruptible` work ends at once. A second Ctrl-C ends everything at once."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -145,30 +146,31 @@ class StopRequest:
         self._process = os.getpid()
 
     def on_any_rank(self) -> bool:
-        """Collective. Whether any rank was asked to stop; then all know the signal."""
+        """Whether any rank was asked to stop. Collective: all ranks learn the signal."""
         self.signal = max(all_gather_int(self.signal))
         return bool(self.signal)
 
     def remember(self, number: int, frame: FrameType | None = None) -> None:
-        if os.getpid() != self._process:  # a data worker just forked, without handlers of its own yet
+        """The signal handler."""
+        if os.getpid() != self._process:  # a data worker that was just forked and has no handlers of its own yet
             os._exit(128 + number)
         again = self.signal == number == signal.SIGINT
         self.signal = number
         if again or self.interruptible:
-            self.interruptible = False  # what cleans up is not interrupted a second time
+            self.interruptible = False  # so that no second signal interrupts the clean-up
             raise KeyboardInterrupt
 
 
-_stop = StopRequest()  # without handlers: a signal does what it does anywhere
+_stop = StopRequest()  # no handlers are installed outside `stop_requests`: signals act as usual
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Inside, signals are requests to stop. An interruption ends as RunInterrupted on the main rank, and silently with
-    the same exit code on the others."""
+    """Inside, signals are requests to stop. A KeyboardInterrupt that such a request caused becomes RunInterrupted on
+    the main rank; the other ranks exit silently with the same code."""
     global _stop
     before, _stop = _stop, StopRequest()
-    # nohup ignores SIGHUP, and so do we then.
+    # Signals that were ignored before stay ignored, except Ctrl-C: nohup ignores SIGHUP.
     handled = [n for n in SIGNALS if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
     handlers = {number: signal.signal(number, _stop.remember) for number in handled}
     try:
@@ -185,8 +187,8 @@ def stop_requests() -> Iterator[StopRequest]:
 
 @contextmanager
 def interruptible(allowed: bool = True) -> Iterator[None]:
-    """Inside, a request to stop raises KeyboardInterrupt at once, and one that came before raises it at the start. Only
-    for work in which no other rank takes part: a rank that left a collective would let the others wait."""
+    """Inside, a request to stop raises KeyboardInterrupt at once; an earlier request raises it at the start. Only for
+    work without collectives: if a rank left a collective, the others would wait for it."""
     before, _stop.interruptible = _stop.interruptible, allowed
     try:
         if allowed and _stop.signal:
@@ -208,8 +210,8 @@ def exit_code(error: BaseException) -> int:
 
 
 def raise_first(error: BaseException | None) -> None:
-    """Collective; waits as long as another rank works. If any rank has an error, all end: the first rank that has one
-    raises it, the others exit silently with the same code. An interruption is raised on all."""
+    """End all ranks if any rank has an error: the first rank that has one raises it, the others exit silently with the
+    same code. An interruption is raised on all ranks. Collective; waits up to PATIENCE for a rank that works alone."""
     codes = all_gather_int(0 if error is None else exit_code(error), patient=True)
     failed = next((number for number, code in enumerate(codes) if code), None)
     if failed is None:
@@ -223,7 +225,7 @@ def raise_first(error: BaseException | None) -> None:
 
 
 def raise_on_main(error: Exception, *, cause: Exception | None = None) -> NoReturn:
-    """For an error that every rank has found by itself: the main rank raises it, the others exit silently."""
+    """Raise an error that every rank has found by itself: the main rank raises it, the others exit silently."""
     if is_main():
         raise error from cause
     raise SystemExit(exit_code(error))
@@ -231,8 +233,8 @@ def raise_on_main(error: Exception, *, cause: Exception | None = None) -> NoRetu
 
 @contextmanager
 def sync_errors(*, may_stop: bool = True) -> Iterator[None]:
-    """Collective. If one rank fails in the block, all end here instead of waiting later for a rank that is gone.
-    Nothing inside may be collective itself. A request to stop interrupts the block if it `may_stop`."""
+    """If one rank fails inside the block, all ranks end at its end, instead of waiting later for the one that is gone.
+    Collective; the block itself must not be collective. With `may_stop` a request to stop interrupts the block."""
     failure: BaseException | None = None
     try:
         with interruptible(may_stop):
@@ -243,7 +245,7 @@ def sync_errors(*, may_stop: bool = True) -> Iterator[None]:
 
 
 def on_main_rank(action: Callable[[], T], *, may_stop: bool = True) -> T | None:
-    """Collective. The main rank runs `action` as a single process while the others wait; they get None."""
+    """Run `action` on the main rank, as a single process, while the others wait; they get None. Collective."""
     result = None
     with sync_errors(may_stop=may_stop):
         if is_main():
@@ -253,12 +255,12 @@ def on_main_rank(action: Callable[[], T], *, may_stop: bool = True) -> T | None:
 
 
 def from_main_rank(action: Callable[[], T]) -> T:
-    """Collective. What `action` returns on the main rank, on all ranks."""
+    """Run `action` on the main rank and return its result on all ranks. Collective."""
     return all_gather_object(on_main_rank(action))[0]  # type: ignore[return-value]
 
 
 def main_rank_first(action: Callable[[], T]) -> T:
-    """Collective. The main rank runs `action` first: the others then find in the cache what it had to build."""
+    """Run `action` on the main rank, then on the others, which find in the cache what it has built. Collective."""
     result = on_main_rank(action)
     with sync_errors():
         if result is None:
