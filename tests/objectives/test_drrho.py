@@ -119,7 +119,7 @@ def test_a_sample_without_reference_features_is_refused_and_writes_nothing(wrong
     image, text = (rows.clone() for rows in REFERENCE)
     text[3] *= wrong
     objective = DRRho(N, reference=(image, text))
-    with pytest.raises(ValueError, match="no reference features, or they are no unit row; compute them for every"):
+    with pytest.raises(ValueError, match="no reference features, or they do not have length 1; compute them for every"):
         objective(*batch(0), number(10.0), sample_ids=torch.tensor(VISITS[0]))
     assert objective.samples_seen == 0 and objective.state_dict()["table.rows"].isnan().all()
     objective(*batch(0), number(10.0), sample_ids=torch.tensor([6, 7, 8, 9, 10, 0]))
@@ -137,7 +137,7 @@ def test_what_is_missing_is_said():
     with pytest.raises(ValueError, match="DRRho remembers each sample: pass sample_ids"):
         DRRho(N, reference=REFERENCE)(*batch(0), number(10.0))
     for reference in ((REFERENCE[0], REFERENCE[1][:, :3]), (REFERENCE[0][:5], REFERENCE[1][:5])):
-        with pytest.raises(ValueError, match=r"give two matrices of one shape, \(11, width\), row i of both"):
+        with pytest.raises(ValueError, match=r"give two matrices of the same shape \(11, width\), where row i of both"):
             DRRho(N, reference=reference)
 
 

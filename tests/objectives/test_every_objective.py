@@ -40,7 +40,7 @@ def test_a_run_builds_it_from_settings_and_what_it_knows():
 REFUSED = [
     ({"image_features": torch.ones(B, D)}, r"image features are not unit rows \(length off by 1.83\); .*normalize"),
     ({"text_features": 1.05 * unit(B, D, seed=0)}, "text features are not unit rows"),
-    ({"text_features": unit(3, D, seed=0)}, r"shapes \(8, 8\) and \(3, 8\); give two matrices of one shape"),
+    ({"text_features": unit(3, D, seed=0)}, r"shapes \(8, 8\) and \(3, 8\); give two matrices of the same shape"),
     (dict.fromkeys(["image_features", "text_features"], unit(B, seed=0)), "give two matrices"),
     ({"logit_scale": torch.tensor(0.0)}, r"logit_scale is 0; give 1/tau, which is positive: logit_scale.exp\(\)"),
     ({"logit_scale": torch.tensor(-3.0)}, "logit_scale is -3; give 1/tau"),
@@ -68,7 +68,7 @@ def test_arguments_that_cannot_be_right_are_refused_and_change_nothing(method):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("siglip", r"pass logit_bias=model\.logit_bias, of a model built with init_logit_bias=-10"),
+        ("siglip", r"pass logit_bias=model\.logit_bias of a model built with init_logit_bias=-10"),
         ("fastclip", r"pass sample_ids, the \(batch,\) numbers 0..dataset_size-1"),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(build, state, reason):
         del given["_extra_state"]["epoch_start"]
     with pytest.raises(ValueError, match=f"this is not the state of .*{reason}") as refused:
         build().load_state_dict(given)
-    assert "\n" not in str(refused.value) and "load it into the objective that saved it" in str(refused.value)
+    assert "\n" not in str(refused.value) and "load it into an objective of the same class" in str(refused.value)
 
 
 # Losses and gradients.
@@ -379,7 +379,7 @@ def test_a_method_without_an_estimate_says_so_and_why(method):
     else:  # a step in eval mode teaches it nothing
         objective.eval()(**batch(0))
     why = (
-        "has no normalizer|at one of its own|minus the reference's"
+        "has no normalizer|at a temperature of its own|minus the reference's"
         if method in NO_NORMALIZER
         else "call it once in train mode, or load"
     )

@@ -1,4 +1,4 @@
-"""The maths and the methods. Knows torch and `neuclip.distributed`; nothing of data, files or progress."""
+"""The equations and the methods. Imports torch and `neuclip.distributed`; knows no data, files or progress."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def build_objective(name: str, settings: ObjectiveSettings, **known: int) -> Objective:
-    """The objective of a run. `known` is what a run can tell it: embed_dim, dataset_size, total_samples, ...; where a
-    setting of that name is 0, it is the run's."""
+    """The objective of a run. `known` holds values of the run (embed_dim, dataset_size, total_samples, ...), of which
+    the objective takes those that it has arguments for. A setting of the same name replaces one unless it is 0."""
     kind, options = OBJECTIVES[name], asdict(settings)
-    told = {field.name: known[field.name] for field in fields(kind) if field.name in known}
-    return kind(**told | {name: value for name, value in options.items() if name not in told or value})
+    from_run = {field.name: known[field.name] for field in fields(kind) if field.name in known}
+    return kind(**from_run | {name: value for name, value in options.items() if name not in from_run or value})

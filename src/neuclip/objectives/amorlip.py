@@ -1,4 +1,4 @@
-"""AmorLIP: two small networks learn the anchors' sums over the batch; the next epoch blends their predictions in."""
+"""AmorLIP: two small networks learn the anchors' sums over the batch; the next epoch blends in their predictions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from neuclip.settings.options import option
 
 DEFAULT_EPOCHS = 33  # of the authors' run on CC12M
 AVERAGE_EVERY = 2  # steps between updates of the moving average, from the first of each epoch, as in that run
-LARGEST_GRADIENT = 1.0  # of both networks together, likewise
+LARGEST_GRADIENT = 1.0  # clipping norm for both networks together, as in that run
 
 
 @objective
 class AmorLIP(Objective, AmorLIPSettings):
-    """Each anchor's sum of exp(s / tau) over the batch, its own partner counted with a small coefficient, is blended
-    with what the networks of the last epoch predict; the blend is the anchor's normalizer, and what the networks of
-    this epoch learn. In its first epoch it is the mini-batch form with eps = positive_coefficient / (B - 1).
+    """The normalizer of an anchor is a blend of two parts: its sum of exp(s / tau) over the batch, where the positive
+    pair has a small coefficient, and the prediction of the last epoch's networks. This epoch's networks learn the
+    blend. In the first epoch it is the mini-batch form with eps = positive_coefficient / (B - 1).
 
     >>> objective = AmorLIP(embed_dim=512, dataset_size=9_187_328, total_samples=300_000_000)
     >>> loss = objective(image_features, text_features, model.logit_scale.exp())        # doctest: +SKIP
     >>> loss.backward()                                                                 # doctest: +SKIP
 
-    A network sees its anchor only, so its prediction holds for the temperature it was trained at, as in the paper.
+    A network sees only the anchor, not tau: its prediction is for the temperature of its training, as in the paper.
     """
 
     embed_dim: int = option(help="width d of the features", at_least=1)
@@ -45,7 +45,7 @@ class AmorLIP(Objective, AmorLIPSettings):
         self.epoch = self.epoch_start = self.batch_size = 0
         self.networks = ResidualMLPs(self.embed_dim, rate=self.network_lr)
         self.average: Tensor  # (2, w) the moving average of the networks' weights
-        self.previous: Tensor  # (2, w) that average as it stood when the epoch began
+        self.previous: Tensor  # (2, w) that average at the start of the epoch
         self.register_buffer("average", self.networks.weights.clone())
         self.register_buffer("previous", self.networks.weights.clone())
 
@@ -61,7 +61,8 @@ class AmorLIP(Objective, AmorLIPSettings):
             if self.training:
                 self._learn(pairs, normalizer)
         rho = rho_at(self.samples_seen, self._total_samples, self.rho)
-        # tau J + rho tau, the factor tau of J constant: per side J is mean exp(log_sum - normalizer) - s_ii / tau.
+        # tau J + rho tau, where the factor tau of J is constant and J = mean exp(log_sum - normalizer) - s_ii / tau per
+        # side.
         loss = tau.detach() * (ratio(log_sum, normalizer).mean(dim=1).sum() - 2 * scaled.mean()) + rho * tau
         self.record(accuracy=batch.accuracy, rho=torch.tensor(rho))
         relative = normalizer - scaled - math.log(negatives)
@@ -69,12 +70,12 @@ class AmorLIP(Objective, AmorLIPSettings):
         return loss
 
     def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:  # (2, b)
-        """The averaged networks predict a sum over a batch, own partner included: without it, relative to it, and
-        divided by the number of negatives it is g. Where they predict less than the own partner's part, g is 0."""
+        """Estimates of the averaged networks. They predict a sum over a batch. Divided by exp(s_ii / tau), without the
+        part of the positive pair, and divided by the number of negatives, it is g; 0 if it is less than that part."""
         if self.steps == 0:
-            raise NoEstimate("AmorLIP has learnt nothing yet: call it once in train mode, or load its state")
+            raise NoEstimate("AmorLIP has not been trained yet: call it once in train mode, or load its state")
         log_sum = self.networks(pairs.features, self.average) - pairs.positive / tau
-        log_share = math.log(self.positive_coefficient) - log_sum  # of the own partner
+        log_share = math.log(self.positive_coefficient) - log_sum  # of the positive pair
         log_negatives = torch.where(log_share < 0, log_sum + torch.log1p(-log_share.clamp(max=0).exp()), -math.inf)
         return add_eps(log_negatives - math.log(max(self.batch_size - 1, 1)), eps)
 
@@ -89,7 +90,7 @@ class AmorLIP(Objective, AmorLIPSettings):
             self.average.copy_(self.networks.weights)
 
     def _blend(self, pairs: Pairs, log_sum: Tensor) -> Tensor:  # (2, b)
-        """log(blend * prediction of the last epoch's networks + (1 - blend) * sum over the batch)."""
+        """The normalizer, log(blend * prediction of the last epoch's networks + (1 - blend) * sum over the batch)."""
         blend_epochs = (self.blend_samples or self._total_samples / 2) / self._epoch_samples
         blend = blend_at(self.epoch, blend_epochs, self.blend_maximum)
         self.record(blend=torch.tensor(blend))
@@ -102,8 +103,8 @@ class AmorLIP(Objective, AmorLIPSettings):
         def loss(rows: slice, output: Tensor) -> Tensor:  # (2, c) -> (2, c)
             return (output - target[:, rows]).square()
 
-        losses = [self.networks.step(pairs, loss, largest=LARGEST_GRADIENT) for _ in range(self.network_steps)]
-        self.record(network_loss=losses[0])  # of networks to which the batch was new
+        losses = [self.networks.step(pairs, loss, clip_norm=LARGEST_GRADIENT) for _ in range(self.network_steps)]
+        self.record(network_loss=losses[0])  # before the networks have learned this batch
         if (self.steps - self.epoch_start) % AVERAGE_EVERY == 0:
             self.average.lerp_(self.networks.weights, (1 - self.average_decay) * pairs.sound.any().to(target.dtype))
         self.batch_size = pairs.batch
@@ -127,7 +128,7 @@ class AmorLIP(Objective, AmorLIPSettings):
 
 
 def blend_at(epoch: int, blend_epochs: float, maximum: float) -> float:
-    """The last epoch's share in the normalizer: 0 in the first epoch, then rising by a cosine.
+    """The weight of the last epoch's prediction in the blend: 0 in the first epoch, then rising by a cosine.
 
     >>> [round(blend_at(epoch, 2, 0.8), 3) for epoch in range(4)]
     [0.0, 0.4, 0.8, 0.8]
@@ -136,7 +137,7 @@ def blend_at(epoch: int, blend_epochs: float, maximum: float) -> float:
 
 
 def rho_at(samples: int, total_samples: int, values: tuple[float, ...]) -> float:
-    """The run in equal parts, one value each.
+    """The rho of a step: the run has equal parts, each with one of the values.
 
     >>> [rho_at(samples, 90, (8.5, -8.5, -8.5)) for samples in (0, 29, 30, 89, 500)]
     [8.5, 8.5, -8.5, -8.5, -8.5]

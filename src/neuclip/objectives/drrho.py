@@ -1,4 +1,4 @@
-"""DRRho-CLIP (arXiv 2505.06699): FastCLIP, where the similarities of a frozen reference model are subtracted."""
+"""DRRho-CLIP (arXiv 2505.06699): FastCLIP on similarities minus those of a frozen reference model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from neuclip.objectives.state import refuse_unless
 from neuclip.settings.objectives import DRRhoSettings
 from neuclip.settings.options import option
 
-LARGEST_DEVIATION = 0.02  # of a reference row's length from 1: rows in bf16 are off by up to 0.004
+LARGEST_DEVIATION = 0.02  # of the length of a reference row from 1; rows in bf16 are off by up to 0.004
 
 
 @objective
 class DRRho(FastCLIP, DRRhoSettings):
-    """With the reference's similarities r_ij, g_i is the mean over j of exp(((s_ij - s_ii) - (r_ij - r_ii)) / tau): an
-    anchor weighs what it has not yet learnt that the reference knows. tau is the model's own. All else is FastCLIP, by
-    default without memory (gamma 1) and at a constant temperature; the authors' is 0.01.
+    """FastCLIP, where g_i is the mean over j of exp(((s_ij - s_ii) - (r_ij - r_ii)) / tau) with the reference's
+    similarities r_ij: a negative weighs more if the model separates it less well than the reference does. tau is
+    that of the trained model. By default there is no memory (gamma 1) and tau is constant; the authors use 0.01.
 
     >>> objective = DRRho(dataset_size, reference=(reference_image_features, reference_text_features))  # doctest: +SKIP
     >>> loss = objective(image_features, text_features, logit_scale, sample_ids=ids)                    # doctest: +SKIP
@@ -36,18 +36,18 @@ class DRRho(FastCLIP, DRRhoSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The name of a model is the trainer's: it sets `look_up` when the features are there.
+        # A string is a model's name: the trainer (`store_features`) then sets `look_up`.
         self.look_up: Callable[[Tensor], Tensor] | None = self.reference if callable(self.reference) else None
         if not isinstance(self.reference, str) and not callable(self.reference):
             self.look_up = FeaturesById(*self.reference, size=self.dataset_size)
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
         loss = super().loss(self.subtract_reference(pairs), tau)
-        self.record(accuracy=accuracy(pairs))  # of the model, not of what it has beyond the reference
+        self.record(accuracy=accuracy(pairs))  # by the model's similarities, without subtracting the reference's
         return loss
 
     def subtract_reference(self, pairs: Pairs) -> Pairs:
-        """Wider features: s_ij - r_ij = [x_i, r_i] . [y_j, -r_j], with r_i, r_j the reference's rows."""
+        """Widen the features: s_ij - r_ij = [x_i, r_i] . [y_j, -r_j], where r_i, r_j are the reference's rows."""
         if self.look_up is None:
             raise ValueError(
                 "DRRho has no reference features; give reference=(image_features, text_features), "
@@ -60,8 +60,8 @@ class DRRho(FastCLIP, DRRhoSettings):
             all_rows = gather_sides(rows).to(pairs.features.dtype)
             off = (torch.linalg.vector_norm(all_rows, dim=2) - 1).abs()
             refuse_unless(
-                (off < LARGEST_DEVIATION).all(),  # zeros and NaN are not
-                "a sample of the batch has no reference features, or they are no unit row; "
+                (off < LARGEST_DEVIATION).all(),  # false for zeros and NaN
+                "a sample of the batch has no reference features, or they do not have length 1; "
                 "compute them for every sample id, and normalize them",
             )
             all_rows = torch.stack([all_rows[0], -all_rows[1]]) * pairs.sound[:, None]
@@ -74,17 +74,17 @@ class DRRho(FastCLIP, DRRhoSettings):
         )
 
     def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:
-        raise NoEstimate("DRRho: each normalizer is of similarities minus the reference's, it estimates no other")
+        raise NoEstimate("DRRho's normalizers are for similarities minus the reference's; it has no others")
 
 
 class FeaturesById:
-    """Two tensors (n, width) on whatever device they are, or mapped from a file."""
+    """Reference features from two tensors (n, width), on any device or mapped from a file, by sample id."""
 
     def __init__(self, image: Tensor, text: Tensor, *, size: int):
         if image.ndim != 2 or image.shape != text.shape or len(image) != size:
             raise ValueError(
                 f"reference features have shapes {tuple(image.shape)} and {tuple(text.shape)}; "
-                f"give two matrices of one shape, ({size}, width), row i of both being sample i"
+                f"give two matrices of the same shape ({size}, width), where row i of both is sample i"
             )
         self.sides = image, text
 
@@ -94,7 +94,7 @@ class FeaturesById:
 
 @torch.no_grad()
 def accuracy(pairs: Pairs) -> Tensor:
-    """The share of images whose own text is the nearest of the batch."""
+    """The share of images whose own text is the nearest in the batch."""
     nearest = torch.cat([similarity[0].amax(dim=1) for _, similarity in pairs.strips(sides=1)])
     pairs.forget()
     return (nearest <= pairs.positive).to(nearest.dtype).mean()

@@ -1,4 +1,4 @@
-"""FastCLIP: each sample's normalizer over the whole data set, as a moving average over its visits."""
+"""FastCLIP: each sample's normalizer over the whole data set is a moving average over its visits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neuclip.objectives.table import TableObjective, mean_by_id
 from neuclip.settings.objectives import FastCLIPSettings
 from neuclip.settings.options import option
 
-LARGEST_GRADIENT = 5.0  # of an individual temperature, as FastCLIP's authors cap it
+LARGEST_GRADIENT = 5.0  # of an individual temperature; larger ones are clipped, as by FastCLIP's authors
 TEMPERATURES = (0.01, 1.0)  # the range of individual temperatures
 
 
@@ -34,9 +34,9 @@ class FastCLIP(TableObjective, FastCLIPSettings):
     | constant | tau (mean log u1 + mean log u2); `logit_scale` receives zero | FastCLIP-v1 | SogCLR |
     | individual | mean tau_i (log u_i + rho), both sides; tau_i is learnt here | FastCLIP-v2 | iSogCLR |
 
-    Where the authors' codes differ from what they mean, the meaning holds: eps is inside u, individual temperatures
-    move by Adam with moments per sample, everything is kept as logarithms. A sample twice in one batch is one visit
-    with the mean of both values.
+    Where the authors' code differs from their papers, this class follows the papers: eps is inside u, individual
+    temperatures move by Adam with moments per sample, and u is stored as a logarithm. If a sample is twice in a batch,
+    this is one visit with the mean of both values.
     """
 
     dataset_size: int = option(help="number of samples; `sample_ids` are 0..dataset_size-1", at_least=1)
@@ -45,7 +45,8 @@ class FastCLIP(TableObjective, FastCLIPSettings):
     total_samples: int = option(0, "samples of the whole run: gamma falls over half of it", at_least=0)
 
     def columns(self) -> int:
-        """log u of both sides; individual temperatures: tau, first and second moment of both sides, visits."""
+        """Columns of the table: log u of both sides; with individual temperatures also tau, first and second moment of
+        both sides, and the number of visits."""
         return 9 if self.temperature == "individual" else 2
 
     def renew(self, log_u: Tensor, target: Tensor) -> Tensor:  # (2, B), (2, B) -> (2, B)
@@ -57,7 +58,7 @@ class FastCLIP(TableObjective, FastCLIPSettings):
         return torch.logaddexp(log_u + math.log1p(-gamma), target + math.log(gamma))
 
     def gamma_now(self) -> float:
-        """The weight of the next visit: 1 during the first pass over the data, except when constant."""
+        """The weight of the next visit. Unless gamma is constant, it is 1 during the first pass over the data."""
         if self.gamma_schedule == "constant":
             return self.gamma
         epoch, seen = self.epoch_samples or self.dataset_size, self.samples_seen
@@ -79,12 +80,12 @@ class FastCLIP(TableObjective, FastCLIPSettings):
         if self.temperature == "global":
             return super().total(term, tau, tau_inside)
         rho = self.rho if self.temperature == "individual" else 0.0
-        return (tau_inside * (term + rho)).mean(dim=1).sum() + 0 * tau  # DDP wants every parameter in the graph
+        return (tau_inside * (term + rho)).mean(dim=1).sum() + 0 * tau  # DDP needs every parameter in the graph
 
     def estimates(self, pairs: Pairs, tau: Tensor, eps: float) -> Tensor:
         if self.temperature == "individual":
             raise NoEstimate(
-                f"{self.title} with individual temperatures: each sample's normalizer is at one of its own"
+                f"{self.title} with individual temperatures: each sample's normalizer is at a temperature of its own"
             )
         return super().estimates(pairs, tau, eps)
 
@@ -92,7 +93,10 @@ class FastCLIP(TableObjective, FastCLIPSettings):
     def other_columns(
         self, ids: Tensor, batch: Contrast, tau: Tensor, log_u: Tensor, stored: Tensor
     ) -> Tensor:  # (B,), ..., (2, b), (2, b), (9, B) -> (7, B)
-        """Adam on tau_i (log u_i + rho), whose derivative is log u_i + rho - g_i / u_i mean_j (s_ij - s_ii) / tau_i."""
+        """Take an Adam step on tau_i (log u_i + rho).
+
+        Its derivative is log u_i + rho - g_i / u_i mean_j (s_ij - s_ii) / tau_i.
+        """
         if self.temperature != "individual":
             return stored[2:]
         gradient = log_u + self.rho - ratio(batch.log_g, log_u) * batch.mean_excess / tau

@@ -1,4 +1,4 @@
-"""Two small residual networks, one per side, from a feature to a number: AmorLIP's, and NeuCLIP's `network="mlp"`."""
+"""Two small residual networks, one per side, from a feature to a number: for AmorLIP and NeuCLIP's `network="mlp"`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from neuclip.distributed.collectives import sum_over_ranks, world_size
 from neuclip.objectives.pairs import Pairs
 from neuclip.objectives.state import adam_step
 
-ROWS = 4096  # anchors at a time: an update needs about ten numbers per feature
-Loss = Callable[[slice, Tensor], Tensor]  # of some anchors: their rows and the networks' output, (2, c) -> (2, c)
+ROWS = 4096  # anchors at a time, to bound memory: an update needs about ten numbers per feature
+Loss = Callable[[slice, Tensor], Tensor]  # rows of some anchors and the networks' output (2, c) -> loss (2, c)
 
 
 class ResidualMLPs(nn.Module):
     """Linear(d, d) - ReLU - LayerNorm - Linear(d, d) - ReLU - LayerNorm - (+ input) - ReLU - Linear(d, 1), twice.
 
-    All weights of a side are one row, Adam's moments others of the same length: nothing here is a parameter, one
-    exchange between ranks serves an update of both, and an average of two networks is an average of two tensors.
+    All weights of a side are one row of a buffer, and Adam's moments are rows of the same length. Nothing here is a
+    parameter, an update of both networks needs one exchange between ranks, and two networks are averaged by averaging
+    two tensors.
     """
 
     weights: Tensor  # (2, w)
@@ -41,8 +42,7 @@ class ResidualMLPs(nn.Module):
 
     @torch.no_grad()
     def reinitialise(self, seed: int) -> None:
-        """Fresh weights, as torch.nn.Linear and LayerNorm draw them, equal on every rank, and an Adam that remembers
-        nothing."""
+        """Draw new weights as torch.nn.Linear and LayerNorm do, equal on every rank, and reset Adam's moments."""
         for side in (0, 1):
             generator, parts = torch.Generator().manual_seed(seed + side), []
             for matrix, bias, *norm in (self.shapes[:4], self.shapes[4:8], self.shapes[8:]):
@@ -56,29 +56,29 @@ class ResidualMLPs(nn.Module):
             state.zero_()
 
     def forward(self, features: Tensor, weights: Tensor | None = None) -> Tensor:  # (2, b, d), (2, w) -> (2, b)
-        """The networks' output, differentiable in `features`; with `weights` that of other networks."""
-        if weights is None:  # steps move the weights in place: a graph that waits for its backward needs its own copy
+        """The networks' output, differentiable in `features`. `weights`: use these instead of the own weights."""
+        if weights is None:  # `step` changes the weights in place: a graph that waits for backward needs a copy
             weights = self.weights.clone() if torch.is_grad_enabled() else self.weights
         sizes = [math.prod(shape) for shape in self.shapes]
         parts = [part.view(2, *shape) for part, shape in zip(weights.split(sizes, dim=1), self.shapes, strict=True)]
         wide = layer(features, *parts[:4])
         return linear(F.relu(layer(wide, *parts[4:8]) + features), *parts[8:]).squeeze(dim=2)
 
-    def step(self, pairs: Pairs, loss: Loss, *, largest: float | None = None) -> Tensor:
-        """One update on the mean over ranks and anchors of `loss`, sound pairs only; returns this rank's mean before
-        it, of both sides together. `largest` is the length to which the gradient of both networks together is cut."""
+    def step(self, pairs: Pairs, loss: Loss, *, clip_norm: float | None = None) -> Tensor:
+        """Take one Adam step on the mean of `loss` over ranks and sound anchors. Returns this rank's mean before the
+        step, both sides together. `clip_norm`: clip the gradient of both networks together to this norm."""
         features, sound, b = pairs.features.detach(), pairs.sound[pairs.local], pairs.features.shape[1]
         gradient, total = torch.zeros_like(self.weights), features.new_zeros(())
         for start in range(0, b, ROWS):
             rows = slice(start, start + ROWS)
-            with torch.enable_grad():  # a step is taken whatever the caller's grad mode is
+            with torch.enable_grad():  # the caller may have disabled gradients
                 weights = self.weights.detach().requires_grad_()
                 value = (loss(rows, self(features[:, rows], weights)) * sound[rows]).sum() / b
                 gradient += torch.autograd.grad(value, weights)[0]
             total += value.detach()
         gradient = sum_over_ranks(gradient) / world_size()
-        if largest is not None:
-            gradient = gradient * (largest / (gradient.norm() + 1e-6)).clamp(max=1)
+        if clip_norm is not None:
+            gradient = gradient * (clip_norm / (gradient.norm() + 1e-6)).clamp(max=1)
         moving = pairs.sound.any().to(gradient.dtype)
         adam_step(self.weights, gradient, self.rate, self.first, self.second, self.steps, sound=moving)
         return total
@@ -94,13 +94,13 @@ def layer(features: Tensor, matrix: Tensor, bias: Tensor, scale: Tensor, shift: 
 
 
 class MLPNetwork(ResidualMLPs):
-    """The paper's ablation: log g = MLP(e) - s_ii / tau. It splits into a function of the anchor and its positive, and
-    a network of one feature cannot know the second. It has the methods of `Prototypes`."""
+    """The paper's ablation, log g = MLP(e) - s_ii / tau: a network that sees only the anchor cannot know the positive
+    similarity, which is therefore subtracted from its output. It has the methods of `Prototypes`."""
 
     ready = True
 
     def restart(self, pairs: Pairs) -> None:
-        """Features cannot become weights of an MLP."""
+        """Do nothing: features cannot become weights of an MLP."""
 
     def learn(self, pairs: Pairs, target: Tensor, loss: Callable[..., Tensor], tau: Tensor, *, steps: int) -> None:
         positive = (pairs.positive / tau).detach()

@@ -1,4 +1,4 @@
-"""NeuCLIP: log-normalizers over the whole data set, predicted by a small network trained in step with the encoders."""
+"""NeuCLIP: a small network, trained in turns with the encoders, predicts log-normalizers over the whole data set."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class NeuCLIP(Objective, NeuCLIPSettings):
     embed_dim: int = option(help="width d of the features", at_least=1)
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        """Algorithm 1 from line 3 on, but for the update of the encoders, which is the caller's."""
+        """Algorithm 1 from line 3 to the loss of line 11. The caller takes its gradient and updates the encoders."""
         batch = contrast(pairs, tau)
         log_normalizer = add_eps(batch.log_g, self.eps)
-        with torch.no_grad():  # only measured: of a batch new to the network
+        with torch.no_grad():  # for the metrics: the prediction before the network has seen this batch
             unseen = self.predict(pairs, tau) if self.measures and self.normalizer.ready else None
 
         if self.training:
@@ -47,7 +47,8 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         return loss
 
     def learn(self, pairs: Pairs, log_normalizer: Tensor, tau: Tensor, *, steps: int) -> None:
-        """The network minimises Eq. 12 as well, or (ablation) the squared difference to the batch's log-normalizers."""
+        """Take `steps` updates of the network on Eq. 12 or, as an ablation (`fit`), on the squared difference to the
+        batch's log-normalizers."""
 
         def loss(target: Tensor, log_g: Tensor) -> Tensor:  # of each anchor, (2, c)
             alpha = add_eps(log_g, self.eps)
@@ -57,7 +58,7 @@ class NeuCLIP(Objective, NeuCLIPSettings):
         self.normalizer.learn(pairs, log_normalizer.detach(), loss, tau, steps=steps)
 
     def predict(self, pairs: Pairs, tau: Tensor) -> Tensor:  # (2, b)
-        """Eq. 10 and 11."""
+        """alpha of this rank's anchors, Eq. 10 and 11."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.alpha_gradient == "full"):
             return add_eps(self.normalizer.log_g(pairs, tau), self.eps)
 

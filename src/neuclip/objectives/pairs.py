@@ -1,4 +1,4 @@
-"""What every objective sees of a batch: both sides as one tensor, gathered over ranks, cast and cleaned, once."""
+"""The batch as every objective sees it: both sides in one tensor, gathered over ranks, cast and cleaned once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from neuclip.distributed.collectives import gather_values, rank
 
 STRIP = {"cpu": 2**22}  # similarities in memory at a time: 16 MB in float32, about what a CPU caches
 LARGE_STRIP = 2**24  # on other devices: 64 MB in float32, few launches
-KEPT = 2**25  # similarities that are kept for the backward pass; more are computed again
-LOWEST = -1e30  # the similarity of a candidate that does not count: its exponential is 0, and 0 times it too
+KEPT = 2**25  # up to so many similarities are kept for the backward pass; larger batches compute them again
+LOWEST = -1e30  # the similarity of a masked candidate: its exponential is 0, and unlike -inf, 0 times it is not NaN
 NOBODY = -1  # a key that no pair has
 
 
@@ -22,21 +22,21 @@ NOBODY = -1  # a key that no pair has
 class Pairs:
     """This rank's anchors and the candidates of the whole global batch, in float32 or wider.
 
-    Side 0 is images, side 1 texts; an anchor's candidates are the rows of the other side. Candidates are values: no
+    Side 0 is images, side 1 is texts; an anchor's candidates are the rows of the other side. Candidates are values: no
     gradient travels back through the gather (`objectives/contrast.py`).
 
-    A pair is *sound* if its features are numbers and not all zero. Unsound pairs are zero here, are nobody's
-    candidates, and change no state.
+    A pair is *sound* if its features are finite and not all zero. Unsound pairs have zero features here, are candidates
+    of no anchor, and change no state.
     """
 
     features: Tensor  # (2, b, d) with graph
     positive: Tensor  # (b,) with graph: the similarity of each pair
     all_features: Tensor  # (2, B, d)
     sound: Tensor  # (B,) bool
-    numbers: Tensor  # scalar bool: every feature of every rank, and the temperature, is a number
-    keys: Tensor  # (k, B) int64: pairs with an equal key are no negatives of each other; the first is the sample's
+    numbers: Tensor  # scalar bool: the features of all ranks and the temperature are finite
+    keys: Tensor  # (k, B) int64: pairs with an equal key are no negatives of each other; row 0 is the sample's key
     sample_ids: Tensor | None = None  # (B,)
-    logit_bias: Tensor | None = None  # scalar, with graph; only SigLIP looks at it
+    logit_bias: Tensor | None = None  # scalar, with graph; only SigLIP uses it
 
     @cached_property
     def all_positive(self) -> Tensor:  # (B,)
@@ -54,7 +54,7 @@ class Pairs:
         return slice(rank() * b, rank() * b + b)
 
     @cached_property
-    def num_excluded(self) -> Tensor:  # (b,) at least 1, the own partner
+    def num_excluded(self) -> Tensor:  # (b,) at least 1: an anchor's own positive is excluded
         count = torch.empty_like(self.keys[0, self.local])
         for rows in self._strip_rows():
             torch.sum(self._excluded(rows), dim=1, out=count[rows])
@@ -62,14 +62,14 @@ class Pairs:
 
     @property
     def negatives(self) -> Tensor:  # (b,)
-        """How many candidates an anchor's normalizer is a mean over; 1 where there are none, where g = 0."""
+        """The number of negatives, over which an anchor's normalizer is a mean. 1 if there are none: then g is 0."""
         return (self.batch - self.num_excluded).clamp(min=1).to(self.features.dtype)
 
     @torch.no_grad()
     def strips(self, sides: int = 2) -> Iterator[tuple[slice, Tensor]]:  # (sides, c, B) each
-        """Some anchors of each side at a time: their rows, and their similarities to all candidates, LOWEST where those
-        are no negatives. Values, to be read until the next strip. Together up to KEPT numbers they are computed once
-        and kept; otherwise at each visit, in one block of memory that grows with B, not with b B."""
+        """Iterate over strips of anchors: their rows, and their similarities to all candidates, LOWEST for candidates
+        that are no negatives. The similarities have no graph and are valid until the next strip. Up to KEPT numbers are
+        computed once and kept; more are computed at each visit, in a buffer that grows with B and not with b B."""
         scratch = None
         for rows in self._strip_rows():
             similarity = self._kept.get(rows.start)
@@ -88,7 +88,7 @@ class Pairs:
             yield rows, similarity
 
     def forget(self) -> None:
-        """Free what `strips` has kept; whoever holds the loss holds these pairs until the next step."""
+        """Free the similarities that `strips` has kept. The loss holds these pairs until the next step."""
         self._kept.clear()
 
     @cached_property
@@ -112,12 +112,12 @@ class Pairs:
 
 
 def strip_height(count: int, width: int, device: torch.device) -> int:
-    """How many of `count` rows of `width` numbers are in memory at a time."""
+    """The number of rows of a strip, at most `count`, if each row has `width` numbers."""
     return min(count, max(1, STRIP.get(device.type, LARGE_STRIP) // max(1, width)))
 
 
 def gather_sides(values: Tensor) -> Tensor:  # (2, b, ...) -> (2, B, ...)
-    """The columns of every rank, in rank order, without gradient."""
+    """The columns of all ranks, in rank order, without gradient."""
     return gather_values(values.transpose(0, 1)).transpose(0, 1)
 
 
@@ -126,25 +126,25 @@ def gather_pairs(
     text: Tensor,  # (b, d)
     *,
     dtype: torch.dtype,
-    valid: Tensor,  # scalar bool: whether the temperature is a number
+    valid: Tensor,  # scalar bool: whether the temperature is finite and positive
     first_key: int = 0,
     sample_ids: Tensor | None = None,  # (b,)
     caption_ids: Tensor | None = None,  # (b,)
     logit_bias: Tensor | None = None,
 ) -> Pairs:
-    """The pairs of all ranks. Features are sent as they come (bf16 stays bf16) and cast to `dtype` afterwards.
+    """The pairs of all ranks. Features are sent in their own dtype (bf16 stays bf16) and then cast to `dtype`.
 
-    Without `sample_ids` the pairs of a batch get keys from `first_key` on, negative so that they are no ids.
+    Without `sample_ids` the pairs of a batch get unique keys, counted from `first_key` on: negative ones, unlike ids.
     """
     features = torch.stack([image, text])
-    with torch.no_grad():  # one row that is no number would make every sum no number
+    with torch.no_grad():  # one row with NaN would make every sum NaN
         numbers = features.sum(dim=2, dtype=dtype).isfinite().all(dim=0) & valid
         sound = numbers & features.any(dim=2).all(dim=0)
-        features.masked_fill_(~numbers[:, None], 0.0)  # in values alone: their gradient is NaN, like the loss
+        features.masked_fill_(~numbers[:, None], 0.0)  # only the values: the gradient is NaN, like the loss
     features = features.masked_fill(~sound[:, None] & numbers[:, None], 0.0)
     columns = [numbers.int() + sound, *(keys for keys in (sample_ids, caption_ids) if keys is not None)]
     table = gather_values(torch.stack([column.to(image.device, torch.int64) for column in columns], dim=1))
-    quality, *keys = table.unbind(dim=1)  # 0: no numbers, 1: zeros, 2: sound
+    quality, *keys = table.unbind(dim=1)  # 0: NaN or infinite, 1: zeros, 2: sound
     all_features = gather_sides(features.detach()).to(dtype)
     sample_ids = keys[0] if sample_ids is not None else None
     if sample_ids is None:

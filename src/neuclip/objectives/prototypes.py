@@ -1,7 +1,7 @@
-"""The paper's network: prototypes that stand in for every candidate of the data set (Eq. 10 and 11).
+"""The paper's network: prototypes that represent all candidates of the data set (Eq. 10 and 11).
 
 Each rank holds a block of the slots and sees all anchors: a prediction exchanges one number per anchor, the log-sum-exp
-over the block. They learn by closed form, without a graph: with q_ik = exp(cos_ik / tau - log sum_k exp(cos_ik / tau)),
+over the block. Gradients are closed forms, without a graph. With q_ik = exp(cos_ik / tau - log sum_k exp(cos_ik / tau))
 d log_g_i / d p_k = q_ik x_i / tau for the unit prototype p_k, and d log_g_i / d x_i = sum_k q_ik p_k / tau.
 """
 
@@ -20,26 +20,27 @@ from neuclip.objectives.formulas import gradient_only
 from neuclip.objectives.pairs import LOWEST, NOBODY, Pairs, gather_sides, strip_height
 from neuclip.objectives.state import ShardedRows, adagrad_step, adam_step
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # of each anchor: its target and its log_g, (2, c), (2, c) -> (2, c)
+Loss = Callable[[Tensor, Tensor], Tensor]  # target and log_g of each anchor, (2, c) and (2, c) -> loss (2, c)
 
 
 class Prototypes(ShardedRows):
-    """Slot k holds one pair: its text is a prototype for images (side 0), its image one for texts (side 1).
+    """Slot k starts as one pair: its text is a prototype for images (side 0), its image is one for texts (side 1).
 
-    The cosine divides by a row's length, so rows are free to grow.
+    Rows need no unit length, because the cosine divides by their length.
 
     Args:
         size, embed_dim: m and d.
         restart_every: steps between restarts; 0: only at the start.
-        rolling: each step replaces the oldest slots with its batch instead, and the optimizer forgets them.
-        masks: whether slots of an anchor's own sample, and of its own caption, are no candidates of it.
-        rate, adam: AdaGrad's learning rate, or Adam's.
+        rolling: instead of restarts, each step replaces the oldest slots with its batch and resets their optimizer
+            state.
+        masks: whether to mask, for each anchor, the slots with its own sample, and those with its own caption.
+        rate, adam: the learning rate, and whether the optimizer is Adam; otherwise it is AdaGrad.
     """
 
     rows: Tensor  # (2, share of m, d)
-    owners: Tensor  # (share of m, 2) the sample and the caption that a slot was written from
-    ring: Tensor  # (3,) the next slot to write; steps since the restart began; and `active`, how many were ever
-    # written: they fill from the front
+    owners: Tensor  # (share of m, 2) keys of the sample and of the caption that a slot was written from
+    ring: Tensor  # (3,) the next slot to write; the steps since the restart began; and `active`, the number of slots
+    # that were ever written, counted from the first
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Prototypes(ShardedRows):
         for name in self.optimizer_state:
             self.add_rows(name, (2, -1, 1 if name == "steps" else embed_dim))
         self.register_buffer("ring", torch.zeros(3, dtype=torch.int64))
-        self.most = 0  # as many slots as can have been written: what the host knows of `active` without asking
+        self.most = 0  # an upper bound of `active` on the host: reading `active` would wait for the device
 
     @property
     def ready(self) -> bool:
@@ -69,39 +70,40 @@ class Prototypes(ShardedRows):
 
     @torch.no_grad()
     def restart(self, pairs: Pairs) -> None:
-        """Algorithm 1, lines 3-4: which slots this step renews, a ring, and from which rows of the batch.
+        """Algorithm 1, lines 3 and 4: reset prototypes from the batch. The slots are a ring.
 
-        *periodic*: one batch cannot fill more slots than it has rows, so a restart with m > B goes on over the next
-        steps; slots that are not yet overwritten keep their trained value, and a restart that falls due then waits.
-        *rolling*: each step replaces the oldest slots with its batch, so the prototypes are a queue.
+        *periodic*: all slots are reset every `restart_every` steps. A batch can fill only as many slots as it has rows;
+        if m > B, the restart continues over the next steps. Slots that wait keep their trained value, and the next
+        restart waits until this one is complete.
+        *rolling*: each step replaces the oldest slots with its batch; the prototypes are a queue.
 
-        A batch without any sound pair moves nothing. Only the device knows of it, so the ring is there.
+        A batch without a sound pair changes nothing. Only the device knows of it: therefore `ring` is a tensor there.
         """
-        moves = pairs.sound.any()
+        has_pairs = pairs.sound.any()
         written, age, active = self.ring
         if not self.rolling:
-            due = moves & (written == self.size) & (age >= (self.restart_every or math.inf))
+            due = has_pairs & (written == self.size) & (age >= (self.restart_every or math.inf))
             written, age = written.masked_fill(due, 0), age.masked_fill(due, 0)
-        room = self.size if self.rolling else self.size - written
-        count = torch.where(moves, room, 0).clamp(max=pairs.batch)
+        to_write = self.size if self.rolling else self.size - written
+        count = torch.where(has_pairs, to_write, 0).clamp(max=pairs.batch)
         self._write(written, count, pairs)
         end = written + count
-        ring = [end % self.size if self.rolling else end, age + moves, (active + count).clamp(max=self.size)]
-        self.ring = torch.stack(ring)  # not in place: a state that was saved keeps its own
+        ring = [end % self.size if self.rolling else end, age + has_pairs, (active + count).clamp(max=self.size)]
+        self.ring = torch.stack(ring)  # a new tensor: a saved state may refer to the old one
         self.most = min(self.most + pairs.batch, self.size)
 
     def _write(self, start: Tensor, count: Tensor, pairs: Pairs) -> None:
-        """Renew `count` slots of the ring, from slot `start` on: of this rank's as many as a batch can renew are looked
-        at, from the first one on."""
+        """Renew `count` slots of the ring from slot `start` on. `count` is on the device, so each rank looks at as many
+        of its slots as a batch can renew, and changes those that are among the `count`."""
         share = len(self.share)
         if not share:
             return
         first = (start - self.share.start).clamp(0, share)
         slots = (first + torch.arange(min(pairs.batch, share), device=self.rows.device)) % share
-        place = (slots + self.share.start - start) % self.size  # in the ring
-        renewed = (place < count)[:, None]
-        # Evenly spaced rows of the batch: every rank has its share. Sound pairs stand in for those that are not.
-        row = (place * pairs.batch // count.clamp(min=1)).clamp(max=pairs.batch - 1)
+        offset = (slots + self.share.start - start) % self.size  # from `start`, in the ring
+        renewed = (offset < count)[:, None]
+        # Evenly spaced rows of the batch, so that pairs of every rank are used. Sound pairs replace unsound ones.
+        row = (offset * pairs.batch // count.clamp(min=1)).clamp(max=pairs.batch - 1)
         row = (~pairs.sound).int().argsort(stable=True)[row * pairs.sound.sum() // pairs.batch]
         owners = self.owners[:, : len(pairs.keys)]
         owners[slots] = torch.where(renewed, pairs.keys[:, row].T, owners[slots])
@@ -112,7 +114,7 @@ class Prototypes(ShardedRows):
 
     @torch.no_grad()
     def learn(self, pairs: Pairs, target: Tensor, loss: Loss, tau: Tensor, *, steps: int) -> None:  # target (2, b)
-        """Algorithm 1, lines 7 and 8, `steps` times: the mean over anchors of `loss` falls."""
+        """Algorithm 1, lines 6 to 8: take `steps` gradient steps on the mean over anchors of `loss`."""
         target, rows = gather_sides(target), self.rows[:, : self._active]
         state = [getattr(self, name)[:, : self._active] for name in self.optimizer_state]
         step = partial(adam_step, sound=pairs.sound.any().to(rows.dtype)) if self.adam else adagrad_step
@@ -125,22 +127,22 @@ class Prototypes(ShardedRows):
                     (slope,) = torch.autograd.grad(loss(target[:, anchors], log_g).sum() / pairs.batch, log_g)
                 factor = (slope * scale / tau)[..., None]
                 for side in (0, 1):
-                    push = factor[side] * pairs.all_features[side, anchors]
-                    gradient[side].addmm_(weight[side].T, push, beta=1 if anchors.start else 0)
-            # Through the division by the length: the component along a prototype has no effect.
+                    weighted = factor[side] * pairs.all_features[side, anchors]
+                    gradient[side].addmm_(weight[side].T, weighted, beta=1 if anchors.start else 0)
+            # The chain rule through the division by the length: the component along a prototype has no effect.
             gradient.addcmul_(unit, torch.linalg.vecdot(gradient, unit)[..., None], value=-1).div_(lengths)
             for side in (0, 1):
                 step(rows[side], gradient[side], self.rate, *(block[side] for block in state))
 
     def log_g(self, pairs: Pairs, tau: Tensor) -> Tensor:  # (2, b) with graph in features and tau
-        """Eq. 10 and 11 without eps: what the prototypes say of this rank's anchors."""
+        """The prediction for this rank's anchors: Eq. 10 and 11 without eps."""
         sides = (0, 1) if torch.is_grad_enabled() else ()
         value, mean = tau.new_empty(2, pairs.batch), torch.empty_like(pairs.all_features[: len(sides)])
         with torch.no_grad():
             _, unit = self._unit_rows()
             for anchors, weight, scale, log_g in self._visit(pairs, tau, unit, self._buffer(pairs)):
                 value[:, anchors] = log_g
-                for side in sides:  # the mean prototype under q, its part of this rank
+                for side in sides:  # this rank's part of the mean prototype under q
                     torch.mm(weight[side], unit[side], out=mean[side, anchors]).mul_(scale[side, :, None])
         if not sides:
             return value[:, pairs.local]
@@ -150,25 +152,25 @@ class Prototypes(ShardedRows):
 
     @property
     def _active(self) -> int:
-        """This rank's slots that can have been written."""
+        """The number of this rank's slots that may have been written."""
         return min(max(0, self.most - self.share.start), len(self.share))
 
     def _unit_rows(self) -> tuple[Tensor, Tensor]:
         rows = self.rows[:, : self._active]
         lengths = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-        lengths.masked_fill_(lengths == 0, 1.0)  # a slot that was not written after all
+        lengths.masked_fill_(lengths == 0, 1.0)  # slots that were not written
         return lengths, rows / lengths
 
     def _buffer(self, pairs: Pairs) -> Tensor:
-        """Memory for `_visit`: fresh pages would cost as much as the exponentials in them."""
+        """Memory that `_visit` uses again: new pages would cost as much time as the exponentials."""
         width = -(-self.size // world_size())  # the same on every rank, so that all have the same strips
         return self.rows.new_empty(2, strip_height(pairs.batch, 2 * width, self.rows.device), self._active)
 
     def _visit(
         self, pairs: Pairs, tau: Tensor, unit: Tensor, buffer: Tensor
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Some anchors of each side at a time: their place, weight (2, c, slots) and scale (2, c), which multiplied are
-        q over this rank's slots, and log_g (2, c) over those of all ranks."""
+        """Iterate over strips of anchors: their slice, weight (2, c, slots) and scale (2, c), whose product is q over
+        this rank's slots, and log_g (2, c) over the slots of all ranks."""
         offset, active = pairs.all_positive / tau, self.ring[2]
         log_count = active.clamp(min=1).to(unit.dtype).log()
         slots = torch.arange(self._active, device=unit.device) + self.share.start
@@ -201,5 +203,5 @@ class Prototypes(ShardedRows):
 
 
 def over_ranks(log_sum: Tensor) -> Tensor:  # (2, c)
-    """Every rank adds the same numbers in the same order: no drift between them."""
+    """The log-sum-exp over ranks. Every rank adds the same numbers in the same order: ranks do not drift apart."""
     return torch.logsumexp(gather_values(log_sum[None]), dim=0) if world_size() > 1 else log_sum

@@ -1,4 +1,4 @@
-"""SCENT (arXiv 2602.02877): FastCLIP's table, where each entry has a weight of its own for a visit."""
+"""SCENT (arXiv 2602.02877): FastCLIP's table, where the weight of a visit is computed for each entry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class SCENT(TableObjective, SCENTSettings):
     >>> objective = SCENT(dataset_size=3_000_000)
     >>> loss = objective(image_features, text_features, logit_scale, sample_ids=ids)        # doctest: +SKIP
 
-    Loss and gradients are FastCLIP-v3's. alpha to infinity is the mini-batch form, alpha to 0 keeps the first visit.
+    Loss and gradients are those of FastCLIP-v3. With alpha to infinity it is the mini-batch form, with alpha to 0 it
+    keeps the value of the first visit.
     """
 
     dataset_size: int = option(help="number of samples; `sample_ids` are 0..dataset_size-1", at_least=1)
@@ -31,11 +32,11 @@ class SCENT(TableObjective, SCENTSettings):
 
             argmin over nu of  exp(target - nu) + nu + D(nu, log_u) / alpha,   D the Bregman distance of exp(-nu)
 
-        In closed form it is the moving average above, gamma = sigmoid(log_alpha + log_u).
+        The closed form is the moving average above, with gamma = sigmoid(log_alpha + log_u).
         """
         x = self.log_alpha + log_u
         self.record(gamma=x.sigmoid().nanmean())
-        # 1 - gamma is sigmoid(-x): formed from gamma it would be 0 in float32 from x = 17 on, and history lost.
+        # 1 - gamma is sigmoid(-x). Computed as 1 - gamma it would be 0 in float32 from x = 17 on, and log_u be lost.
         return torch.logaddexp(F.logsigmoid(-x) + log_u, F.logsigmoid(x) + target)
 
     def inner_tau(self, pairs: Pairs, tau: Tensor, stored: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""SigLIP: every image-text combination of the batch is a yes-or-no question: do they belong together?"""
+"""SigLIP: for every image-text combination of the batch, a binary classifier decides if they belong together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neuclip.settings.objectives import SigLIPSettings
 
 @objective
 class SigLIP(Objective, SigLIPSettings):
-    """The logistic loss over all combinations, divided by the batch size: open_clip's `SigLipLoss`.
+    """The logistic loss over all image-text combinations, divided by the batch size: open_clip's `SigLipLoss`.
 
     1/B sum_ij -log sigmoid(z_ij l_ij), logit l_ij = s_ij / tau + bias, z_ij = 1 for pairs and -1 otherwise.
 
@@ -27,11 +27,11 @@ class SigLIP(Objective, SigLIPSettings):
     """
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
-        """This rank's images against all texts, each combination once over all ranks; the mean over ranks is the loss
-        of the global batch."""
+        """The loss of this rank's images and all texts. Over all ranks each combination counts once, and the mean over
+        ranks is the loss of the global batch."""
         if pairs.logit_bias is None:
             raise ValueError(
-                "SigLIP needs a bias: pass logit_bias=model.logit_bias, of a model built with init_logit_bias=-10"
+                "SigLIP needs a bias: pass logit_bias=model.logit_bias of a model built with init_logit_bias=-10"
             )
         scale, bias = 1 / tau, pairs.logit_bias
         positive = scale * pairs.positive + bias
@@ -57,11 +57,11 @@ class NegativeLoss(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, scale: Tensor, bias: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         nearest, slopes = features.new_empty(features.shape[1]), torch.zeros_like(features)
         sums = features.new_zeros(3)  # the loss, and its derivatives by scale and by bias
-        sides = 1 if features.shape[1] == pairs.batch else 2  # one rank has all images that its texts meet
+        sides = 1 if features.shape[1] == pairs.batch else 2  # with one rank, side 0 has all combinations
         for rows, similarity in pairs.strips(sides):
             torch.amax(similarity[0], dim=1, out=nearest[rows])
             logits = torch.addcmul(bias, similarity, scale)
-            sums[0] -= F.logsigmoid(-logits[0]).sum()  # softplus(x) is x above 20: float64 would see that
+            sums[0] -= F.logsigmoid(-logits[0]).sum()  # torch's softplus(x) is x above 20, an error in float64
             p = logits.sigmoid_()
             sums[1] += torch.linalg.vecdot(p[0], similarity[0]).sum()
             sums[2] += p[0].sum()

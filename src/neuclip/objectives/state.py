@@ -1,5 +1,5 @@
-"""State that a method keeps by itself: rows in slots that are spread over ranks, a table by sample id, and the two
-optimizers that move what a method learns, which are torch.optim's, elementwise and in place."""
+"""The state of a method: rows in slots that are spread over ranks, a table by sample id, and in-place versions of
+torch.optim's AdaGrad and Adam for tensors that are no parameters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ADAGRAD_EPS, ADAM_EPS, ADAM_BETAS = 1e-10, 1e-8, (0.9, 0.999)  # torch.optim's
 
 
 class ShardedRows(nn.Module):
-    """A module with blocks of a state that has `size` slots in all: tensors (..., slots, width).
+    """A module with a state of `size` slots, tensors (..., slots, width), of which each rank keeps a block.
 
-    Blocks are plain attributes, not buffers: DDP would overwrite those of a module inside it with rank 0's. They move
-    with `.to()`, and `state_dict()` is collective and returns whole tensors in slot order, so that it loads on any
-    number of ranks.
+    Blocks are plain attributes, not buffers: DDP overwrites buffers inside it with those of rank 0. They move with
+    `.to()`. `state_dict()` is collective and returns the complete tensors in slot order, so that it loads on any number
+    of ranks.
     """
 
     def __init__(self, size: int):
@@ -29,22 +29,22 @@ class ShardedRows(nn.Module):
         self.names: list[str] = []
 
     def add_rows(self, name: str, shape: tuple[int, ...], fill: float | int = 0.0) -> None:
-        """An attribute `name`: the slots are the last dimension but one of `shape`, which gives them as -1."""
+        """Add the tensor `name` of this `shape`. The last dimension but one, given as -1, is that of the slots."""
         dtype = torch.int64 if isinstance(fill, int) else torch.float32
         setattr(self, name, torch.full((*shape[:-2], len(self.share), shape[-1]), fill, dtype=dtype))
         self.names.append(name)
 
     def bytes(self) -> int:
-        """Of all slots, over all ranks."""
+        """Bytes of all slots, over all ranks."""
         return sum(rows.nbytes // max(1, len(self.share)) * self.size for rows in self.blocks.values())
 
     @property
     def blocks(self) -> dict[str, Tensor]:
-        """What this rank keeps, by name."""
+        """The tensors that this rank keeps, by name."""
         return {name: getattr(self, name) for name in self.names}
 
     def reshard(self) -> None:
-        """Keep this rank's block only: an objective may be built before the process group. Its first call does this."""
+        """Keep only this rank's block. Called at the first use: an objective may be built before the process group."""
         share = local_range(self.size)
         if share == self.share:
             return
@@ -65,8 +65,8 @@ class ShardedRows(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, rows in self.blocks.items():
-            whole = gather_shares(rows.movedim(-2, 0).contiguous(), self.size)
-            destination[prefix + name] = whole.movedim(0, -2).clone(memory_format=torch.contiguous_format)
+            all_rows = gather_shares(rows.movedim(-2, 0).contiguous(), self.size)
+            destination[prefix + name] = all_rows.movedim(0, -2).clone(memory_format=torch.contiguous_format)
 
     def _load_from_state_dict(
         self,
@@ -81,20 +81,20 @@ class ShardedRows(nn.Module):
         self.share = local_range(self.size)
         others = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in self.names}
         for name, rows in self.blocks.items():
-            whole: Tensor | None = state_dict.get(prefix + name)
+            saved: Tensor | None = state_dict.get(prefix + name)
             expected = (*rows.shape[:-2], self.size, rows.shape[-1])
-            if whole is None:
+            if saved is None:
                 missing_keys.append(prefix + name)
-            elif whole.shape != expected:
-                error_msgs.append(f"{prefix}{name} has shape {tuple(whole.shape)}, not {expected}")
+            elif saved.shape != expected:
+                error_msgs.append(f"{prefix}{name} has shape {tuple(saved.shape)}, not {expected}")
             else:
-                local = whole[..., self.share.start : self.share.stop, :]
-                setattr(self, name, local.to(rows.device, torch.promote_types(rows.dtype, whole.dtype), copy=True))
+                local = saved[..., self.share.start : self.share.stop, :]
+                setattr(self, name, local.to(rows.device, torch.promote_types(rows.dtype, saved.dtype), copy=True))
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class SampleTable(ShardedRows):
-    """A few numbers per sample of the data set, by sample id; NaN where a sample was never written.
+    """A few numbers per sample of the data set, by sample id; NaN for samples that were never written.
 
     >>> table = SampleTable(1000, columns=2)
     >>> table.write(torch.tensor([3, 7]), torch.tensor([[0.5, -1.0], [0.0, 2.0]]))
@@ -110,25 +110,25 @@ class SampleTable(ShardedRows):
         self.add_rows("rows", (-1, columns), fill=math.nan)
 
     def read(self, ids: Tensor) -> Tensor:  # (B,) -> (B, columns)
-        """Collective: the same ids on every rank give the same values on every rank."""
+        """The rows of these ids. Collective: all ranks pass the same ids and get the same rows."""
         self.check(ids)
         local, slots = self._local(ids)
         values = self.rows[slots] if len(self.rows) else self.rows.new_zeros(len(ids), self.rows.shape[1])
         return sum_over_ranks(torch.where(local[:, None], values, 0.0))  # one owner per row, zeros from the others
 
     def write(self, ids: Tensor, values: Tensor) -> None:  # (B,), (B, columns)
-        """Each rank keeps the rows it owns; negative ids are nobody's. An id that comes twice must come with equal
-        values."""
+        """Write the rows that this rank owns. No rank owns negative ids. An id that comes twice has equal values."""
         if not len(self.rows):
             return
         local, slots = self._local(ids)
-        # Rows of other ranks go where the first own row goes, with its value; without an own row nothing changes.
+        # Shapes are fixed, to avoid a wait for the device: in place of a row of another rank, the first own row is
+        # written once more. Without an own row, slot 0 is written with its old value.
         first = local.int().argmax(keepdim=True)
         slots, values = torch.where(local, slots, slots[first]), torch.where(local[:, None], values, values[first])
         self.rows[slots] = torch.where(local.any(), values.to(self.rows.dtype), self.rows[slots])
 
     def _local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the ids this rank owns, and where they are in its rows; the others are somewhere in them."""
+        """Which of the ids this rank owns, and their slots in its rows; for other ids slot 0."""
         self.reshard()
         local = (ids >= self.share.start) & (ids < self.share.stop)
         return local, torch.where(local, ids - self.share.start, 0)
@@ -142,7 +142,8 @@ class SampleTable(ShardedRows):
 
 
 def refuse_unless(holds: Tensor, message: str) -> None:  # scalar bool
-    """On a GPU without waiting for it. What is tested must be the same on every rank: else the others would wait."""
+    """Raise unless `holds`: a ValueError on a CPU, on a GPU a device assertion, which does not make the host wait. All
+    ranks must have the same `holds`; otherwise the ranks that go on would wait for the one that fails."""
     if holds.device.type == "cpu" and not holds:
         raise ValueError(message)
     torch._assert_async(holds, message)
@@ -150,7 +151,7 @@ def refuse_unless(holds: Tensor, message: str) -> None:  # scalar bool
 
 @torch.no_grad()
 def adagrad_step(weights: Tensor, gradient: Tensor, rate: float, sums: Tensor) -> None:
-    if weights.device.type == "cpu":  # in one pass over the weights instead of four
+    if weights.device.type == "cpu":  # torch's fused version makes one pass over the weights instead of four
         options: Any = {"weight_decay": 0.0, "lr_decay": 0.0, "eps": ADAGRAD_EPS, "maximize": False, "fused": True}
         adagrad([weights], [gradient], [sums], [torch.zeros(())], lr=rate, **options)
     else:
@@ -162,8 +163,8 @@ def adagrad_step(weights: Tensor, gradient: Tensor, rate: float, sums: Tensor) -
 def adam_step(
     weights: Tensor, gradient: Tensor, rate: float, first: Tensor, second: Tensor, steps: Tensor, *, sound: Tensor
 ) -> None:
-    """`steps` counts per row, or for all: what was renewed starts its averages anew. Where the scalar `sound` is 0, for
-    a batch without any sound pair, nothing moves, momentum included."""
+    """Take an Adam step in place. `steps` counts the steps of each row, or of all rows: a renewed row starts at 0. If
+    the scalar `sound` is 0, because the batch has no sound pair, nothing moves, not even by momentum."""
     beta1, beta2 = ADAM_BETAS
     steps += sound
     first.lerp_(gradient, (1 - beta1) * sound)
