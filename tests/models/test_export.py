@@ -151,14 +151,14 @@ def test_tokens_are_the_same_up_to_the_padding(exported):
         assert row[:end] == ours[:end] and set(row[end:]) <= {49407} and len(row) == 16
 
 
-NO_PLACE = "is no CLIPModel of transformers: .*; give --to onnx or --to open_clip"
+NO_PLACE = "CLIPModel cannot represent this model: .*; give --to onnx or --to open_clip"
 VITS: dict[str, tuple[dict, str]] = {  # and why it is refused, if it is
     "quick GELU": ({"quick_gelu": True}, ""),
     "other widths": ({"vision": {"mlp_ratio": 2.0}, "text": {"mlp_ratio": 3.0}}, ""),
     "custom text": ({"custom_text": True}, ""),
     "a bias": (
         {"init_logit_bias": -10.0},
-        "is no CLIPModel .*: it has the logit bias of SigLIP; give --to",
+        "CLIPModel cannot represent this model: it has the logit bias of SigLIP; give --to",
     ),
     "scaled layers": ({"vision": {"ls_init_value": 0.1}}, NO_PLACE),
     "mean pooling": ({"vision": {"pool_type": "avg"}}, "gives other features than this one"),

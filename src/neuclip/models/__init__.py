@@ -1,4 +1,4 @@
-"""The one place that touches open_clip."""
+"""CLIP models. The only package that imports open_clip."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from types import ModuleType
 
 import torch
 
-# open_clip imports torchvision. The torchvision of the ordinary package index is built for CUDA; beside a CPU-only
-# torch its compiled operators cannot load, and its import fails because these two do not exist. They are never called
-# here, so declaring them is enough. It happens here because a data worker that starts afresh is sent our transforms,
-# with open_clip's inside, and imports this first.
+# open_clip imports torchvision. PyPI's torchvision is built for CUDA; beside a CPU-only torch its compiled operators
+# cannot load, and its import fails because the two operators below do not exist. They are never called here, so it is
+# enough to declare them. It must happen in this file: a new data worker unpickles our transforms, which contain
+# open_clip's, and imports this package first.
 try:
     import torchvision  # noqa: F401
 except ImportError:
-    pass  # absent: the error that open_clip's import raises says it best
+    pass  # not installed: the import of open_clip fails with a better message
 except RuntimeError:
-    _operators = torch.library.Library("torchvision", "DEF")  # its schemas go when it is collected
+    _operators = torch.library.Library("torchvision", "DEF")  # kept: its operators disappear with it
     for _name in ("nms", "qnms"):
         _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def open_clip_module() -> ModuleType:
-    """open_clip, imported behind the guard: `open_clip_module().ClipLoss()`."""
+    """The module open_clip, imported after the fix above: `open_clip_module().ClipLoss()`."""
     import open_clip
 
     return open_clip

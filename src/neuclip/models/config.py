@@ -1,5 +1,5 @@
-"""What a model's name stands for: its configuration, its weights, its tokenizer's files. Configurations are checked,
-because a file may come from a stranger, and what was checked is what is built."""
+"""Find the configuration, the weights and the tokenizer's files that a model's name stands for. Configurations are
+checked before they are used, because a file may come from a stranger."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ SHIPPED = Path(__file__).parent / "configs"
 LOCAL = "local-dir:"
 REMEDY = "give an open_clip model config"
 
-# open_clip hands these on to torch, timm and transformers, where some fields mean "run this code": nothing passes that
-# is not listed here or a field of open_clip's own dataclasses.
+# The fields that a config may have, besides those of open_clip's own dataclasses. open_clip passes fields on to torch,
+# timm and transformers, where some of them mean "run this code".
 TOP = {"embed_dim", "vision_cfg", "text_cfg", "multimodal_cfg", "custom_text", "quick_gelu"}
 TOP |= {"init_logit_scale", "init_logit_bias", "nonscalar_logit_scale"}
 ARGUMENTS = {"tokenizer_kwargs": {"clean", "strip_sep_token"}, "norm_kwargs": {"eps"}, "act_kwargs": {"approximate"}}
-PLAIN_NAME = re.compile(r"[\w.\-]+")  # in timm's registry; with a colon or slash it would be a folder or a download
-# Fields in which two models may differ and still have the same weights, up to a resize of their positions.
+PLAIN_NAME = re.compile(r"[\w.\-]+")  # a name in timm's registry; with a colon or slash: a folder or a download
+# Fields in which two models may differ although their weights fit both, after a resize of the position embeddings.
 SIZES = {"image_size", "context_length", "timm_model_pretrained", "hf_model_pretrained", *ON_THE_HUB}
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a model is built from, whether it was named by a name, a tag, a folder, the hub, a run or a checkpoint."""
+    """Everything that a model is built from. It comes from a name, a tag, a folder, the hub, a run or a checkpoint."""
 
-    name: str  # as it was given
+    name: str  # as the user gave it
     config: dict[str, Any]  # open_clip's model_cfg
-    preprocess: dict[str, Any] = field(default_factory=dict)  # open_clip's preprocess_cfg, where it is stated
+    preprocess: dict[str, Any] = field(default_factory=dict)  # open_clip's preprocess_cfg, if there is one
     weights: Path | Mapping[str, Tensor] | None = None  # of the whole model
     image_weights: Path | None = None  # of a timm image tower alone
-    folder: Path | None = None  # with a tokenizer, and the config of a text tower, of transformers
-    file: Path | None = None  # that holds the config
-    download: bool = False  # the user wants whatever is missing
+    folder: Path | None = None  # with the files of a transformers tokenizer or text tower
+    file: Path | None = None  # with the config
+    download: bool = False  # whether the user wants missing files downloaded
 
     @property
     def remedy(self) -> str:
@@ -51,7 +51,7 @@ class ModelSource:
 
 
 def find_model(name: str) -> ModelSource:
-    """`tiny`, any open_clip name, the path of a model config, `local-dir:FOLDER` or `hf-hub:NAME`.
+    """The model of a name: `tiny`, any open_clip name, the path of a model config, `local-dir:FOLDER`, `hf-hub:NAME`.
 
     >>> find_model("tiny").config["embed_dim"]
     128
@@ -74,7 +74,7 @@ def find_model(name: str) -> ModelSource:
 
 
 def read_folder(name: str, folder: Path) -> ModelSource:
-    """A saved open_clip model."""
+    """The saved open_clip model in `folder`."""
     file = folder / CONFIG
     if name == LOCAL or not file.is_file():
         raise UserError(f"model.name {name}: there is no {file}; give the folder of a saved open_clip model")
@@ -86,7 +86,7 @@ def read_folder(name: str, folder: Path) -> ModelSource:
 
 
 def weights_in(folder: Path) -> Path:
-    """The file that open_clip would take."""
+    """The file of weights that open_clip would load from this folder."""
     others = [path for pattern in ("*.safetensors", "*.bin", "*.pth") for path in sorted(folder.glob(pattern))]
     found = [path for path in (*(folder / name for name in WEIGHTS), *others) if path.is_file()]
     if not found:
@@ -98,7 +98,7 @@ def weights_in(folder: Path) -> Path:
 
 
 def check(config: Any, where: Path) -> dict[str, Any]:
-    """The configuration, if open_clip may see it; `where` it came from."""
+    """The configuration, if open_clip may read it; otherwise UserError. `where`: the file that it comes from."""
     if not isinstance(config, dict):
         raise UserError(f"{where} holds no JSON object; {REMEDY}")
     needed = {"embed_dim": int, "vision_cfg": dict, "text_cfg": dict}
@@ -148,7 +148,7 @@ def _section_problems(section: str, values: Any, known: set[str]) -> Iterator[st
             if not isinstance(value, dict | None):
                 yield f"{name} must be an object"
             else:
-                yield from (f"{name}.{one} is not allowed" for one in value or {} if one not in ARGUMENTS[key])
+                yield from (f"{name}.{field} is not allowed" for field in value or {} if field not in ARGUMENTS[key])
         elif isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value)):
             yield f"{name} must be a single value or a list of numbers"
         elif key == "timm_model_name" and value is not None and not PLAIN_NAME.fullmatch(str(value)):
@@ -156,7 +156,7 @@ def _section_problems(section: str, values: Any, known: set[str]) -> Iterator[st
 
 
 def different_fields(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """In which two models differ: weights of one are no weights of the other.
+    """The fields in which two configurations differ, so that the weights of one do not fit the other.
 
     >>> different_fields({"embed_dim": 8}, {"embed_dim": 9})
     ['embed_dim']
@@ -167,9 +167,9 @@ def different_fields(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
         for key, value in config.items():
             if isinstance(value, dict):
                 fields |= {f"{key}.{name}": x for name, x in value.items() if name not in SIZES}
-            elif not key.startswith("init_"):  # where training began
+            elif not key.startswith("init_"):  # initial temperature and bias
                 fields[key] = value
-        # Absent and false are the same, and so are a tuple of open_clip's and the list of a file.
+        # A missing field equals a false one, and a tuple (open_clip) equals a list (JSON).
         return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items() if value}
 
     left, right = flat(one), flat(other)

@@ -1,8 +1,8 @@
-"""Each tower trained, locked or adapted by LoRA, as `model.image_tower` and `model.text_tower` say.
+"""Train, lock or adapt each tower by LoRA, as `model.image_tower` and `model.text_tower` say.
 
-LoRA is W + (alpha / rank) B A, where only B and A train, beside frozen weights of attention and MLPs. As a
-parametrization of `torch.nn.utils.parametrize`, a weight is replaced wherever it is read, also in open_clip's packed
-attention, which hands `in_proj_weight` to a function and never calls a layer that could be wrapped.
+LoRA is W + (alpha / rank) B A: W, a weight of attention or MLP, is frozen, and B and A train. It is a parametrization
+of `torch.nn.utils.parametrize`, which applies wherever a weight is read. Wrapping layers would not be enough: the
+packed attention of open_clip passes `in_proj_weight` to a function.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from neuclip.models.parts import TowerParts
 from neuclip.models.towers import Towers
 from neuclip.settings.sections import ModelSettings
 
-ATTENTION = ("attn", "attention", "self_attn")  # what open_clip, timm and transformers call it in a block
-PACKED = ("in_proj_weight", "qkv")  # query, key and value in one matrix: each gets B and A of its own
-PARAMETRIZATIONS, ORIGINAL = "parametrizations.", ".original"  # in torch's names of state
+ATTENTION = ("attn", "attention", "self_attn")  # names of attention in blocks of open_clip, timm and transformers
+PACKED = ("in_proj_weight", "qkv")  # query, key and value in one matrix: each gets its own B and A
+PARAMETRIZATIONS, ORIGINAL = "parametrizations.", ".original"  # parts of names in torch's state dicts
 
 
 def apply_modes(towers: Towers, settings: ModelSettings) -> None:
-    """Before the optimizer and DDP are made: neither knows weights that need no gradient."""
+    """Lock or adapt the towers as the settings say. Call it before the optimizer and DDP are made: both must skip
+    locked weights."""
     sides = (
         ("image", settings.image_tower, settings.image_unlocked_layers, towers.image_parts),
         ("text", settings.text_tower, settings.text_unlocked_layers, towers.text_parts),
@@ -34,7 +35,7 @@ def apply_modes(towers: Towers, settings: ModelSettings) -> None:
     for side, mode, unlocked, parts in sides:
         if unlocked and mode != "locked":
             raise UserError(
-                f"model.{side}_unlocked_layers is {unlocked}, and model.{side}_tower is {mode}; "
+                f"model.{side}_unlocked_layers is {unlocked}, but model.{side}_tower is {mode}; "
                 f"give --model.{side}_tower locked too"
             )
         if mode == "locked":
@@ -45,19 +46,19 @@ def apply_modes(towers: Towers, settings: ModelSettings) -> None:
             _adapt(side, parts, settings)
     if not any(p.requires_grad for name, p in towers.model.named_parameters() if not name.startswith("logit_")):
         raise UserError(
-            f"{settings.name} has no projections that could train, and both towers are locked: nothing would train; "
+            f"both towers are locked and {settings.name} has no projections: nothing would train; "
             "give --model.text_tower train, or --model.text_unlocked_layers 1"
         )
     in_eval = [locked for parts in changed for module in parts.modules for locked in _locked_modules(module)]
     if settings.batch_norm == "frozen":
-        # The running statistics belong to the pretrained weights: with those of other images the features are others.
+        # The running statistics belong to the pretrained weights: statistics of other images would change the features.
         in_eval += [module for module in towers.modules() if isinstance(module, _BatchNorm)]
     towers.keep_in_eval(in_eval)
 
 
 def _locked_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """The largest modules inside in which no weight trains: dropout, patch dropout and BatchNorm of them stay as in
-    evaluation. Modules without weights belong to the locked ones beside them."""
+    """The largest submodules in which no weight trains. Their dropout, patch dropout and BatchNorm work as in
+    evaluation. A module without weights counts as locked if it is beside locked ones."""
     trained = {parameter.requires_grad for parameter in module.parameters()}
     if True not in trained:
         yield module
@@ -70,7 +71,7 @@ def _lock(side: str, parts: TowerParts, unlocked: int) -> None:
     layers = len(parts.layers)
     if unlocked > layers:
         raise UserError(
-            f"model.{side}_unlocked_layers is {unlocked}, and the {side} tower has {layers} layers below its "
+            f"model.{side}_unlocked_layers is {unlocked}, but the {side} tower has {layers} layers below its "
             f"projection; give 0 to {layers}, or --model.{side}_tower train"
         )
     for layer in parts.layers[: layers - unlocked]:
@@ -79,17 +80,17 @@ def _lock(side: str, parts: TowerParts, unlocked: int) -> None:
 
 
 def _adapt(side: str, parts: TowerParts, settings: ModelSettings) -> None:
-    """Every attention and MLP weight of a tower's transformer blocks."""
-    adapted = [found for module in parts.modules for found in _adaptable(module)]
+    """Add LoRA to every attention and MLP weight of a tower's transformer blocks."""
+    adapted = [target for module in parts.modules for target in _adaptable(module)]
     if not adapted:
         raise UserError(
-            f"model.{side}_tower lora: the {side} tower of {settings.name} has no transformer blocks, whose attention "
-            f"LoRA adapts; give --model.{side}_tower locked or train"
+            f"model.{side}_tower is lora, but the {side} tower of {settings.name} has no transformer blocks to adapt; "
+            f"give --model.{side}_tower locked or train"
         )
     largest = max(min(len(weight) // stacked, weight.shape[1]) for _, _, weight, stacked in adapted)
     if settings.lora_rank > largest:
         raise UserError(
-            f"model.lora_rank is {settings.lora_rank}, and no matrix of the {side} tower has a rank above {largest}; "
+            f"model.lora_rank is {settings.lora_rank}, but no matrix of the {side} tower has a rank above {largest}; "
             f"give --model.lora_rank {largest} or less; 2 to 16 are usual"
         )
     for parameter in parts.trunk_parameters:
@@ -100,7 +101,7 @@ def _adapt(side: str, parts: TowerParts, settings: ModelSettings) -> None:
 
 
 def _adaptable(tower: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]:
-    """Module, name of its weight, the weight, and how many matrices are stacked in it."""
+    """The weights that LoRA adapts: module, name of the weight, the weight, number of matrices stacked in it."""
     blocks = [block for block in tower.modules() if any(hasattr(block, name) for name in ATTENTION)]
     seen: set[int] = set()
     for block in blocks:
@@ -116,7 +117,7 @@ def _adaptable(tower: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]
 
 
 class LowRank(nn.Module):
-    """What is added to a weight (out, in): `b` (n, out / n, rank) times `a` (n, rank, in), for n stacked matrices."""
+    """Adds scale * b a to a weight (out, in) of n stacked matrices: `b` (n, out / n, rank), `a` (n, rank, in)."""
 
     scale: Tensor
 
@@ -124,7 +125,7 @@ class LowRank(nn.Module):
         super().__init__()
         rows, columns = weight.shape
         self.a = nn.Parameter(weight.new_empty(stacked, rank, columns))
-        self.b = nn.Parameter(weight.new_zeros(stacked, rows // stacked, rank))  # 0: it starts as its base
+        self.b = nn.Parameter(weight.new_zeros(stacked, rows // stacked, rank))  # 0: it starts as the base weight
         self.register_buffer("scale", weight.new_tensor(alpha / rank))
         for matrix in self.a:
             nn.init.kaiming_uniform_(matrix, a=math.sqrt(5))
@@ -138,11 +139,11 @@ def add_low_rank(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
 
 
 def merge_lora(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a model with LoRA as that of a plain model: its names, its weights. Without LoRA, the same state."""
+    """The state dict of a model with LoRA as that of a plain model. Without LoRA it is unchanged."""
     merged = {}
     for name, tensor in state.items():
-        before, found, after = name.partition(PARAMETRIZATIONS)
-        if not found:
+        before, marker, after = name.partition(PARAMETRIZATIONS)
+        if not marker:
             merged[name] = tensor
         elif after.endswith(ORIGINAL):
             low_rank = [state[f"{name.removesuffix(ORIGINAL)}.0.{part}"] for part in ("a", "b", "scale")]

@@ -1,7 +1,7 @@
-"""A tower taken apart: trunk and head, and the trunk's layers from input to output.
+"""The parts of a tower: trunk and head, and the trunk's layers from input to output.
 
-The head is the projection to the embedding. It trains where the rest of a tower is locked, and the trunk's features are
-what may be computed once and stored then.
+The head is the projection to the embedding. In a locked tower only the head trains, so that the trunk's features can be
+computed once and stored.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True)
 class TowerParts:
-    """`head(trunk(inputs))` is what the tower gives before its rows are normalized."""
+    """`head(trunk(inputs))` is the output of the tower before normalization."""
 
-    modules: list[nn.Module]  # that make up the tower; its head may be left out
+    modules: list[nn.Module]  # of the tower, perhaps without its head
     trunk: Callable[[Tensor], Tensor]  # images or tokens -> (b, width)
     head: Callable[[Tensor], Tensor]  # (b, width) -> (b, d)
     layers: list[Parameters]  # of the trunk, input to output; the last one with the final norm
-    head_parameters: Parameters  # none where a tower ends without a projection
-    # Of a text tower: tokens (b, L) -> (b,), how many of them a row's features depend on; the trunk takes texts without
-    # those behind. None: on all of them, or the tower is of a kind that is not known.
+    head_parameters: Parameters  # empty if the tower ends without a projection
+    # For a text tower: tokens (b, L) -> (b,), the number of tokens that a row's features depend on. The trunk accepts
+    # texts that are cut after them. None: the features depend on all tokens, or the kind of tower is unknown.
     lengths: Lengths | None = None
 
     @property
@@ -71,7 +71,7 @@ def text_parts(model: Any) -> TowerParts:
 def _projected(
     model: Any, side: str, tower_name: str, head_name: str, blocks: Iterable[nn.Module], *, last: tuple[str, ...]
 ) -> TowerParts:
-    """Of a tower that ends in `head_name`: a matrix (width, d), a linear layer, or nothing."""
+    """The parts of a tower that ends in `head_name`: a matrix (width, d), a linear layer, or None."""
     tower = model.get_submodule(tower_name)
     owner, _, field = head_name.rpartition(".")
     head: Any = getattr(tower.get_submodule(owner), field)
@@ -80,8 +80,8 @@ def _projected(
     encoder = Encoder(model, side)
 
     def trunk(inputs: Tensor) -> Tensor:
-        """The tower with the identity in the place of its head: x I = x exactly. Texts may have been cut."""
-        replaced = _identity(f"{prefix}{head_name}", head)  # made here: the model may have moved to another device
+        """Run the tower with the identity as its head, since x I = x exactly. Texts may be cut."""
+        replaced = _identity(f"{prefix}{head_name}", head)  # made at each call: the model may have changed its device
         if lengths:
             length = inputs.shape[1]
             replaced[f"{prefix}positional_embedding"] = tower.positional_embedding[:length]
@@ -89,22 +89,22 @@ def _projected(
         return functional_call(encoder, replaced, (inputs,))
 
     not_in_trunk = (head_name, "visual.", "logit_")
-    own = {name: p for name, p in tower.named_parameters() if not name.startswith(not_in_trunk)}
+    in_trunk = {name: p for name, p in tower.named_parameters() if not name.startswith(not_in_trunk)}
     modules = [tower] if tower_name else [tower.token_embedding, tower.transformer, tower.ln_final]
     apply = head if isinstance(head, nn.Module) else nn.Identity() if head is None else lambda features: features @ head
     parameters = [head] if isinstance(head, nn.Parameter) else [] if head is None else [*head.parameters()]
-    return TowerParts(modules, trunk, apply, _layers(own, blocks, last), parameters, lengths)
+    return TowerParts(modules, trunk, apply, _layers(in_trunk, blocks, last), parameters, lengths)
 
 
 def _causal_lengths(model: Any, tower: Any) -> Lengths | None:
-    """Up to where a causal tower takes the features of each text from: what stands behind changes nothing. None where
-    it looks ahead, or takes them from elsewhere."""
+    """The `lengths` of a causal tower, which takes a text's features from its end token: later tokens have no effect.
+    None if the tower is not causal, or takes the features from elsewhere."""
     is_known = tower is model or type(tower) is open_clip_module().transformer.TextTransformer
     if not is_known or tower.attn_mask is None or getattr(tower, "cls_emb", None) is not None:
         return None
     kind = tower.text_pool_type if tower is model else tower.pool_type
     end: Any = tower.text_eos_id if hasattr(tower, "text_eos_id") else getattr(tower, "eos_id", None)
-    if kind == "argmax":  # the end of a text has the highest number in CLIP's vocabulary
+    if kind == "argmax":  # the end token has the highest number in CLIP's vocabulary
         return lambda tokens: tokens.argmax(dim=1) + 1
     return (lambda tokens: tokens.eq(end).int().argmax(dim=1) + 1) if kind == "eos" else None
 
@@ -117,10 +117,10 @@ def _hugging_face(text: Any) -> TowerParts:
         mask = is_text(tokens)
         return text.pooler(text.transformer(input_ids=tokens, attention_mask=mask), mask)
 
-    def lengths(tokens: Tensor) -> Tensor:  # up to the last token that is no padding, which the attention masks
+    def lengths(tokens: Tensor) -> Tensor:  # up to the last token before the padding, which attention masks
         return (is_text(tokens) * torch.arange(1, tokens.shape[1] + 1, device=tokens.device)).amax(dim=1).clamp(min=1)
 
-    # Encoders call their list of layers layer, layers, block or h: it is the longest list of modules.
+    # The layers are the longest list of modules: encoders call it layer, layers, block or h.
     lists = [module for module in text.transformer.modules() if isinstance(module, nn.ModuleList)]
     blocks = max(lists, key=len, default=nn.ModuleList())
     layers = _layers(dict(text.transformer.named_parameters()), blocks, ("final",))
@@ -136,17 +136,19 @@ def _timm_layers(trunk: Any) -> list[Parameters]:
     return [[trunk.get_parameter(name) for name in names[number]] for number in sorted(names)]
 
 
-def _layers(own: dict[str, nn.Parameter], blocks: Iterable[nn.Module], last: tuple[str, ...]) -> list[Parameters]:
-    """open_clip's groups: embeddings, then each block; what starts with `last` comes with the last block."""
+def _layers(trunk: dict[str, nn.Parameter], blocks: Iterable[nn.Module], last: tuple[str, ...]) -> list[Parameters]:
+    """The trunk's parameters in open_clip's groups: embeddings, then each block. Names that start with one of `last` go
+    with the last block."""
     of_blocks = [[*block.parameters()] for block in blocks]
     inside = {id(p) for block in of_blocks for p in block}
-    outside = {name: p for name, p in own.items() if id(p) not in inside}
+    outside = {name: p for name, p in trunk.items() if id(p) not in inside}
     layers = [[p for name, p in outside.items() if not name.startswith(last)], *of_blocks]
     layers[-1] = [*layers[-1], *(p for name, p in outside.items() if name.startswith(last))]
     return [layer for layer in layers if layer]
 
 
 def _identity(name: str, head: Any) -> dict[str, Tensor]:
+    """Parameters that make the head called `name` the identity."""
     if head is None:
         return {}
     if isinstance(head, nn.Linear):

