@@ -44,7 +44,7 @@ FAILING = {  # flags: a part of what both say
     "--data.max_bad_share 0 --data.train spoilt": "--data.max_bad_share",
     "--data.max_bad_share 1 --data.train hollow": "no replacement found",
     "--data.train halves": "60 of 120 pairs (at least) could not be indexed (50.0%",
-    "--data.train single --train.batch_size 1": "holds one sample, and a contrastive loss compares samples",
+    "--data.train single --train.batch_size 1": "has one sample, but a contrastive loss compares samples",
     "--data.train nowhere": "nowhere: no such file",
     "--data.train=": "data.train is not set; give --data.train icons-30k",
     "--model.name tinny": "did you mean tiny?",

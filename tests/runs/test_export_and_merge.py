@@ -95,7 +95,7 @@ def test_the_card_of_a_checkpoint_has_the_figures_of_that_moment_or_none(copied,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["local-dir:{run}/model"], "say where to write, as the last argument"),
+        (["local-dir:{run}/model"], "give the folder to write as the last argument"),
         (["{run}", "/proc/x"], "/proc/x: cannot be written ("),
         (["{run}", "n" * 300], "cannot be written (File name too long)"),
         (["{run}", "{run}/model"], "model exists; give another folder"),

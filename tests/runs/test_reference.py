@@ -95,7 +95,7 @@ def test_doctor_builds_the_reference_takes_a_step_and_stores_nothing(reference, 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "objective.reference is not set, and DRRho needs a trained model; give --objective.reference runs/NAME"),
+        ([], "objective.reference is not set, but DRRho needs a trained model; give --objective.reference runs/NAME"),
         (["--objective.reference", "nowhere"], "no run, checkpoint or model nowhere"),
         (["--objective.reference", "ViT-B-32"], "ViT-B-32 names a model without weights; give ViT-B-32:TAG"),
     ],

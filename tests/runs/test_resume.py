@@ -284,13 +284,13 @@ def test_links_planted_in_a_run_folder_are_never_written_through(copied, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--objective clip", r"cannot be continued with another objective\.name"),
+        ("--objective clip", r"cannot be resumed with another objective\.name"),
         ("--model.name small", r"another model\.name"),
         ("--train.samples 1k", r"another train\.samples"),
         ("--run.seed 5", r"another run\.seed"),
         ("--data.train {more}", "40 samples then, 44 now, or other captions"),
         ("--data.train {other}", "40 samples then, 40 now, or other captions"),
-        ("--data.train {gone}", "; if the data were moved, add --data.train and where they are now$"),
+        ("--data.train {gone}", "; if the data were moved, add --data.train with their new path$"),
         ("--train.micro_batch_size 1", "give --train.micro_batch_size 2 or more$"),  # and no word of data
         ("--checkpoint.keep 1000000", "the disk is too full"),
     ],

@@ -1,1 +1,1 @@
-"""A run from its settings to its results: build, lifecycle, checkpoint, evaluate, results, summary."""
+"""A run from its settings to its results: build, start or resume, checkpoints, evaluation, results."""

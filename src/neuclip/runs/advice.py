@@ -1,4 +1,4 @@
-"""What a run is told before its first step: nothing here stops it. `train` prints it, `neuclip doctor` lists it."""
+"""Advice before the first step of a run, which never stops it. `train` prints it, `neuclip doctor` lists it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from neuclip.machine import available_cores
 from neuclip.settings.objectives import Advice, PlannedRun
 from neuclip.training.run import Run
 
-LONG_WARMUP = 0.5  # of the run
-HARDLY_MOVES = 0.8  # the lowest temperature within reach over the initial one
+LONG_WARMUP = 0.5  # share of the run
+HARDLY_MOVES = 0.8  # lowest temperature that the run can reach, divided by the initial one
 
 
 def run_advice(run: Run, sets: HeldOutSets) -> list[Advice]:
-    """What, why it matters, and what to do, of each."""
+    """All advice for a run, each item with what was noticed, why it matters, and what to do."""
     plan = run.plan
     planned = PlannedRun(plan.batch_size, plan.steps, len(run.source), run.epoch_samples)
-    found = [*_about_data(run, sets), *_about_plan(run), *_about_temperature(run)]
-    return found + run.settings.objective.advice(planned)
+    advice = [*_about_data(run, sets), *_about_plan(run), *_about_temperature(run)]
+    return advice + run.settings.objective.advice(planned)
 
 
 def _about_data(run: Run, sets: HeldOutSets) -> Iterator[Advice]:
@@ -41,18 +41,18 @@ def _about_data(run: Run, sets: HeldOutSets) -> Iterator[Advice]:
             "the loss alone does not show quality",
             f"give --data.hold_out {min(1000, max(1, len(run.source) // 10))}, or --evaluation.retrieval DATA",
         )
-    if any(_is_training_data(run, sets, address) for address in run.settings.evaluation.retrieval):
+    if any(_is_training_data(run, sets, path) for path in run.settings.evaluation.retrieval):
         yield (
             "evaluation.retrieval names the training data",
             "recall on it says nothing about unseen images",
-            "keep some out of training: --data.hold_out, or other files as --evaluation.retrieval DATA",
+            "hold some pairs out of training with --data.hold_out, or give other files: --evaluation.retrieval DATA",
         )
 
 
-def _is_training_data(run: Run, sets: HeldOutSets, address: str) -> bool:
-    """Of one file the training may be another split, which its captions and images tell."""
-    (name, place), data = named(address), run.settings.data
-    if place != data.train:
+def _is_training_data(run: Run, sets: HeldOutSets, named_path: str) -> bool:
+    """Whether a held-out set is the training data. Both may be splits of one file: compare captions and images, too."""
+    (name, path), data = named(named_path), run.settings.data
+    if path != data.train:
         return False
     training, held_out = open_as(data.train, data), sets.retrieval[name]
     ungrouped = held_out.source if isinstance(held_out, Selection) else held_out
@@ -78,7 +78,7 @@ def _about_plan(run: Run) -> Iterator[Advice]:
 
 
 def _about_temperature(run: Run) -> Iterator[Advice]:
-    """Adam moves ln(1/tau) by at most its rate per step: a short run cannot move it far."""
+    """Adam moves ln(1/tau) by at most the learning rate per step: a short run cannot move it far."""
     temperature, steps = run.settings.temperature, run.plan.steps
     if run.settings.objective.learns_temperature() != "yes" or temperature.learning_rate == 0:
         return

@@ -1,5 +1,5 @@
-"""From settings to a run that could take a step: data, model, objective, batches. No folder is made or read here:
-`neuclip doctor` builds a run to examine it, and `train`, `eval` and `error` build here too."""
+"""Build a run from its settings: data, model, objective, batches. This file does not create or read the run's folder:
+`neuclip doctor` builds a run without one. `train`, `eval` and `error` use these functions, too."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from neuclip.training.optimizer import TowerOptimizer
 from neuclip.training.run import Run
 
 PATTERN = re.compile(r"[,{}*?\[]")
-PATHS = ("local-dir:", "image=")  # what may stand before the path of a model or of weights
+PREFIXES = ("local-dir:", "image=")  # of the path of a model or of weights
 
 
 def build_run(settings: Settings, source: Source, saved: ModelSource | None = None) -> Run:
-    """Collective. A run without a folder, at step 0. Fails in the first seconds for whatever in the settings cannot
-    work. `saved`: the model of the checkpoint from which the run will continue.
+    """Build a run at step 0, without a folder. Collective. If the settings cannot work, it fails here, within seconds.
+    `saved`: the model of the checkpoint from which the run will continue.
 
     >>> run = build_run(resolve(settings), open_training_source(settings))                          # doctest: +SKIP
     """
     with sync_errors():
         run = _build_run(limit_epochs(settings, order_of(source, settings.run.seed).size), source, saved)
-    # Ranks on several machines must see the same data: an id means one sample on all of them.
+    # Ranks on several machines must see the same data: an id means the same sample on all of them.
     seen = all_gather_object(f"{run.fingerprint['count']:,} samples ({run.fingerprint['sha256'][:8]})")
     if len(set(seen)) > 1:
-        raise_on_main(UserError(f"ranks see different data: {', '.join(seen)}; give all of them the same files"))
+        raise_on_main(UserError(f"ranks see different data: {', '.join(seen)}; give all ranks the same files"))
     return run
 
 
@@ -66,11 +66,11 @@ def _build_run(settings: Settings, source: Source, saved: ModelSource | None) ->
     torch.manual_seed(settings.run.seed)
     built = build_towers(settings, device, saved)
     refuse_single_images(settings, plan, built)
-    known, counts = fingerprint(source)
+    data_fingerprint, counts = fingerprint(source)
     refuse_bad_source(source, settings.data.max_bad_share, counts)
     batches = build_batches(settings, source, built, plan)
     objective = build_objective(settings, built, len(source), batches.windows.order.size).to(device)
-    if rank():  # weights start alike on all ranks, dropout does not
+    if rank():  # initial weights are equal on all ranks, dropout masks are not
         torch.manual_seed(settings.run.seed + rank())
     return Run(
         settings=settings,
@@ -78,7 +78,7 @@ def _build_run(settings: Settings, source: Source, saved: ModelSource | None) ->
         device=device,
         precision=precision,
         source=source,
-        fingerprint=known,
+        fingerprint=data_fingerprint,
         caption_counts=counts,
         batches=batches,
         built=built,
@@ -89,12 +89,12 @@ def _build_run(settings: Settings, source: Source, saved: ModelSource | None) ->
 
 
 def build_reference(settings: Settings, device: torch.device) -> BuiltModel | None:
-    """The frozen model of an objective that needs one."""
+    """The frozen reference model, if the objective needs one."""
     if not settings.objective.needs_reference:
         return None
     if not settings.objective.reference:
         raise UserError(
-            f"objective.reference is not set, and {settings.objective.title} needs a trained model; "
+            f"objective.reference is not set, but {settings.objective.title} needs a trained model; "
             "give --objective.reference runs/NAME, or MODEL:TAG with weights of open_clip"
         )
     built, _ = open_target(settings.objective.reference)
@@ -103,7 +103,7 @@ def build_reference(settings: Settings, device: torch.device) -> BuiltModel | No
 
 
 def refuse_single_images(settings: Settings, plan: Plan, built: BuiltModel) -> None:
-    """BatchNorm divides by the deviation over the images of a forward pass; one alone has none."""
+    """Refuse forward passes of one image if the model has BatchNorm, which divides by the deviation over images."""
     norms = [module for module in built.towers.train().modules() if isinstance(module, _BatchNorm)]
     if plan.smallest_chunk == 1 and any(norm.training for norm in norms):
         local = plan.local_batch
@@ -118,13 +118,13 @@ def refuse_single_images(settings: Settings, plan: Plan, built: BuiltModel) -> N
 
 
 def resolve(settings: Settings) -> Settings:
-    """As a run stores them: with the model and the held-out sets that `auto` or an empty name stand for, and with paths
-    that mean the same from any working folder. Names and URLs stay."""
+    """The settings as a run stores them: the model and the held-out sets replace `auto` and empty names, and paths are
+    absolute, so that they work from any folder. Names and URLs stay as they are."""
     settings = resolve_model(resolve_held_out(settings))
     model, evaluation, objective = settings.model, settings.evaluation, settings.objective
     if objective.needs_reference:
         objective = replace(objective, reference=absolute_path(objective.reference))  # type: ignore[call-arg]
-    is_file = model.name.startswith("local-dir:") or model.name.endswith(".json")  # else a folder may be called like it
+    is_file = model.name.startswith("local-dir:") or model.name.endswith(".json")  # a name is no folder
     return replace(
         settings,
         data=replace(settings.data, train=absolute_address(settings.data.train)),
@@ -143,27 +143,29 @@ def resolve(settings: Settings) -> Settings:
 
 
 def absolute_path(path: str) -> str:
-    """Of a model or of weights. What is not there stays as it is, and is complained about in the user's own words.
+    """The absolute path of a model or of weights. If nothing is there, the path stays as the user wrote it, for the
+    error message.
 
     >>> absolute_path("image=/data/lite0.pth"), absolute_path("openai")
     ('image=/data/lite0.pth', 'openai')
     """
-    kind = next((kind for kind in PATHS if path.startswith(kind)), "")
-    place = path.removeprefix(kind)
-    return f"{kind}{Path(place).absolute()}" if place and is_there(Path(place)) else path
+    prefix = next((prefix for prefix in PREFIXES if path.startswith(prefix)), "")
+    bare = path.removeprefix(prefix)
+    return f"{prefix}{Path(bare).absolute()}" if bare and is_there(Path(bare)) else path
 
 
 def absolute_address(address: str) -> str:
-    """Of data: each part between commas, with its weight; a held-out set may have a name before its address.
+    """The absolute paths of data: of each part between commas, with its weight. A held-out set may have a name before
+    its path.
 
     >>> absolute_address("icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:3")
     'icons-30k,/data/a.csv:2,s3://bucket/{00..19}.tar:3'
     """
     if not address:
         return ""
-    name, place = named(address)
-    parts = [f"{_absolute_part(part)}{f':{weight}' if weight > 1 else ''}" for part, weight in parts_of(place)]
-    return f"{name}={','.join(parts)}" if place != address else ",".join(parts)
+    name, path = named(address)
+    parts = [f"{_absolute_part(part)}{f':{weight}' if weight > 1 else ''}" for part, weight in parts_of(path)]
+    return f"{name}={','.join(parts)}" if path != address else ",".join(parts)
 
 
 def _absolute_part(part: str) -> str:
@@ -172,16 +174,16 @@ def _absolute_part(part: str) -> str:
     if is_there(Path(part)):
         return str(Path(part).absolute())
     folder, first = Path.cwd(), expand_braces(part)[0]
-    found = next(iglob(first, recursive=True), None)  # noqa: PTH207
-    # The folder's name must not become a part of the pattern.
-    return part if found is None or Path(first).is_absolute() or PATTERN.search(str(folder)) else str(folder / part)
+    match = next(iglob(first, recursive=True), None)  # noqa: PTH207
+    # If the working folder's name looks like a pattern, it must not become part of this pattern.
+    return part if match is None or Path(first).is_absolute() or PATTERN.search(str(folder)) else str(folder / part)
 
 
 # --- Data -----------------------------------------------------------------------------------------------------------
 
 
 def open_training_source(settings: Settings) -> Source:
-    """Collective. Refuses data on which no run can start."""
+    """Open the training data; refuse data on which no run can start. Collective."""
     data, batch_size = settings.data, settings.train.batch_size
     if not data.train:
         raise_on_main(UserError("data.train is not set; give --data.train icons-30k, shards, or a CSV file"))
@@ -190,21 +192,21 @@ def open_training_source(settings: Settings) -> Source:
         refuse_bad_source(source, data.max_bad_share)
         if len(source) == 1:
             raise UserError(
-                f"{without_queries(data.train)} holds one sample, and a contrastive loss compares samples; give two or "
+                f"{without_queries(data.train)} has one sample, but a contrastive loss compares samples; give two or "
                 "more"
             )
         if len(source) < batch_size:
-            kept = f" without the {data.hold_out} that are held out" if data.hold_out else ""
+            remaining = f" without the {data.hold_out} that are held out" if data.hold_out else ""
             fewer = ", or a smaller --data.hold_out" if data.hold_out else ""
             raise UserError(
                 f"train.batch_size {batch_size} is larger than the data set ({len(source)} samples in "
-                f"{without_queries(data.train)}{kept}); give --train.batch_size {len(source)} or less{fewer}"
+                f"{without_queries(data.train)}{remaining}); give --train.batch_size {len(source)} or less{fewer}"
             )
     return source
 
 
 def image_preparation(settings: Settings, built: BuiltModel) -> tuple[Decode, Transform]:
-    """From bytes to what the image tower takes, in training."""
+    """How training turns the bytes of an image into the input of the image tower: the decoder and the transform."""
     if not settings.data.augments:
         return decode_rgb, built.transform  # as in evaluation
     if settings.data.pixels == "fast":
@@ -229,7 +231,7 @@ def build_batches(settings: Settings, source: Source, built: BuiltModel, plan: P
 
 
 def build_objective(settings: Settings, built: BuiltModel, dataset_size: int, epoch_samples: int = 0) -> Objective:
-    """`epoch_samples`: samples per epoch of weighted data; 0: the data set's size."""
+    """The objective of a run. `epoch_samples`: samples per epoch of weighted data; 0: the size of the data set."""
     return objectives.build_objective(
         settings.objective_name,
         settings.objective,

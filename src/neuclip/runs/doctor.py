@@ -1,7 +1,7 @@
-"""`neuclip doctor`: the run built as training builds it, without a folder; its first pairs read, one step taken.
+"""`neuclip doctor`: build the run as training does, but without a folder, read its first pairs, and take one step.
 
-Every rule is the run's own: what training refuses is raised here by the same code, and what it is told before its first
-step (`advice.py`) is listed here too. Only what the pairs and the step show is judged in this file.
+Checks are those of training itself: the same code raises the errors, and the advice before the first step (`advice.py`)
+is listed here, too. This file adds only what the pairs and the step show.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from neuclip.training.loop import caption_ids, parallel, take_step
 from neuclip.training.observer import full_caption_test
 from neuclip.training.run import Run
 
-PAIRS, SECONDS = 512, 5.0  # read at most so many, or for so long
+PAIRS, SECONDS = 512, 5.0  # limits of reading
 SHOWN = 24  # pairs on the page
-STEP_PAIRS = 16  # of the step on a CPU; a GPU takes the whole share of a rank
+STEP_PAIRS = 16  # pairs of the step on a CPU; on a GPU the step has all pairs of a rank
 MANY_TRUNCATED, MANY_EQUAL, MANY_SMALL = 0.05, 0.02, 0.5
-GRID = 32  # a size that is proposed for images is a multiple of it: patches and strides divide it
+GRID = 32  # a proposed image size is a multiple of it, because patches and strides divide 32
 
 
 @dataclass
 class Examination:
-    """`figures` are flat and stable, for `--json`; `lines` say the same to people."""
+    """The findings: `figures` is a flat dict with stable keys, for `--json`; `lines` say the same as text."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Examination:
 
     @contextmanager
     def stage(self) -> Iterator[None]:
-        """What training would stop at is noted, and the examination goes on behind it."""
+        """Inside, an error that would stop training is noted, and the examination continues after the block."""
         try:
             yield
         except (UserError, RunFailed) as error:
@@ -81,13 +81,13 @@ class Examination:
             )
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The findings as plain values, for JSON."""
         warnings = [dict(zip(("what", "why", "remedy"), advice, strict=True)) for advice in self.warnings]
         return {"ready": self.ready, "problems": self.problems, "warnings": warnings, **self.figures}
 
 
 def examine(settings: Settings, *, ranks: int = 1) -> Examination:
-    """What training with these settings on `ranks` ranks would do, and what would go wrong. Writes nothing.
+    """Find out what training with these settings on `ranks` ranks would do, and what would fail. Writes nothing.
 
     >>> examine(read_settings(None, ["--data.train", "photos"])).ready        # doctest: +SKIP
     True
@@ -152,8 +152,8 @@ def note_run(found: Examination, run: Run, sets: HeldOutSets | None) -> None:
 
 
 def read_pairs(found: Examination, run: Run) -> tuple[Batch, Tensor]:
-    """The pairs that the run would read first, by its own workers and rules: those of the step, and the tokens of one
-    batch (b, L), as far as it was read."""
+    """Read the first pairs of the run, as training does. Returns the batch for the step, and the tokens (b, L) of the
+    run's first batch, or of the part that was read."""
     first = build_batches(run.settings, run.source, run.built, replace(run.plan, batch_size=STEP_PAIRS, ranks=1))
     log, faults, read, batches = FaultLog(None, run.settings.data.max_bad_share), list[Fault](), 0, list[Batch]()
     count = max(1, min(PAIRS, len(run.source)) // STEP_PAIRS)
@@ -185,7 +185,7 @@ def read_pairs(found: Examination, run: Run) -> tuple[Batch, Tensor]:
 
 
 def show_pairs(found: Examination, run: Run, ids: list[int]) -> None:
-    """Some of the pairs as they lie on the disk, and whether their images are large enough."""
+    """Show some of the pairs as they are stored, and check that their images are large enough."""
     sides = []
     for id in ids[:SHOWN]:
         try:
@@ -209,14 +209,14 @@ def show_pairs(found: Examination, run: Run, ids: list[int]) -> None:
 
 
 def note_captions(found: Examination, run: Run, tokens: Tensor) -> None:  # (b, L)
-    """What the tokens of a batch show."""
+    """Note how many captions of a batch fill the context or repeat."""
     truncated = full_caption_test(run.built.tokenize)(tokens).double().mean().item()
     _, counts = caption_ids(tokens).unique(return_counts=True)
     equal = int(counts[counts > 1].sum()) / len(tokens)
     found.note(
         "captions",
         f"captions of the first {len(tokens):,} pairs: {percent(truncated)} fill the context, {percent(equal)} are "
-        "those of another pair too",
+        "shared with another pair",
         truncated=truncated,
         equal=equal,
     )
@@ -231,12 +231,12 @@ def note_captions(found: Examination, run: Run, tokens: Tensor) -> None:  # (b, 
 
 
 def note_step(found: Examination, run: Run, batch: Batch) -> None:
-    """One step of the loop: its loss, time and memory."""
+    """Take one step of the training loop; note its loss, time and memory."""
     pairs = min(len(batch.ids), run.plan.local_batch)
-    if isinstance(run.objective, DRRho) and run.reference is not None:  # nothing is stored here: equal rows for all
+    if isinstance(run.objective, DRRho) and run.reference is not None:  # no features are stored: use equal rows
         row = torch.eye(run.reference.embed_dim, device=run.device)[0]
         run.objective.look_up = lambda ids: row.expand(2, len(ids), -1)
-    if pairs < len(batch.ids):  # the run's batch is smaller than what was read
+    if pairs < len(batch.ids):  # the run's batch is smaller than the batch that was read
         batch = batch._replace(images=batch.images[:pairs], tokens=batch.tokens[:pairs], ids=batch.ids[:pairs])
     with waiting("taking one step"):
         encode, start = parallel(run), time.perf_counter()
@@ -257,7 +257,7 @@ def note_step(found: Examination, run: Run, batch: Batch) -> None:
 
 
 def pairs_page(found: Examination, name: str) -> Page:
-    """The pairs to look at, above them what was found."""
+    """The page with the pairs, and the findings above them."""
     warnings = ["{}: {}; {}".format(*advice) for advice in found.warnings]
     sections = [
         Section("", [Notes(found.problems, as_list=True), Notes(warnings, as_list=True)]),

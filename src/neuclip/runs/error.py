@@ -1,5 +1,5 @@
-"""The error of normalizers: of several runs at the same anchors, with one eps, at equal numbers of samples seen; and of
-a run while it trains."""
+"""Measure the error of normalizers: of several runs, with the same anchors, eps and numbers of samples seen; and of a
+run during its training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from neuclip.training.run import Run
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run whose normalizers are measured."""
+    """A run to measure."""
 
     folder: RunFolder
     settings: Settings
@@ -39,11 +39,11 @@ class MeasuredRun:
 def normalizer_errors(
     runs: Sequence[Path], *, anchors: int, seed: int, eps: float | None = None, checkpoints: int = 5
 ) -> dict[str, Any]:
-    """How far each run's normalizers, and those of a batch of its size, are from the exact ones over the training data:
-    for all runs the same anchors, the same eps, and checkpoints at equal numbers of samples seen.
+    """The error of each run's normalizers, and of those from a batch of its size, relative to the exact ones over the
+    training data: for all runs with the same anchors, the same eps, and at equal numbers of samples seen.
 
-    `eps`: None is the largest of the runs' own; FastCLIP's averages include its eps and cannot be compared at a smaller
-    one. `checkpoints`: how many, evenly spaced, of those that all runs have.
+    `eps`: None means the largest of the runs; FastCLIP's averages contain its eps and cannot be compared at a smaller
+    one. `checkpoints`: the number of checkpoints, evenly spaced among those that all runs have.
 
     >>> normalizer_errors([Path("runs/a"), Path("runs/b")], anchors=10_000, seed=0)["runs"][0]["mean"]  # doctest: +SKIP
     """
@@ -52,14 +52,14 @@ def normalizer_errors(
     eps = max(run.settings.objective.eps for run in opened) if eps is None else eps
     rows = choose(match_checkpoints(opened), checkpoints)
     work = [(number, path) for row in rows for number, path in enumerate(row)]
-    found: list[list[dict[str, Any]]] = [[] for _ in opened]
+    errors_of_runs: list[list[dict[str, Any]]] = [[] for _ in opened]
     for count, (number, path) in enumerate(track(work, "normalizer errors", len(work), "checkpoints"), start=1):
         run = opened[number]
         what = f"{run.folder.path.name} at {samples_at(path):,} samples ({count} of {len(work)}): embedding"
-        found[number].append(error_at(run, path, eps=eps, anchors=anchors, seed=seed, what=what))
+        errors_of_runs[number].append(error_at(run, path, eps=eps, anchors=anchors, seed=seed, what=what))
     return {
         "eps": eps,
-        "anchors": found[0][0]["anchors"],
+        "anchors": errors_of_runs[0][0]["anchors"],
         "seed": seed,
         "runs": [
             {
@@ -70,7 +70,7 @@ def normalizer_errors(
                 "mean": mean_over_checkpoints(errors),
                 "checkpoints": errors,
             }
-            for run, errors in zip(opened, found, strict=True)
+            for run, errors in zip(opened, errors_of_runs, strict=True)
         ],
     }
 
@@ -84,7 +84,7 @@ def _open(path: Path) -> MeasuredRun:
 
 
 def refuse_other_data(runs: Sequence[MeasuredRun]) -> None:
-    """Normalizers are over a data set: on another one neither the anchors nor the figures are the same."""
+    """Refuse runs on different data: normalizers over different data sets cannot be compared."""
     first = runs[0]
     for run in runs:
         if run.data != first.data:
@@ -95,8 +95,8 @@ def refuse_other_data(runs: Sequence[MeasuredRun]) -> None:
 
 
 def match_checkpoints(runs: Sequence[MeasuredRun]) -> list[tuple[Path, ...]]:
-    """One checkpoint of each run, at as many samples as their batches allow: less than one batch apart. Step 0 is left
-    out: no method has trained yet."""
+    """Rows with one checkpoint of each run, at equal numbers of samples seen (less than one batch apart). Step 0 is
+    left out, because no method has trained yet."""
     apart = max(run.settings.train.batch_size for run in runs)
     saved = [[path for path in checkpoints_in(run.folder) if samples_at(path)] for run in runs]
     rows: list[tuple[Path, ...]] = []
@@ -117,25 +117,25 @@ def match_checkpoints(runs: Sequence[MeasuredRun]) -> list[tuple[Path, ...]]:
 
 
 def choose(rows: list[tuple[Path, ...]], count: int) -> list[tuple[Path, ...]]:
-    """So many, the nearest to equal parts of the samples seen; the last is always among them."""
+    """Choose `count` rows, evenly spaced by samples seen. The last row is always among them."""
     end = samples_at(rows[-1][0])
-    wanted = [end * part / count for part in range(1, count + 1)]
-    nearest = {min(rows, key=lambda row: abs(samples_at(row[0]) - samples)) for samples in wanted}
+    targets = [end * part / count for part in range(1, count + 1)]
+    nearest = {min(rows, key=lambda row: abs(samples_at(row[0]) - samples)) for samples in targets}
     return [row for row in rows if row in nearest]
 
 
 def mean_over_checkpoints(errors: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of each estimator that answered at all of them."""
-    names = [name for name in errors[0]["estimators"] if all(name in found["estimators"] for found in errors)]
-    return {name: fmean(found["estimators"][name]["mean"] for found in errors) for name in names}
+    """The mean error of each estimator that has an error at every checkpoint."""
+    names = [name for name in errors[0]["estimators"] if all(name in error["estimators"] for error in errors)]
+    return {name: fmean(error["estimators"][name]["mean"] for error in errors) for name in names}
 
 
 def error_at(run: MeasuredRun, checkpoint: Path, *, eps: float, anchors: int, seed: int, what: str) -> dict[str, Any]:
-    """The error at one checkpoint."""
+    """The error at one checkpoint of a run."""
     built, settings, state = load_run(run.folder, checkpoint)
     if state["data"] != run.data:
         raise RunFailed(
-            f"{run.folder.path} was trained on {state['data']['count']:,} samples that are not those of "
+            f"{run.folder.path} was trained on {state['data']['count']:,} samples, which are not those in "
             f"{without_queries(settings.data.train)} now ({len(run.source):,}); bring back the old data"
         )
     objective = build_objective(settings, built, len(run.source))
@@ -158,7 +158,7 @@ def error_on_training_data(
     seed: int,
     what: str,
 ) -> dict[str, Any]:
-    """Collective; the same on all ranks. Only the main rank needs the objective."""
+    """The error over the training data. Collective; the same on all ranks. Only the main rank needs the objective."""
     pairs = embedder.embed_pairs(source, what, first_caption_only=True)
     return normalizer_error(
         pairs.image_features,
@@ -176,19 +176,19 @@ def error_on_training_data(
 
 
 def measure_error(run: Run) -> dict[str, Any]:
-    """Collective; the same on all ranks. The error of a run that is being trained, with its own eps."""
+    """The error of a run during its training, with its own eps. Collective; the same on all ranks."""
     settings = run.settings
-    state = run.objective.state_dict()  # of all ranks
-    whole = None
+    state = run.objective.state_dict()  # gathered from all ranks
+    objective = None
     if is_main():
         with single_process():
-            whole = build_objective(settings, run.built, len(run.source))
-            whole.load_state_dict(state)
-            whole.eval()
+            objective = build_objective(settings, run.built, len(run.source))
+            objective.load_state_dict(state)
+            objective.eval()
     return error_on_training_data(
         settings,
         Embedder(run.built, settings.evaluation.batch_size, settings.data.workers, stored=run.stored_sides),
-        whole,
+        objective,
         run.source,
         eps=settings.objective.eps,
         anchors=settings.evaluation.error_anchors,
@@ -198,5 +198,5 @@ def measure_error(run: Run) -> dict[str, Any]:
 
 
 def error_figures(measured: dict[str, Any]) -> dict[str, float]:
-    """`normalizer_error.method` and `.minibatch`; a method without an estimate has only the second."""
+    """The figures `normalizer_error.method` and `.minibatch`; without an estimate of the method only the second."""
     return {f"normalizer_error.{name}": errors["mean"] for name, errors in measured["estimators"].items()}

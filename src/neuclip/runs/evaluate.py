@@ -1,4 +1,4 @@
-"""Figures of a run, a checkpoint or a model: on held-out sets of one's own, and on DataComp's tasks."""
+"""Evaluate a run, a checkpoint or a model: on held-out sets, and on DataComp's tasks."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Overrides(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Datacomp:
-    """Which of DataComp's tasks are measured, on the data below which folder, and into which file (default: that of
-    the run or model)."""
+    """An evaluation on DataComp: the folder with the data, the tasks, and the file for the results (default: that of
+    `results_file`)."""
 
     data: str | Path = "."
     tasks: str = "datacomp"
@@ -46,21 +46,21 @@ class Datacomp:
 def measure(
     target: str, *, held_out: bool = True, datacomp: Datacomp | None = None, **overrides: Unpack[Overrides]
 ) -> tuple[Evaluation | None, TaskResults | None]:
-    """Measure whatever `open_target` opens, which is built once: on its held-out sets, with the reason for each set
-    that is refused, and on `datacomp`. Under torchrun all ranks call it and share the work.
+    """Measure a model that `open_target` can open: on its held-out sets, with the reason for each refused set, and on
+    `datacomp`. Under torchrun all ranks call it and share the work.
 
-    Results of tasks are kept in a file task by task; what is there already is not measured again.
+    The result of each task is written to a file when it is ready. Tasks with a result there are not measured again.
     """
-    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     with process_group(choose_device("auto")):
         with sync_errors():
-            file = check_datacomp(target, datacomp) if datacomp else None  # before the model, which takes long
+            file = check_datacomp(target, datacomp) if datacomp else None  # before loading the model, which takes long
             built, settings = open_target(target)
             set_threads(settings.run.threads, built.towers.device)
-        limit = given.pop("max_bad_share", settings.data.max_bad_share)
-        settings = replace(settings, evaluation=replace(settings.evaluation, **given))
+        limit = changes.pop("max_bad_share", settings.data.max_bad_share)
+        settings = replace(settings, evaluation=replace(settings.evaluation, **changes))
         embedder = Embedder(built, settings.evaluation.batch_size, settings.data.workers, max_bad_share=limit)
-        sets = _open_sets(target, settings, by_user="retrieval" in given) if held_out else None
+        sets = _open_sets(target, settings, by_user="retrieval" in changes) if held_out else None
         evaluation = evaluate_held_out(embedder, sets) if sets else None
         if datacomp is None or file is None:
             return evaluation, None
@@ -68,7 +68,7 @@ def measure(
 
 
 def check_datacomp(target: str, datacomp: Datacomp) -> Path:
-    """The file for its results. UserError where there are no such tasks, none of their data, or no such file."""
+    """The file for the results. UserError if the tasks or their data do not exist, or the file cannot be written."""
     find_folders(choose_tasks(datacomp.tasks), Path(datacomp.data))
     file = Path(datacomp.output or results_file(target))
     check_output(file)
@@ -76,7 +76,8 @@ def check_datacomp(target: str, datacomp: Datacomp) -> Path:
 
 
 def _open_sets(target: str, settings: Settings, *, by_user: bool) -> HeldOutSets:
-    """Collective. What the user names is fetched; what a run names, which may be a stranger's, is not."""
+    """Open the held-out sets. Collective. Sets that the user names are downloaded; those that a run names are not,
+    because it may be a stranger's run."""
     with nullcontext() if by_user else local_only(target, ", or give --retrieval"):
         sets = open_held_out(settings)
     if not (sets.retrieval or sets.zero_shot):

@@ -1,5 +1,5 @@
-"""A model that leaves this machine: written for another library and checked, or merged with its start, with a model
-card from the run's own files."""
+"""Export a model for another library, or merge it with the model it was fine-tuned from. A model card from the run's
+files comes with it."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ TEXTS = (
 )
 
 
-def result_folder(target: str, given: str, name: str) -> Path:
-    """Where a command writes: the folder that was given, or `name` in the folder of the run."""
-    if given:
-        return Path(given)
+def result_folder(target: str, folder: str, name: str) -> Path:
+    """The folder that a command writes: `folder` if it is not empty, otherwise `name` in the folder of the run."""
+    if folder:
+        return Path(folder)
     if RunFolder(target).settings.is_file():
         return Path(target) / name
-    raise UserError(f"{target} is not the folder of a run; say where to write, as the last argument")
+    raise UserError(f"{target} is not the folder of a run; give the folder to write as the last argument")
 
 
 def export(target: str, form: str, folder: Path) -> float:
-    """Write the model of a run, a checkpoint or `local-dir:FOLDER` into a new `folder`, as `form` of `FORMATS` says.
-    The largest 1 - cosine between its features and those of what was written."""
+    """Write the model of a run, a checkpoint or `local-dir:FOLDER` into a new `folder`, in the format `form`, a key of
+    `FORMATS`. Returns the largest 1 - cosine between its features and those of the written files."""
     refuse_existing(folder)
     built, _ = open_target(target)
     return _write(built, form, folder, about_run(target))
 
 
 def merge(base: str, run: str, weight: float, folder: Path) -> None:
-    """Write (1 - weight) base + weight run as an open_clip folder. `base` and `run`: what `neuclip eval` opens."""
+    """Write (1 - weight) base + weight run as an open_clip folder. `base` and `run`: as for `neuclip eval`."""
     refuse_existing(folder)
     first, second, _ = open_pair(base, run)
     second.towers.model.load_state_dict(interpolate(_weights(first), _weights(second), weight))
@@ -74,11 +74,11 @@ def merge(base: str, run: str, weight: float, folder: Path) -> None:
 
 
 def measure_curve(base: str, run: str, weights: Sequence[float] = CURVE) -> list[dict[str, float]]:
-    """The held-out figures of `run` at every weight, {"weight": 0.3, "SET.METRIC": ...}; also written to merge.jsonl in
-    its folder, one line per weight, as they are measured."""
+    """The held-out figures of `run` at every weight: {"weight": 0.3, "SET.METRIC": ...}. Each is also written to
+    merge.jsonl in the run's folder as soon as it is measured."""
     folder = RunFolder(run)
     if not folder.settings.is_file():
-        raise UserError(f"--curve measures on the held-out sets of a run, and {run} is none; give the folder of a run")
+        raise UserError(f"--curve needs the held-out sets of a run, but {run} is not one; give the folder of a run")
     first, second, settings = open_pair(base, run)
     with local_only(run):
         sets = HeldOutSets.open(settings)
@@ -97,25 +97,25 @@ def measure_curve(base: str, run: str, weights: Sequence[float] = CURVE) -> list
 
 
 def open_pair(base: str, run: str) -> tuple[BuiltModel, BuiltModel, Settings]:
-    """Both models and the settings of the second. Raises UserError if nothing lies between them."""
+    """Both models, and the settings of the second. Raises UserError if the models cannot be interpolated."""
     (first, _), (second, settings) = open_target(base), open_target(run)
-    prepared = ({**one.config, "preprocessing": one.towers.model.visual.preprocess_cfg} for one in (first, second))
-    if different := different_fields(*prepared):
+    configs = ({**built.config, "preprocessing": built.towers.model.visual.preprocess_cfg} for built in (first, second))
+    if different := different_fields(*configs):
         raise UserError(
             f"{base} and {run} differ in {', '.join(different)}; only a model and what was fine-tuned from it can be "
             "merged"
         )
     if _statistics(first) != _statistics(second):
         print(
-            "the model has BatchNorm: its statistics are interpolated too, which is not what the merged weights would "
-            "give; measure the result before you use it",
+            "the model has BatchNorm: its statistics are interpolated too, but those of the merged weights would be "
+            "different; measure the result before you use it",
             file=sys.stderr,
         )
     return first, second, settings
 
 
 def _statistics(built: BuiltModel) -> list[list[float]]:
-    """Of BatchNorm: they are the same where a tower with BatchNorm was locked."""
+    """BatchNorm's running statistics. Two models have equal ones if a tower with BatchNorm was locked."""
     norms = [module for module in built.towers.model.modules() if isinstance(module, _BatchNorm)]
     return [values.tolist() for norm in norms for values in norm.buffers() if values.is_floating_point()]
 
@@ -124,8 +124,8 @@ def _statistics(built: BuiltModel) -> list[list[float]]:
 def interpolate(base: dict[str, Tensor], tuned: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
     """(1 - weight) base + weight tuned, tensor by tensor: WiSE-FT (Wortsman et al., arXiv 2109.01903).
 
-    In float32 whatever the tensors are. The temperature is interpolated as the logarithm that it is stored as.
-    Integers, such as BatchNorm's count of batches, are those of `tuned`; its running statistics are interpolated.
+    Computed in float32. The temperature is stored as a logarithm, which is interpolated. BatchNorm's running statistics
+    are interpolated; integers, such as its count of batches, are taken from `tuned`.
 
     >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, 0.25)["w"]
     tensor([0.2500, 0.2500])
@@ -141,31 +141,32 @@ def interpolate(base: dict[str, Tensor], tuned: dict[str, Tensor], weight: float
 
 
 def _weights(built: BuiltModel) -> dict[str, Tensor]:
-    """A copy on the CPU; a state dict itself changes with its model."""
+    """A copy of the weights on the CPU. A state dict alone would change with its model."""
     return {name: tensor.detach().cpu().clone() for name, tensor in built.towers.model.state_dict().items()}
 
 
 def _write(built: BuiltModel, form: str, folder: Path, about: dict[str, Any]) -> float:
     with new_folder(folder) as unfinished:
-        difference = write_format(form, built, unfinished, [*map(drawn, SIDES)], [*TEXTS])
+        difference = write_format(form, built, unfinished, [*map(draw, SIDES)], [*TEXTS])
         template = jinja2.Template(Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"))
         about |= {"form": form, "loading": loading_code(form, built), "model": about_model(built)}
         write_text(unfinished / "README.md", template.render(about, difference=f"{difference:.0e}") + "\n")
     return difference
 
 
-def drawn(size: tuple[int, int]) -> Image.Image:
-    """An image with edges and soft areas in all three colours."""
+def draw(size: tuple[int, int]) -> Image.Image:
+    """A test image with edges and gradients in all three colours."""
     red = Image.linear_gradient("L").resize(size)
     green = Image.radial_gradient("L").resize(size)
     blue = red.rotate(90).point(lambda value: 255 * (value // 32 % 2))
     return Image.merge("RGB", (red, green, blue))
 
 
-# --- What the model card says. Nothing in it names a folder of this machine. ----------------------------------------
+# --- The model card. It must not name folders of this machine. ------------------------------------------------------
 
 
 def about_model(built: BuiltModel) -> str:
+    """The table with the model's sizes."""
     height, width = image_shape(built.towers.model)
     rows = {
         "parameters": format_count(sum(parameter.numel() for parameter in built.towers.model.parameters())),
@@ -178,7 +179,7 @@ def about_model(built: BuiltModel) -> str:
 
 
 def about_run(target: str) -> dict[str, str]:
-    """The training and its results at the checkpoint; for a model without a run only a title."""
+    """The title, the training and the results at the checkpoint. A model without a run has only a title."""
     path = Path(target)
     folder = RunFolder(path.parent.parent if path.suffix == ".pt" else path)
     if not folder.settings.is_file():
@@ -201,7 +202,7 @@ def about_run(target: str) -> dict[str, str]:
 
 
 def changed_settings(settings: Settings) -> dict[str, str]:
-    """What was trained and how: those that are not at their default, which follows from the version of neuclip."""
+    """The settings that define the training and differ from their defaults, which the version of neuclip tells."""
     name = settings.objective_name
     changed = changed_fields(replace(Settings(), objective_name=name, objective=type(settings.objective)()), settings)
     keys = [key for key in changed if key == "data.train" or not may_change_at_resume(key, name)]
@@ -219,7 +220,7 @@ def table(rows: dict[str, str]) -> str:
 
 
 def public(value: Any) -> str:
-    """A setting without secrets, and an address without the folders of this machine.
+    """The value of a setting as text, without secrets and without the folders of paths.
 
     >>> public("icons-30k,/home/me/photos.csv:2"), public((0.9, 1.0))
     ('icons-30k,photos.csv:2', '0.9, 1.0')

@@ -1,5 +1,5 @@
-"""The folder of a run: made in one move, used by one process at a time, found again to continue, with checkpoints that
-are whole or not there."""
+"""The folder of a run: created in one move, locked by the process that trains, found again to resume. Its checkpoints
+are complete or do not exist."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from neuclip.settings.reading import read_settings
 from neuclip.settings.sections import RunSettings, Settings
 from neuclip.settings.writing import settings_as_yaml
 
-END_OF_YAML = "..."  # the last line of settings.yaml: without it the file is cut off
+END_OF_YAML = "..."  # the last line of settings.yaml; if it is missing, the file was cut off
 
 # --- The folder -----------------------------------------------------------------------------------------------------
 
 
 def choose_folder(settings: Settings) -> Path:
-    """Where a new run goes: the folder of its name; by default date, objective and model, with a number where that is
-    taken. A run never overwrites another: an existing name is an error, and so is a place that cannot be written."""
+    """The path of a new run: `run.name`, or by default date, objective and model, with a number if that exists. A run
+    never overwrites another: UserError if the name exists, or if the parent folder cannot be written."""
     parent = Path(settings.run.folder)
     with files.writing(parent, "give another --run.folder"):
         Path(tempfile.mkdtemp(dir=files.existing_parent(parent))).rmdir()
@@ -61,8 +61,8 @@ def check_name(run: RunSettings) -> None:
 
 
 def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder:
-    """With the files that every run has from the start. Two processes cannot make the same folder, and a kill leaves
-    none that cannot be resumed."""
+    """Create the folder of a new run with its first files. Two processes never create the same folder, and after a kill
+    it either does not exist or can be resumed."""
     while True:
         path = choose_folder(settings)
         try:
@@ -75,17 +75,17 @@ def make_folder(settings: Settings, environment: Mapping[str, Any]) -> RunFolder
         except UserError:
             if not files.is_taken(path):
                 raise
-            # Another process was faster.
+            # Another process has created this folder in the meantime: choose again.
 
 
 def write_settings(folder: RunFolder, settings: Settings) -> None:
-    """They are complete, or nobody could resume: only the owner may read the password or signature of an address."""
+    """Write settings.yaml. It includes secrets in URLs, which a resumed run needs: then only the owner may read it."""
     text = settings_as_yaml(settings)
     files.write_text(folder.settings, f"{text}{END_OF_YAML}\n", private=holds_secret(text))
 
 
 def stored_settings(folder: RunFolder) -> Settings:
-    """Those of a run, which are complete. What is left of a file that is cut off may be valid, and mean another run."""
+    """The settings of a run. A file without END_OF_YAML is refused: its rest may be valid YAML with other settings."""
     with files.reading(folder.settings, REMEDY):
         if not files.read_regular(folder.settings).rstrip().endswith(END_OF_YAML.encode()):
             raise ValueError("its end is missing")
@@ -94,12 +94,12 @@ def stored_settings(folder: RunFolder) -> Settings:
 
 @contextlib.contextmanager
 def lock(folder: RunFolder) -> Iterator[None]:
-    """Inside, no other process can train this run. The system ends the lock with the process, however that ends."""
+    """Inside, no other process can train this run. The system frees the lock when the process ends, even by a kill."""
     if not folder.path.is_dir():
         raise UserError(f"no run at {folder.path}; give the folder of a run, such as runs/NAME")
     with contextlib.ExitStack() as stack:
         with files.writing(folder.lock, "remove it, and see who put it there"):
-            # Not with forks: data workers outlive a killed parent.
+            # Forked data workers, which outlive a killed parent, must not keep the lock.
             file = stack.enter_context(files.lock(folder.lock, wait=False, with_forks=False))
         if file is None:
             raise RunFailed(f"{folder.path} is being trained by {_holder(folder.lock)}; wait until it ends, or stop it")
@@ -108,7 +108,8 @@ def lock(folder: RunFolder) -> Iterator[None]:
 
 
 def _sign(file: IO[str]) -> None:
-    """In one write that covers what is there: a kill leaves the old holder's name or the new one's, never neither."""
+    """Write this process into the lock, in one write that covers the old text: after a kill, the file has the old text
+    or the new one."""
     before = os.fstat(file.fileno()).st_size
     os.pwrite(file.fileno(), json.dumps(this_process()).ljust(before).encode(), 0)
 
@@ -122,50 +123,50 @@ def _holder(lock: Path) -> str:
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Who holds, or held, the lock of a run, as `this_process` says it."""
+    """The process that holds (or last held) the run's lock, in the format of `this_process`."""
     with files.reading(path, "remove it"):
-        held = json.loads(files.read_regular(path))
-        return {name: held[name] for name in this_process()}
+        holder = json.loads(files.read_regular(path))
+        return {name: holder[name] for name in this_process()}
 
 
 def this_process() -> dict[str, Any]:
-    """`torchrun`: the same for all attempts of one torchrun, and for no other; None without torchrun."""
+    """This process, as the lock names it. `torchrun` identifies one torchrun with all its attempts; None without it."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
-    # Without --rdzv-id or --standalone every job is called "none"; then its agent, our parent, tells them apart.
+    # Without --rdzv-id or --standalone every job has the id "none"; our parent, its agent, then identifies it.
     job = f"{socket.gethostname()} {os.getppid()}" if job == "none" else job
     return {"process": os.getpid(), "host": socket.gethostname(), "torchrun": job}
 
 
 def run_to_continue(settings: Settings, resume: Path | str | None) -> Path | None:
-    """The run that training continues: the one given; with "auto" that of `run.name`, if it was started; after a
-    restart by torchrun the one that its earlier attempts began. None: a new run."""
+    """The path of the run to resume; None for a new run. It is `resume`; with "auto" the run of `run.name`, if it was
+    started; after a restart by torchrun the run that an earlier attempt started."""
     if resume and resume != "auto":
         return Path(resume)
     parent, name = Path(settings.run.folder), settings.run.name
     if resume and not name:
-        raise UserError("--resume auto continues the run of this name if there is one; give --run.name too")
+        raise UserError("--resume auto resumes the run called run.name if there is one; give --run.name too")
     if resume and RunFolder(parent / name).settings.is_file():
         return parent / name
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return None
     for path in sorted(parent.glob(f"{glob.escape(name) or '[!.]*'}/{RunFolder('').lock.name}")):
-        with contextlib.suppress(UserError):  # another run's
+        with contextlib.suppress(UserError):  # an unreadable lock belongs to another run
             if read_lock(path)["torchrun"] == this_process()["torchrun"]:
                 return path.parent
     return None
 
 
 def remove_unfinished(folder: RunFolder) -> None:
-    """What kills left half written. In the folder itself other processes may write too, a report or an export: there
-    only what nobody wrote to for long."""
-    own = (path for place in (folder.checkpoints, folder.model) for path in place.glob(f".*{files.UNFINISHED}"))
-    files.remove_unused(own, 0)
+    """Remove files that a kill left half written. In the run's folder itself other processes may be writing a report or
+    an export: there only files that are unchanged for UNFINISHED_SECONDS are removed."""
+    ours = (path for parent in (folder.checkpoints, folder.model) for path in parent.glob(f".*{files.UNFINISHED}"))
+    files.remove_unused(ours, 0)
     files.remove_unused(folder.path.glob(f".*{files.UNFINISHED}"), files.UNFINISHED_SECONDS)
 
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------
 
-# What a checkpoint holds: the state of a run, and the config of its model, which may be gone.
+# The keys of a checkpoint: the state of a run, and the config of its model, whose own file may be deleted.
 OWN_CONFIG = "open_clip_config"
 PARTS = (
     *("step", "samples", "seconds", "objective_name", "model_name", "data", "order"),
@@ -178,20 +179,20 @@ def checkpoint_name(samples: int) -> str:
 
 
 def samples_at(checkpoint: Path) -> int:
-    """Samples seen, from the name."""
+    """The number of samples seen, from the checkpoint's name."""
     return int(checkpoint.stem.removeprefix("samples-"))
 
 
 def checkpoints_in(folder: RunFolder) -> list[Path]:
-    """Oldest first. Files that a kill left half written have another suffix and are not among them."""
+    """The checkpoints, oldest first. Files that a kill left half written have another suffix and are not included."""
     return sorted(folder.checkpoints.glob("samples-*.pt"))
 
 
 def save_checkpoint(
     folder: RunFolder, state: dict[str, Any], *, samples: int, keep: int, milestones: Collection[int] = ()
 ) -> None:
-    """Old ones are removed only after the new one is safe: all but the last `keep` and those of `milestones`, which are
-    numbers of samples."""
+    """Write a checkpoint. When it is safe, remove all but the last `keep` and those at `milestones`, which are numbers
+    of samples."""
     path, free = folder.checkpoints / checkpoint_name(samples), 0
     try:
         with files.new_file(path) as file:
@@ -200,10 +201,10 @@ def save_checkpoint(
             finally:
                 free = shutil.disk_usage(folder.path).free  # with the unfinished file still there
     except (OSError, RuntimeError) as error:  # torch reports a full disk as either
-        needed, good = tensor_bytes(state), checkpoints_in(folder)
+        needed, earlier = tensor_bytes(state), checkpoints_in(folder)
         full = files.disk_is_full(error) or free < needed // 100
         reason = f"the disk is full ({byte_size(needed)} needed, {byte_size(free)} free)" if full else error
-        kept = f"the last good checkpoint is {good[-1]}" if good else "there is no earlier checkpoint"
+        kept = f"the last good checkpoint is {earlier[-1]}" if earlier else "there is no earlier checkpoint"
         raise RunFailed(
             f"could not save {path}: {reason}; {kept}; make room, then: neuclip train --resume {folder.path}"
         ) from error
@@ -214,8 +215,8 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, *, check: bool = True) -> dict[str, Any]:
-    """Tensors and plain values only: nothing in the file can run code. It is read once, to check it, and what is
-    mapped into memory then is copied; without the check only that."""
+    """Read a checkpoint. Only tensors and plain values are loaded, so that nothing in the file can run code. `check`:
+    first read the whole file for damage. Tensors are copied, because they are mapped from the file."""
     earlier = [other.name for other in sorted(path.parent.glob("samples-*.pt")) if other < path]
     remedy = f"the one before it is {earlier[-1]}" if earlier else "there is no earlier one; restore it, or start anew"
     with files.reading(path, remedy):
@@ -223,22 +224,22 @@ def load_checkpoint(path: Path, *, check: bool = True) -> dict[str, Any]:
         if check:
             files.check_zip(path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return {key: _own_memory(state[key]) for key in PARTS}
+        return {key: _copy_tensors(state[key]) for key in PARTS}
 
 
-def _own_memory(value: Any) -> Any:
+def _copy_tensors(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return type(value)((key, _own_memory(item)) for key, item in value.items())
-    return type(value)(map(_own_memory, value)) if isinstance(value, list | tuple) else value
+        return type(value)((key, _copy_tensors(item)) for key, item in value.items())
+    return type(value)(map(_copy_tensors, value)) if isinstance(value, list | tuple) else value
 
 
 def load_newest(
     folder: RunFolder, *, check: bool = True, set_aside: bool = False
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that is not damaged and its state; None: the run has none. Damaged ones are named on
-    stderr, and with `set_aside` renamed, or they would count among those to keep."""
+    """The newest undamaged checkpoint and its state; None if the run has no checkpoints. Damaged ones are named on
+    stderr. `set_aside`: also rename them, so that they do not count as checkpoints to keep."""
     damaged: list[tuple[Path, UserError]] = []
     for path in reversed(checkpoints_in(folder)):
         try:
@@ -257,7 +258,7 @@ def load_newest(
 
 
 def tensor_bytes(state: Any) -> int:
-    """Of all tensors in nested dicts and lists."""
+    """The bytes of all tensors in nested dicts and lists."""
     if isinstance(state, torch.Tensor):
         return state.nbytes
     items = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()

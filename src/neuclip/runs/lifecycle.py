@@ -1,4 +1,4 @@
-"""A run from its start, or from its last checkpoint, to the point where the training loop takes over; and its saving.
+"""Start or resume a run, up to the first step of the training loop, and save checkpoints.
 
 Functions marked collective are called by every rank.
 """
@@ -28,12 +28,12 @@ from neuclip.settings.reading import changed_fields, may_change_at_resume
 from neuclip.settings.sections import Settings
 from neuclip.training.run import Run
 
-MOMENTS = 8  # bytes of AdamW's two per trained parameter, which a run has none of before its first step
+MOMENTS = 8  # bytes of AdamW's two moments per trained parameter; they do not exist before the first step
 
 
 @contextmanager
 def open_run(settings: Settings, resume: Path | None, stop: StopRequest) -> Iterator[Run]:
-    """Collective. A new run, or the run `resume`, which continues. Inside, no other process can train it."""
+    """Start a new run, or resume the run `resume`. Inside, no other process can train it. Collective."""
     with ExitStack() as stack:
         if resume:
             on_main_rank(lambda: stack.enter_context(folders.lock(RunFolder(resume))))
@@ -48,7 +48,7 @@ def open_run(settings: Settings, resume: Path | None, stop: StopRequest) -> Iter
 
 
 def start_run(settings: Settings) -> Run:
-    """Collective. A new run in a new folder, which is made when everything else works."""
+    """Start a new run. Its folder is created last, when everything else has worked. Collective."""
     path = from_main_rank(lambda: folders.choose_folder(settings))
     run = build_run(settings, open_training_source(settings))
     run.folder = RunFolder(path)
@@ -60,27 +60,28 @@ def start_run(settings: Settings) -> Run:
         return folders.make_folder(run.settings, about).path
 
     run.folder = RunFolder(from_main_rank(make))
-    # A checkpoint may outlive the files that its model was made from.
+    # A checkpoint needs these files, and the ones that the model was built from may be deleted later.
     on_main_rank(lambda: write_text_files(run.built, run.folder.model))
     return run
 
 
 def resume_run(settings: Settings, folder: RunFolder) -> Run:
-    """Collective; on any number of ranks. Records past the last checkpoint are cut off: they are written again."""
+    """Resume a run from its newest checkpoint, on any number of ranks. Later records are deleted, because the run will
+    write them again. Collective."""
     on_main_rank(lambda: check_resumable(settings, folder))
-    # The main rank checks the file; a run that was killed before its first checkpoint starts from the beginning.
-    found = main_rank_first(lambda: folders.load_newest(folder, check=is_main(), set_aside=is_main()) or ())
+    # Only the main rank checks the file for damage. Without a checkpoint the run starts from the beginning.
+    newest = main_rank_first(lambda: folders.load_newest(folder, check=is_main(), set_aside=is_main()) or ())
     try:
         source = open_training_source(settings)
     except UserError as error:
-        raise UserError(f"{error}; if the data were moved, add --data.train and where they are now") from error
+        raise UserError(f"{error}; if the data were moved, add --data.train with their new path") from error
     with sync_errors():
-        saved = checkpoint_source(found[1], found[0]) if found else None
+        saved = checkpoint_source(newest[1], newest[0]) if newest else None
     run = build_run(settings, source, saved)
     run.folder = folder
-    if found:
-        newest, state = found
-        with sync_errors(), reading(newest, "move it away to continue from the one before, or start a new run"):
+    if newest:
+        path, state = newest
+        with sync_errors(), reading(path, "move it away to continue from the one before, or start a new run"):
             check_state(run, state)
             run.load_state(state)
     on_main_rank(lambda: tidy_folder(run))
@@ -88,17 +89,18 @@ def resume_run(settings: Settings, folder: RunFolder) -> Run:
 
 
 def check_resumable(settings: Settings, folder: RunFolder) -> None:
+    """Refuse settings that differ from the run's own and must not change when it is resumed."""
     stored, objective = resolve(folders.stored_settings(folder)), settings.objective_name
     changed = [key for key in changed_fields(stored, settings) if not may_change_at_resume(key, objective)]
     if changed:
         raise UserError(
-            f"{folder.path} cannot be continued with another {', '.join(changed)}; "
+            f"{folder.path} cannot be resumed with another {', '.join(changed)}; "
             "leave the flag out, or start a new run with it"
         )
 
 
 def check_state(run: Run, state: dict[str, Any]) -> None:
-    """Refuses the checkpoint of another data set or order of samples."""
+    """Refuse a checkpoint with other data or another order of samples."""
     path, data = run.folder.path, without_queries(run.settings.data.train)
     if state["data"] != run.fingerprint:
         raise RunFailed(
@@ -108,40 +110,39 @@ def check_state(run: Run, state: dict[str, Any]) -> None:
     if state["order"] != run.order:
         raise RunFailed(
             f"{path} was trained in another order of samples ({state['order']}) than {data} gives now ({run.order}): "
-            "some would come twice and some never; continue on the data where they were, local or remote, or start a "
-            "new run"
+            "some would come twice and some never; give the data at their old path, local or remote, or start a new run"
         )
 
 
 def tidy_folder(run: Run) -> None:
-    """Of a run that continues: nothing stays that it will write again, or that a kill left behind."""
+    """Prepare the folder of a resumed run: delete records past the checkpoint and leftovers of a kill."""
     folder = run.folder
     folders.remove_unfinished(folder)
     check_disk(run)
     for path in (folder.records, folder.evaluation):
         keep_up_to(path, run.samples)
     with reading(folder.skipped, REMEDY):
-        # What could not be indexed is listed anew: files may be repaired, or lie elsewhere.
+        # Remove samples that could not be indexed (id below 0): the run lists them again, if files are still damaged.
         write_lines(folder.skipped, [fault for fault in read_lines(folder.skipped) if fault["id"] >= 0])
-    folders.write_settings(folder, run.settings)  # the new place of the data, among others
+    folders.write_settings(folder, run.settings)  # the data may have a new path, for example
 
 
 def check_disk(run: Run) -> None:
-    """A disk that cannot hold what the run will write is found now, not after hours."""
+    """Fail now, and not after hours, if the disk has too little space for the files that the run will write."""
     folder, checkpoint = run.folder, run.settings.checkpoint
     written = sum(path.stat().st_size for path in [*folders.checkpoints_in(folder), *folder.model.glob("*")])
-    needed, place = needed_bytes(run) - written, existing_parent(folder.path)
-    free = shutil.disk_usage(place).free
+    needed, parent = needed_bytes(run) - written, existing_parent(folder.path)
+    free = shutil.disk_usage(parent).free
     if free < needed:
         fewer = ", or keep fewer (--checkpoint.keep, --checkpoint.milestones)" if checkpoint.most > 2 else ""
         raise RunFailed(
             f"the disk is too full: {plural(checkpoint.most, 'checkpoint')} and the model need {byte_size(needed)}, "
-            f"and {place} has {byte_size(free)}; free some space, use a larger disk{fewer}"
+            f"but {parent} has {byte_size(free)} free; make room, use a larger disk{fewer}"
         )
 
 
 def needed_bytes(run: Run) -> int:
-    """On disk, at most: of checkpoints, and of the exported model, which comes last."""
+    """The largest size on disk of the checkpoints and the exported model together."""
     model = folders.tensor_bytes(run.built.towers.model.state_dict())
     checkpoint = model + MOMENTS * trained_parameters(run) + sum(run.objective.state_bytes())
     return run.settings.checkpoint.most * checkpoint + model
@@ -152,7 +153,7 @@ def trained_parameters(run: Run) -> int:
 
 
 def describe(run: Run) -> list[str]:
-    """Data, model and plan of a run, a line each."""
+    """One line each about the data, the model and the plan of a run."""
     settings, plan = run.settings, run.plan
     where = f"{run.device}" if plan.ranks == 1 else f"{plan.ranks} ranks on {run.device}"
     parameters, trained = sum(p.numel() for p in run.built.towers.parameters()), trained_parameters(run)
@@ -167,7 +168,7 @@ def describe(run: Run) -> list[str]:
 
 
 def save(run: Run, stop: StopRequest) -> None:
-    """Collective. A checkpoint of the step that the run has reached, unless there is one, written by the main rank."""
+    """Save a checkpoint of the current step, unless there is one. Collective; the main rank writes it."""
     if run.step != run.saved_step:
         state, keep = run.state() | {folders.OWN_CONFIG: run.built.saved_config}, run.settings.checkpoint.keep
         lasting = [step * run.plan.batch_size for step in run.plan.milestones]

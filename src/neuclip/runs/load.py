@@ -1,4 +1,4 @@
-"""Whatever a user names as a model, loaded: a run, a checkpoint, a folder, a tag, the hub; to measure, or to train."""
+"""Load the model that a user names, to measure or to train it: a run, a checkpoint, a folder, a tag, or the hub."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from neuclip.settings.sections import ModelSettings, Settings
 
 
 def open_target(target: str) -> tuple[BuiltModel, Settings]:
-    """A run's folder, a checkpoint inside one, `local-dir:FOLDER`, `hf-hub:NAME`, or `MODEL:WEIGHTS` with a tag of
-    open_clip or the path of a file. Only the hub's name and a tag are a request to download."""
+    """The model of `target` and its settings. `target` is a run's folder, a checkpoint inside one, `local-dir:FOLDER`,
+    `hf-hub:NAME`, or `MODEL:WEIGHTS` with a tag of open_clip or the path of a file. Only `hf-hub:NAME` and a tag allow
+    a download."""
     path = Path(target)
     is_checkpoint = path.suffix == ".pt" and path.is_file()
     folder = RunFolder(path.parent.parent if is_checkpoint else path)
     if folder.settings.is_file():
         return load_run(folder, path if is_checkpoint else None)[:2]
     if path.is_file() and path.suffix != ".json":
-        raise UserError(f"{target} is not a checkpoint of a run; give MODEL:{target} with the model its weights are of")
+        raise UserError(f"{target} is not a checkpoint of a run; give MODEL:{target}, where MODEL is its architecture")
     built = _build(target)
     built.towers.to(choose_device("auto"))
     return built, resolve_held_out(Settings())
@@ -55,9 +56,9 @@ def _build(target: str) -> BuiltModel:
 
 
 def load_run(folder: RunFolder, checkpoint: Path | None = None) -> tuple[BuiltModel, Settings, dict[str, Any]]:
-    """The model as it was at a checkpoint, by default the newest, LoRA merged, the run's settings, and the checkpoint's
-    state. Of the settings only how images are prepared and where to compute count here: a run of a stranger names no
-    files to fetch."""
+    """The model at a checkpoint (default: the newest) with LoRA merged, the run's settings, and the checkpoint's state.
+    Only the settings of image preparation and device are used: a stranger's run cannot make this machine load other
+    files."""
     settings = stored_settings(folder)
     newest = (checkpoint, load_checkpoint(checkpoint)) if checkpoint else load_newest(folder)
     if newest is None:
@@ -69,7 +70,7 @@ def load_run(folder: RunFolder, checkpoint: Path | None = None) -> tuple[BuiltMo
 
 
 def checkpoint_source(state: dict[str, Any], checkpoint: Path) -> ModelSource:
-    """The model of a checkpoint: its state, and a tokenizer or text tower of transformers from its run's folder."""
+    """The model of a checkpoint: its state, with a tokenizer or text tower of transformers from the run's folder."""
     with reading(checkpoint, "give another checkpoint, or the folder of a model: local-dir:FOLDER"):
         saved, model_files = state[OWN_CONFIG], RunFolder(checkpoint.parent.parent).model
         return ModelSource(
@@ -82,8 +83,8 @@ def checkpoint_source(state: dict[str, Any], checkpoint: Path) -> ModelSource:
 
 
 def build_towers(settings: Settings, device: torch.device, saved: ModelSource | None = None) -> BuiltModel:
-    """The model to train, each tower in its mode. `saved`: that of the checkpoint from which the run continues; the
-    files that it was first made from may be gone."""
+    """The model to train, each tower in its mode. `saved`: the model of the checkpoint from which the run resumes; the
+    files that it was built from at first may no longer exist."""
     model, objective = settings.model, settings.objective
     built = build_model(
         saved or model_source(model),
@@ -93,7 +94,7 @@ def build_towers(settings: Settings, device: torch.device, saved: ModelSource | 
         initial_bias=model.bias_initial if objective.uses_bias else None,
     )
     if built.towers.logit_bias is not None:
-        # A model may bring a bias that the objective does not use: it would be a parameter without a gradient.
+        # A model may have a bias that the objective does not use: it would be a parameter without a gradient.
         built.towers.logit_bias.requires_grad_(objective.uses_bias)
     if not built.has_trained_weights:
         built.towers.set_temperature(settings.temperature.initial)
@@ -105,11 +106,11 @@ def build_towers(settings: Settings, device: torch.device, saved: ModelSource | 
 
 
 def model_source(model: ModelSettings) -> ModelSource:
-    """What `model.name` and `model.pretrained` stand for together."""
-    parent = load_pretrained(model.pretrained)
-    if parent is None:
+    """The model that `model.name` and `model.pretrained` together describe."""
+    pretrained = load_pretrained(model.pretrained)
+    if pretrained is None:
         return with_weights(find_model(model.name), model.pretrained)
-    checkpoint, state = parent
+    checkpoint, state = pretrained
     saved = checkpoint_source(state, checkpoint)
     if state["model_name"] != model.name:
         require_same_architecture(find_model(model.name), saved, model.pretrained)
@@ -117,7 +118,7 @@ def model_source(model: ModelSettings) -> ModelSource:
 
 
 def load_pretrained(pretrained: str) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint, or the newest of the run, that `pretrained` names, and its state; None if it names none."""
+    """The checkpoint that `pretrained` names, or the newest of a run, and its state; None if it names neither."""
     path = Path(pretrained)
     if not pretrained or not path.exists():
         return None
@@ -127,21 +128,21 @@ def load_pretrained(pretrained: str) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    try:  # mapped: only the names of what is inside are read
+    try:  # mapped into memory, so that only the keys are read
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # torch raises many kinds for other files, which open_clip may know
+    except Exception:  # torch raises many kinds for other files, which open_clip may be able to read
         return False
     return isinstance(state, dict) and OWN_CONFIG in state
 
 
 def resolve_held_out(settings: Settings) -> Settings:
-    """With the held-out sets that `auto` stands for."""
+    """The settings with the held-out sets that `auto` stands for."""
     retrieval, zero_shot = held_out_addresses(settings)
     return replace(settings, evaluation=replace(settings.evaluation, retrieval=retrieval, zero_shot=zero_shot))
 
 
 def resolve_model(settings: Settings) -> Settings:
-    """With the model's name: where it is empty, that of the run or folder in `model.pretrained`."""
+    """The settings with a model name: if it is empty, that of the run or folder in `model.pretrained`."""
     model = settings.model
     if model.name:
         return settings
@@ -156,6 +157,6 @@ def resolve_model(settings: Settings) -> Settings:
             "open_clip: --model.name ViT-B-32 --model.pretrained laion2b_s34b_b79k"
         )
     raise UserError(
-        f"model.name is empty, and {pretrained} is no run, checkpoint or folder of a model to take it from; "
+        f"model.name is empty, but {pretrained} is not a run, a checkpoint or the folder of a model to take it from; "
         "give --model.name too, or another --model.pretrained"
     )

@@ -1,4 +1,4 @@
-"""What a run writes about itself: evaluations on the way, and at the end figures, gallery, model, summary, report.
+"""The results of a run: evaluations during training; at the end model, figures, gallery, summary and report.
 
 All ranks measure, the main rank writes.
 """
@@ -37,19 +37,19 @@ MATCHES_SHOWN = 5  # per query of the gallery
 
 
 def open_held_out(settings: Settings) -> HeldOutSets:
-    """Collective. Before the run starts: a set that cannot be opened is found now."""
+    """Open the held-out sets before the run starts, to fail early if one cannot be opened. Collective."""
     sets = main_rank_first(lambda: HeldOutSets.open(settings))
     sources = (*sets.retrieval.values(), *(task.source for task in sets.zero_shot.values()))
     sizes = all_gather_object([len(source) for source in sources])  # each rank embeds a part of every set
     if any(other != sizes[0] for other in sizes):
-        seen = "; ".join(f"rank {number} sets of {own} samples" for number, own in enumerate(sizes))
-        raise_on_main(UserError(f"ranks see different held-out data: {seen}; give all of them the same files"))
+        seen = "; ".join(f"rank {number} sets of {lengths} samples" for number, lengths in enumerate(sizes))
+        raise_on_main(UserError(f"ranks see different held-out data: {seen}; give all ranks the same files"))
     return sets
 
 
 def say_before_training(run: Run, sets: HeldOutSets) -> None:
-    """What a run will be measured on, while there is time to stop it: a set read wrongly is seen by its captions. And
-    what the run should be told."""
+    """Print the held-out sets and the advice for a run, while there is time to stop it. The captions show whether a set
+    was read wrongly."""
     if not is_main():
         return
     for name, size in describe_held_out(sets).items():
@@ -59,7 +59,7 @@ def say_before_training(run: Run, sets: HeldOutSets) -> None:
 
 
 def describe_held_out(sets: HeldOutSets) -> dict[str, str]:
-    """By name, how large each set is."""
+    """The size of each held-out set as text, by name."""
     sizes = {name: str(fingerprint(source)[1]) for name, source in sets.retrieval.items()}
     for name, task in sets.zero_shot.items():
         sizes[name] = f"{plural(len(task.source), 'image')} of {plural(len(task.classnames), 'class', 'classes')}"
@@ -67,14 +67,15 @@ def describe_held_out(sets: HeldOutSets) -> dict[str, str]:
 
 
 def evaluate_on_the_way(run: Run, sets: HeldOutSets) -> None:
-    """Collective. One line in evaluation.jsonl, and one for the user."""
+    """Evaluate during training: write a line of evaluation.jsonl and print one. Collective."""
     evaluation, _ = measure(run, sets)
     if evaluation.figures and is_main():
         say(f"at {run.samples:,} samples: {headline_text(evaluation.figures, evaluation.refused)}")
 
 
 def evaluate_missed(run: Run, sets: HeldOutSets) -> None:
-    """Collective. A run that was killed while it was evaluated has a checkpoint of that step, but not its figures."""
+    """Evaluate a resumed run that was killed during an evaluation: it has that step's checkpoint, but not its figures.
+    Collective."""
     every, before = run.settings.evaluation.every, run.samples - run.plan.batch_size
     due = every and 0 < run.step < run.plan.steps and run.samples // every > before // every
     lines = from_main_rank(lambda: read_lines(run.folder.evaluation)) if due else []
@@ -83,8 +84,8 @@ def evaluate_missed(run: Run, sets: HeldOutSets) -> None:
 
 
 def measure(run: Run, sets: HeldOutSets) -> tuple[Evaluation, dict[str, Any]]:
-    """Collective. Held-out figures and, from the first step on, the normalizer error, if the run has anchors for it;
-    all of it in one line of evaluation.jsonl. A finished run that is resumed is measured again at the same place."""
+    """Measure held-out figures and, after the first step and if `error_anchors` is not 0, the normalizer error. Writes
+    one line of evaluation.jsonl, in place of an earlier one for the same step. Collective."""
     settings = run.settings
     share_statistics(run)
     embedder = Embedder(
@@ -107,17 +108,17 @@ def measure(run: Run, sets: HeldOutSets) -> tuple[Evaluation, dict[str, Any]]:
 
 
 def share_statistics(run: Run) -> None:
-    """Collective. The main rank's running statistics of BatchNorm on every rank: its model is the one that is exported.
-    DDP would send them before the next step anyhow."""
+    """Copy the main rank's running statistics of BatchNorm to every rank, because its model is the exported one. DDP
+    would do so before the next step. Collective."""
     norms = [module for module in run.built.towers.modules() if isinstance(module, _BatchNorm)]
     for buffer in (buffer for norm in norms for buffer in norm.buffers()) if world_size() > 1 else ():
         buffer.copy_(gather_values(buffer[None])[0])
 
 
 def finish(run: Run, sets: HeldOutSets) -> None:
-    """Collective. Everything that a finished run leaves behind."""
+    """Export the model of a finished run, measure it and write the results. Collective."""
     seconds = run.seconds
-    on_main_rank(lambda: export_model(run.built, run.folder.model))  # first: whatever fails below, there is a model
+    on_main_rank(lambda: export_model(run.built, run.folder.model))  # first, in case something below fails
     evaluation, errors = measure(run, sets)
     on_main_rank(lambda: write_results(run, sets, evaluation, errors, seconds))
 
@@ -130,7 +131,7 @@ def write_results(run: Run, sets: HeldOutSets, evaluation: Evaluation, errors: d
         write_json(run.folder.gallery, shown | {"dataset": name})
     write_json(run.folder.summary, summary)
     page = write_report(run.folder)
-    tokens = 2 * run.built.config["text_cfg"].get("context_length", 77)  # how long the captions are was not counted
+    tokens = 2 * run.built.config["text_cfg"].get("context_length", 77)  # a guess: caption lengths are not counted
     longer = f"give --model.context_length {tokens}"
     print(summary_text(summary, batch_size=run.plan.batch_size, longer_context=longer))
     print(f"Report: {page}")
@@ -139,7 +140,7 @@ def write_results(run: Run, sets: HeldOutSets, evaluation: Evaluation, errors: d
 
 
 def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any]:
-    """What summary.json holds."""
+    """The content of summary.json."""
     records, first = read_lines(run.folder.records), next(iter(read_lines(run.folder.evaluation)), {})
     truncated = [record["truncated_captions"] for record in records if record.get("truncated_captions") is not None]
     skipped, lost = run.faults.counts, count_unindexed(run.source)
@@ -149,18 +150,18 @@ def summarise(run: Run, evaluation: Evaluation, seconds: float) -> dict[str, Any
         "temperature": run.temperature,
         "calibration": late_median(records, "calibration"),
         "stored_features": run.stored,
-        "seconds": seconds,  # of training, with the evaluations on the way and without the last one
+        "seconds": seconds,  # of training, including all evaluations but the last
         "samples_per_second": run.samples / seconds,
         "peak_memory_bytes": peak_memory_bytes(run.device),
         "truncated_captions": fmean(truncated) if truncated else None,
         "skipped": dict(skipped.most_common()),
-        # Of the different samples that were read; pairs that could not be indexed were not among them.
+        # The share of the different samples that were read, without those that could not be indexed.
         "skipped_share": (skipped.total() - lost) / min(run.samples, len(run.source)),
         "lost_share": lost / (len(run.source) + lost),
         "skipped_held_out": evaluation.skipped,
         "not_measured": evaluation.refused,
         "evaluation": evaluation.figures,
-        # What evaluation.at_start measured before the first step.
+        # The figures that evaluation.at_start measured before the first step.
         "evaluation_at_start": {} if first.get("samples", 1) else without_place(first),
     }
 
