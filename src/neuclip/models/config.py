@@ -185,4 +185,4 @@ def nearest_model(name: str) -> str:
         return f"give --model.name {LOCAL}{name}"
     choices = {*shipped_models(), *open_clip_module().list_models()}
     near = difflib.get_close_matches(name, sorted(choices), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else "open_clip.list_models() lists them, beside tiny and small"
+    return f"did you mean {' or '.join(near)}?" if near else "give tiny, small, or one of open_clip.list_models()"

@@ -71,7 +71,7 @@ def write_weights(tensors: dict[str, Tensor], file: Path) -> None:
             with written.open("rb") as content:
                 os.fsync(content.fileno())
     except (SafetensorError, OSError) as error:
-        raise RunFailed(f"{file} could not be written ({error}); make room and try again") from error
+        raise RunFailed(f"{file}: could not be written ({error}); make room and try again") from error
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")""",
 model, processor = CLIPModel.from_pretrained("FOLDER"), CLIPProcessor.from_pretrained("FOLDER")
 inputs = processor(text=["a photo of a dog"], images=image, return_tensors="pt", padding="max_length", truncation=True)
 outputs = model(**inputs)  # outputs.image_embeds, outputs.text_embeds: rows of length 1
-# Its centre crop may lie one pixel beside open_clip's where the margin is odd; HTML entities in texts stay.""",
+# Its centre crop may be one pixel off open_clip's if the margin is odd, and it does not decode HTML entities.""",
     "onnx": """import onnxruntime
 from tokenizers import Tokenizer
 tokens = [one.ids for one in Tokenizer.from_file("FOLDER/tokenizer.json").encode_batch(["a photo of a dog"])]

@@ -58,7 +58,7 @@ def apply_modes(towers: Towers, settings: ModelSettings) -> None:
 
 def _locked_modules(module: nn.Module) -> Iterator[nn.Module]:
     """The largest submodules in which no weight trains. Their dropout, patch dropout and BatchNorm work as in
-    evaluation. A module without weights counts as locked if it is beside locked ones."""
+    evaluation. A module without weights counts as locked if its neighbours are."""
     trained = {parameter.requires_grad for parameter in module.parameters()}
     if True not in trained:
         yield module

@@ -58,8 +58,8 @@ def require_same_architecture(source: ModelSource, saved: ModelSource, pretraine
 
 def _with_tag(source: ModelSource, tag: str) -> ModelSource:
     open_clip, name = open_clip_module(), source.name
-    known = open_clip.get_pretrained_cfg(name, tag)
-    if not known:
+    tag_config = open_clip.get_pretrained_cfg(name, tag)
+    if not tag_config:
         near = difflib.get_close_matches(tag, open_clip.list_pretrained_tags_by_model(name), n=3, cutoff=0)
         tags = f", or a tag such as {' or '.join(near)}" if near else ""
         raise UserError(
@@ -67,13 +67,14 @@ def _with_tag(source: ModelSource, tag: str) -> ModelSource:
         )
     # Weights trained with QuickGELU load into a model with GELU without an error, but score several points lower.
     fast = f"{name}-quickgelu"
-    if known.get("quick_gelu") and not source.config.get("quick_gelu") and open_clip.get_model_config(fast):
+    if tag_config.get("quick_gelu") and not source.config.get("quick_gelu") and open_clip.get_model_config(fast):
         raise UserError(
             f"model.pretrained {tag}: these weights of {name} were trained with QuickGELU and score lower without it; "
             f"give {fast} as the model"
         )
     with downloading(f"{name}:{tag}"):
-        return replace(source, weights=Path(open_clip.download_pretrained(known)), preprocess=known, download=True)
+        weights = Path(open_clip.download_pretrained(tag_config))
+        return replace(source, weights=weights, preprocess=tag_config, download=True)
 
 
 def _add_files_of_pair(source: ModelSource) -> ModelSource:

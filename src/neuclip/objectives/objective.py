@@ -119,7 +119,7 @@ class Objective(nn.Module, ObjectiveSettings):
         with torch.autocast(image_features.device.type, enabled=False):  # bf16 logits would be off by 0.2 at tau 0.01
             pairs, tau = self._gather(image_features, text_features, logit_scale, logit_bias, sample_ids, caption_ids)
             loss = self.loss(pairs, tau)
-            loss = loss * torch.where(pairs.numbers, 1.0, math.nan)  # NaN of one rank: on every rank
+            loss = loss * torch.where(pairs.all_finite, 1.0, math.nan)  # NaN of one rank: on every rank
         if loss.requires_grad:
             loss.register_hook(refuse_second_derivative)
         if self.training:

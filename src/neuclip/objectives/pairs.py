@@ -15,7 +15,7 @@ STRIP = {"cpu": 2**22}  # similarities in memory at a time: 16 MB in float32, ab
 LARGE_STRIP = 2**24  # on other devices: 64 MB in float32, few launches
 KEPT = 2**25  # up to so many similarities are kept for the backward pass; larger batches compute them again
 LOWEST = -1e30  # the similarity of a masked candidate: its exponential is 0, and unlike -inf, 0 times it is not NaN
-NOBODY = -1  # a key that no pair has
+NO_KEY = -1  # a key that no pair has
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Pairs:
     positive: Tensor  # (b,) with graph: the similarity of each pair
     all_features: Tensor  # (2, B, d)
     sound: Tensor  # (B,) bool
-    numbers: Tensor  # scalar bool: the features of all ranks and the temperature are finite
+    all_finite: Tensor  # scalar bool: the features of all ranks and the temperature are finite
     keys: Tensor  # (k, B) int64: pairs with an equal key are no negatives of each other; row 0 is the sample's key
     sample_ids: Tensor | None = None  # (B,)
     logit_bias: Tensor | None = None  # scalar, with graph; only SigLIP uses it
@@ -138,24 +138,24 @@ def gather_pairs(
     """
     features = torch.stack([image, text])
     with torch.no_grad():  # one row with NaN would make every sum NaN
-        numbers = features.sum(dim=2, dtype=dtype).isfinite().all(dim=0) & valid
-        sound = numbers & features.any(dim=2).all(dim=0)
-        features.masked_fill_(~numbers[:, None], 0.0)  # only the values: the gradient is NaN, like the loss
-    features = features.masked_fill(~sound[:, None] & numbers[:, None], 0.0)
-    columns = [numbers.int() + sound, *(keys for keys in (sample_ids, caption_ids) if keys is not None)]
+        finite = features.sum(dim=2, dtype=dtype).isfinite().all(dim=0) & valid
+        sound = finite & features.any(dim=2).all(dim=0)
+        features.masked_fill_(~finite[:, None], 0.0)  # only the values: the gradient is NaN, like the loss
+    features = features.masked_fill(~sound[:, None] & finite[:, None], 0.0)
+    columns = [finite.int() + sound, *(keys for keys in (sample_ids, caption_ids) if keys is not None)]
     table = gather_values(torch.stack([column.to(image.device, torch.int64) for column in columns], dim=1))
     quality, *keys = table.unbind(dim=1)  # 0: NaN or infinite, 1: zeros, 2: sound
     all_features = gather_sides(features.detach()).to(dtype)
     sample_ids = keys[0] if sample_ids is not None else None
     if sample_ids is None:
-        keys.insert(0, NOBODY - 1 - first_key - torch.arange(all_features.shape[1], device=image.device))
+        keys.insert(0, NO_KEY - 1 - first_key - torch.arange(all_features.shape[1], device=image.device))
     features = features.to(dtype)
     return Pairs(
         features=features,
         positive=torch.linalg.vecdot(*features),
         all_features=all_features,
         sound=quality == 2,
-        numbers=(quality > 0).all(),
+        all_finite=(quality > 0).all(),
         keys=torch.stack(keys),
         sample_ids=sample_ids,
         logit_bias=None if logit_bias is None else logit_bias.to(dtype),

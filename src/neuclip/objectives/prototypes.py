@@ -17,7 +17,7 @@ from torch import Tensor
 
 from neuclip.distributed.collectives import gather_values, scatter_sum, sum_over_ranks, world_size
 from neuclip.objectives.formulas import gradient_only
-from neuclip.objectives.pairs import LOWEST, NOBODY, Pairs, gather_sides, strip_height
+from neuclip.objectives.pairs import LOWEST, NO_KEY, Pairs, gather_sides, strip_height
 from neuclip.objectives.state import ShardedRows, adagrad_step, adam_step
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # target and log_g of each anchor, (2, c) and (2, c) -> loss (2, c)
@@ -58,7 +58,7 @@ class Prototypes(ShardedRows):
         self.rate, self.adam = rate, adam
         self.optimizer_state = ("first", "second", "steps") if adam else ("sums",)
         self.add_rows("rows", (2, -1, embed_dim))
-        self.add_rows("owners", (-1, 2), fill=NOBODY)
+        self.add_rows("owners", (-1, 2), fill=NO_KEY)
         for name in self.optimizer_state:
             self.add_rows(name, (2, -1, 1 if name == "steps" else embed_dim))
         self.register_buffer("ring", torch.zeros(3, dtype=torch.int64))

@@ -11,7 +11,7 @@ from torch import Tensor
 from neuclip.objectives.contrast import Contrast, contrast
 from neuclip.objectives.formulas import add_eps, gradient_only, ratio, robust_loss
 from neuclip.objectives.objective import NoEstimate, Objective
-from neuclip.objectives.pairs import NOBODY, Pairs, gather_sides
+from neuclip.objectives.pairs import NO_KEY, Pairs, gather_sides
 from neuclip.objectives.state import SampleTable
 
 SMALLEST_PART = 1e-4  # the smallest g / u at which g = u - eps is accurate: float32 stores log u to about 1e-6
@@ -42,7 +42,7 @@ class TableObjective(Objective):
 
     def loss(self, pairs: Pairs, tau: Tensor) -> Tensor:
         stored = self.table.read(self._ids(pairs)).T  # (columns, B)
-        ids = torch.where(pairs.sound, self._ids(pairs), NOBODY)  # unsound pairs are not visited
+        ids = torch.where(pairs.sound, self._ids(pairs), NO_KEY)  # unsound pairs are not visited
         tau_inside = self.inner_tau(pairs, tau, stored)
         batch = contrast(pairs, tau_inside)
         log_normalizer = add_eps(batch.log_g, self.eps)

@@ -123,7 +123,10 @@ def _outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]
         )
     wrong = [tuple(output.shape) for output in outputs if not _is_shared(output) and len(output) != len(inputs[0])]
     if wrong:
-        raise ValueError(f"the model returns a tensor of shape {wrong[0]} for {len(inputs[0])} rows")
+        raise ValueError(
+            f"the model returns a tensor of shape {wrong[0]} for {len(inputs[0])} rows; "
+            "return one row for each input row, or a single number"
+        )
     return tuple(outputs)
 
 

@@ -175,6 +175,6 @@ def mean_over_ranks(values: dict[str, float | None], device: torch.device) -> di
     """The mean of each value over the ranks that have it; None where no rank has it. Collective."""
     host = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
     known = [value is not None and not math.isnan(value) for value in values.values()]
-    numbers = [value if here else 0.0 for value, here in zip(values.values(), known, strict=True)]
+    numbers = [value if is_known else 0.0 for value, is_known in zip(values.values(), known, strict=True)]
     sums, counts = sum_over_ranks(torch.tensor([numbers, known], dtype=torch.float64, device=host)).tolist()
     return {name: total / count if count else None for name, total, count in zip(values, sums, counts, strict=True)}
