@@ -92,45 +92,45 @@ def examine(settings: Settings, *, ranks: int = 1) -> Examination:
     >>> examine(read_settings(None, ["--data.train", "photos"])).ready        # doctest: +SKIP
     True
     """
-    found = Examination()
+    findings = Examination()
     sets, run = None, None
-    with found.stage():
+    with findings.stage():
         settings = resolve(settings)
-    with found.stage():
+    with findings.stage():
         folder = folders.choose_folder(settings)
-    with found.stage():
+    with findings.stage():
         sets = open_held_out(settings)
-    with found.stage():
+    with findings.stage():
         source = open_training_source(settings)
         with waiting("building the model"):
             run = build_run(settings, source)
         run.plan = Plan.of(run.settings, ranks)
-        note_run(found, run, sets)
+        note_run(findings, run, sets)
         refuse_single_images(run.settings, run.plan, run.built)
         run.batches = build_batches(run.settings, source, run.built, run.plan)
     if run is None:
-        return found
-    with found.stage():
-        if not found.problems:
+        return findings
+    with findings.stage():
+        if not findings.problems:
             run.folder = RunFolder(folder)
             check_disk(run)
-    with found.stage():
-        batch, tokens = read_pairs(found, run)
-        note_captions(found, run, tokens)
-        if not found.problems:
-            note_step(found, run, batch)
+    with findings.stage():
+        batch, tokens = read_pairs(findings, run)
+        note_captions(findings, run, tokens)
+        if not findings.problems:
+            note_step(findings, run, batch)
     if sets is not None:
-        found.warnings += run_advice(run, sets)
-    return found
+        findings.warnings += run_advice(run, sets)
+    return findings
 
 
-def note_run(found: Examination, run: Run, sets: HeldOutSets | None) -> None:
+def note_run(findings: Examination, run: Run, sets: HeldOutSets | None) -> None:
     plan, source = run.plan, run.source
     for line in describe(run):
-        found.note("plan", line)
+        findings.note("plan", line)
     for name, size in describe_held_out(sets).items() if sets else ():
-        found.note("plan", f"held out {name}: {size}")
-    found.note(
+        findings.note("plan", f"held out {name}: {size}")
+    findings.note(
         "plan",
         f"{plan.local_batch:,} pairs per rank and step, {plan.micro_batch:,} per forward pass; warm-up "
         f"{plural(plan.warmup_steps, 'step')}; at most {byte_size(needed_bytes(run))} on disk",
@@ -141,7 +141,7 @@ def note_run(found: Examination, run: Run, sets: HeldOutSets | None) -> None:
         disk_bytes=needed_bytes(run),
         held_out=len(sets.retrieval) + len(sets.zero_shot) if sets else 0,
     )
-    found.figures |= {
+    findings.figures |= {
         "data.kind": source.kind,
         "data.pairs": len(source),
         "data.captions": run.caption_counts._asdict(),
@@ -151,7 +151,7 @@ def note_run(found: Examination, run: Run, sets: HeldOutSets | None) -> None:
     }
 
 
-def read_pairs(found: Examination, run: Run) -> tuple[Batch, Tensor]:
+def read_pairs(findings: Examination, run: Run) -> tuple[Batch, Tensor]:
     """Read the first pairs of the run, as training does. Returns the batch for the step, and the tokens (b, L) of the
     run's first batch, or of the part that was read."""
     first = build_batches(run.settings, run.source, run.built, replace(run.plan, batch_size=STEP_PAIRS, ranks=1))
@@ -169,7 +169,7 @@ def read_pairs(found: Examination, run: Run) -> tuple[Batch, Tensor]:
             break
     rate, reasons = read / (time.monotonic() - start), by_reason(faults)
     bad = ", ".join(f"{times:,} x {reason}" for reason, times in reasons.items()) or "none bad"
-    found.note(
+    findings.note(
         "read",
         f"read {plural(read, 'pair')} at {format_number(rate)} per second; {bad}",
         pairs=read,
@@ -178,42 +178,42 @@ def read_pairs(found: Examination, run: Run) -> tuple[Batch, Tensor]:
     )
     if faults:
         what, where = f"{percent(len(faults) / read)} of the pairs read are bad", faults[0].where
-        found.warnings.append((what, "each is replaced by the next", f"repair them, first: {where}"))
-    show_pairs(found, run, [id for batch in batches for id in batch.ids.tolist()])
+        findings.warnings.append((what, "each is replaced by the next", f"repair them, first: {where}"))
+    show_pairs(findings, run, [id for batch in batches for id in batch.ids.tolist()])
     tokens = torch.cat([batch.tokens for batch in batches])[: run.plan.batch_size]
     return batches[0] if run.device.type == "cpu" else next(run.batches.steps(0, 1)), tokens
 
 
-def show_pairs(found: Examination, run: Run, ids: list[int]) -> None:
+def show_pairs(findings: Examination, run: Run, ids: list[int]) -> None:
     """Show some of the pairs as they are stored, and check that their images are large enough."""
     sides = []
     for id in ids[:SHOWN]:
         try:
             sample = run.source[id]
             sides.append(min(decode(sample.image, run.source.where(id)).size))
-            found.shown.append(Query("; ".join(sample.captions), thumbnail(sample.image)))
+            findings.shown.append(Query("; ".join(sample.captions), thumbnail(sample.image)))
         except BadSample:
             continue
-    for pair in found.shown[:3]:
-        found.note("pairs", f"for example: {' '.join(pair.caption.split())}")
-    found.figures["pairs.captions"] = [pair.caption for pair in found.shown]
+    for pair in findings.shown[:3]:
+        findings.note("pairs", f"for example: {' '.join(pair.caption.split())}")
+    findings.figures["pairs.captions"] = [pair.caption for pair in findings.shown]
     needed = run.built.image_size
     if not sides:
         return
-    found.figures |= {"pairs.shorter_side": median(sides), "model.image_size": needed}
+    findings.figures |= {"pairs.shorter_side": median(sides), "model.image_size": needed}
     fitting = -(-round(median(sides)) // GRID) * GRID
     if sum(side < needed for side in sides) > MANY_SMALL * len(sides) and fitting < needed:
         what = f"most images are smaller than the model's {needed} pixels ({median(sides):g} in the median)"
         why, remedy = "they are upscaled, which costs time and adds no detail", f"give --model.image_size {fitting}"
-        found.warnings.append((what, why, remedy))
+        findings.warnings.append((what, why, remedy))
 
 
-def note_captions(found: Examination, run: Run, tokens: Tensor) -> None:  # (b, L)
+def note_captions(findings: Examination, run: Run, tokens: Tensor) -> None:  # (b, L)
     """Note how many captions of a batch fill the context or repeat."""
     truncated = full_caption_test(run.built.tokenize)(tokens).double().mean().item()
     _, counts = caption_ids(tokens).unique(return_counts=True)
     equal = int(counts[counts > 1].sum()) / len(tokens)
-    found.note(
+    findings.note(
         "captions",
         f"captions of the first {len(tokens):,} pairs: {percent(truncated)} fill the context, {percent(equal)} are "
         "shared with another pair",
@@ -223,14 +223,14 @@ def note_captions(found: Examination, run: Run, tokens: Tensor) -> None:  # (b, 
     if truncated > MANY_TRUNCATED:
         what = f"{percent(truncated)} of the captions fill the context of {tokens.shape[1]} tokens"
         remedy = f"give --model.context_length {2 * tokens.shape[1]}, or shorten them"
-        found.warnings.append((what, "their ends are cut off", remedy))
+        findings.warnings.append((what, "their ends are cut off", remedy))
     if equal > MANY_EQUAL and not run.settings.objective.mask_duplicates:
         what = f"{percent(equal)} of a batch share their caption with another pair"
         why, remedy = "they are false negatives of each other", "give --objective.mask_duplicates true"
-        found.warnings.append((what, why, remedy))
+        findings.warnings.append((what, why, remedy))
 
 
-def note_step(found: Examination, run: Run, batch: Batch) -> None:
+def note_step(findings: Examination, run: Run, batch: Batch) -> None:
     """Take one step of the training loop; note its loss, time and memory."""
     pairs = min(len(batch.ids), run.plan.local_batch)
     if isinstance(run.objective, DRRho) and run.reference is not None:  # no features are stored: use equal rows
@@ -244,7 +244,7 @@ def note_step(found: Examination, run: Run, batch: Batch) -> None:
         value, seconds = loss.item(), time.perf_counter() - start
     rate, memory = pairs / seconds, peak_memory_bytes(run.device)
     takes = format_duration(run.plan.samples / run.plan.ranks / rate)
-    found.note(
+    findings.note(
         "step",
         f"one step of {plural(pairs, 'pair')}: loss {format_number(value)}, {format_number(seconds)} s; at this pace "
         f"the run takes {takes}; peak memory {byte_size(memory)}",
@@ -256,12 +256,12 @@ def note_step(found: Examination, run: Run, batch: Batch) -> None:
     )
 
 
-def pairs_page(found: Examination, name: str) -> Page:
+def pairs_page(findings: Examination, name: str) -> Page:
     """The page with the pairs, and the findings above them."""
-    warnings = ["{}: {}; {}".format(*advice) for advice in found.warnings]
+    warnings = ["{}: {}; {}".format(*advice) for advice in findings.warnings]
     sections = [
-        Section("", [Notes(found.problems, as_list=True), Notes(warnings, as_list=True)]),
-        Section("Pairs", [Gallery("The first that training would read", found.shown)]),
-        Section("What was found", [Notes(found.lines, as_list=True)], folded=True),
+        Section("", [Notes(findings.problems, as_list=True), Notes(warnings, as_list=True)]),
+        Section("Pairs", [Gallery("The first that training would read", findings.shown)]),
+        Section("Findings", [Notes(findings.lines, as_list=True)], folded=True),
     ]
-    return Page("doctor", name, ["ready" if found.ready else "not ready"], sections=sections)
+    return Page("doctor", name, ["ready" if findings.ready else "not ready"], sections=sections)
