@@ -167,7 +167,7 @@ VITS: dict[str, tuple[dict, str]] = {  # and why it is refused, if it is
 
 
 @pytest.mark.parametrize("vit", VITS)
-def test_vits_become_clip_models_and_what_these_cannot_compute_is_refused(vit, tmp_path):
+def test_vits_become_clip_models_or_are_refused_if_clip_model_cannot_compute_them(vit, tmp_path):
     pytest.importorskip("transformers", reason="needs the extra `export`")
     changes, refusal = VITS[vit]
     if not refusal:

@@ -235,9 +235,9 @@ def test_the_hub_is_one_line_where_it_has_no_model_or_no_weights(name, hub_model
         copy.write_bytes(file.read_bytes())
     assert snapshot.is_dir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(RunFailed, match=f"{name} is not on this machine; to download it set HF_HUB_OFFLINE=0") as told:
+    with pytest.raises(RunFailed, match=f"{name} is not on this machine; to download it set HF_HUB_OFFLINE=0") as error:
         build_model(name)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_saved_model_of_another_architecture_names_the_fields(saved, tmp_path):

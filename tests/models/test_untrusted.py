@@ -296,8 +296,8 @@ def test_no_command_runs_the_code_of_a_model(command, way, field, tmp_path, pwne
 @pytest.mark.parametrize("way", ["local-dir", "config", "tokenizer asks", "text tower asks"])
 def test_no_model_runs_its_code(way, tmp_path, pwned, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *question: "y")
-    told = "comes with its own code, which is never run" if "asks" in way else "trust_remote_code"
-    with pytest.raises(UserError, match=told):
+    message = "comes with its own code, which is never run" if "asks" in way else "trust_remote_code"
+    with pytest.raises(UserError, match=message):
         build_model(exploit(way, tmp_path / "evil"))
     assert not pwned.exists()
 

@@ -140,7 +140,7 @@ def test_loss_gradients_and_networks_follow_the_method_step_by_step_over_four_ep
         ({}, {"dataset_size": B, "total_samples": 0}, [0, 1, 2, 3, 4], 16.5),  # used alone: half of 33 epochs
     ],
 )
-def test_epochs_and_the_blend_follow_from_the_data_and_the_run_unless_told(given, known, epochs, blends):
+def test_epochs_and_the_blend_follow_from_the_data_and_the_run_by_default(given, known, epochs, blends):
     objective = build_objective("amorlip", AmorLIPSettings(**given), embed_dim=D, **known)
     for step, epoch in enumerate(epochs):
         steps(objective, range(step, step + 1))
@@ -170,7 +170,7 @@ def test_their_first_weights_are_drawn_as_torchs_and_leave_torchs_generator_alon
 
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 @pytest.mark.parametrize("shift", [0.0, -1000.0])  # networks that are far too low say that there is nothing but eps
-def test_an_estimate_is_what_the_averaged_networks_say_without_the_own_partner(eps, shift):
+def test_an_estimate_is_that_of_the_averaged_networks_without_the_positive_pair(eps, shift):
     objective = AmorLIP(D, positive_coefficient=0.5, network_lr=0.01)
     steps(objective, range(5))
     state = objective.state_dict()

@@ -38,7 +38,7 @@ def finite(objective) -> bool:
 
 @every_method
 @pytest.mark.parametrize("before", [0, 1])
-def test_the_loss_says_what_happened_and_later_losses_are_finite(method, before):
+def test_the_loss_is_nan_and_later_losses_are_finite(method, before):
     for kind, (_, count) in [*SPOILT.items()][: None if before else -2]:
         objective, given = METHODS[method](), spoilt(2, kind)
         run(objective, range(before))
@@ -58,7 +58,7 @@ def test_the_loss_says_what_happened_and_later_losses_are_finite(method, before)
 
 @every_method
 @pytest.mark.parametrize("before", [0, 1])
-def test_whatever_a_bad_pair_holds_the_state_learns_the_same_from_the_others(method, before):
+def test_the_values_of_a_bad_pair_do_not_change_what_the_state_learns_from_the_others(method, before):
     states = []
     for kind in ("a NaN", "an infinity", "a zero row", "other partner"):
         objective = METHODS[method]()
@@ -74,7 +74,7 @@ def test_whatever_a_bad_pair_holds_the_state_learns_the_same_from_the_others(met
 @every_method
 @pytest.mark.parametrize("kind", ["nothing but NaN", "scale NaN"])
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
-def test_a_batch_without_any_sound_pair_leaves_no_trace(method, kind, before):
+def test_a_batch_without_any_sound_pair_changes_no_state(method, kind, before):
     """Not in the state, and not in later losses, while a ring fills, goes round or falls due."""
     if method == "amorlip" and before == 3:
         return  # an epoch begins there by the number of samples, whatever they are

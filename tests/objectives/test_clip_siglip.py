@@ -108,7 +108,7 @@ def test_metrics_are_the_means_they_are_named_after():
 
 
 @pytest.mark.parametrize("build", [CLIP, SigLIP])
-def test_a_partner_as_near_as_the_nearest_other_is_found(build):
+def test_a_partner_as_near_as_the_nearest_other_counts_as_right(build):
     """Pairs 0 and 1 are equal: each partner ties with another's."""
     rows, objective = torch.eye(3)[[0, 0, 1, 2]], build()
     objective(rows, rows[[0, 1, 3, 2]], torch.tensor(10.0), torch.tensor(-10.0))

@@ -56,7 +56,7 @@ def test_a_temperature_that_learns_has_the_gradient_of_the_loss_with_rho():
 
 
 @pytest.mark.parametrize("temperature", ["global", "constant", "individual"])
-def test_with_a_reference_that_says_nothing_it_is_fastclip(temperature):
+def test_with_a_reference_of_equal_similarities_it_is_fastclip(temperature):
     given = {"temperature": temperature, "gamma": 0.3, "gamma_schedule": "constant", "eps": EPS}
     objective, plain = DRRho(N, reference=says_nothing(), **given), FastCLIP(N, **given)
     for step, ids in enumerate(VISITS):
@@ -131,7 +131,7 @@ def test_an_id_outside_the_data_set_is_refused_before_any_row_is_read(wrong):
         DRRho(N, reference=REFERENCE)(*batch(0), number(10.0), sample_ids=torch.tensor([0, 1, 2, 3, 4, wrong]))
 
 
-def test_what_is_missing_is_said():
+def test_missing_reference_features_are_an_error():
     with pytest.raises(ValueError, match="DRRho has no reference features; give reference="):
         DRRho(N)(*batch(0), number(10.0), sample_ids=torch.arange(B))
     with pytest.raises(ValueError, match="DRRho remembers each sample: pass sample_ids"):

@@ -53,7 +53,7 @@ REFUSED = [
 
 
 @every_method
-def test_arguments_that_cannot_be_right_are_refused_and_change_nothing(method):
+def test_wrong_arguments_are_refused_and_change_nothing(method):
     objective = METHODS[method]()
     before = copy.deepcopy(objective.state_dict())
     for given, message in REFUSED:
@@ -72,7 +72,7 @@ def test_arguments_that_cannot_be_right_are_refused_and_change_nothing(method):
         ("fastclip", r"pass sample_ids, the \(batch,\) numbers 0..dataset_size-1"),
     ],
 )
-def test_what_a_method_cannot_do_without_is_asked_for(method, message):
+def test_missing_arguments_of_a_method_are_an_error(method, message):
     with pytest.raises(ValueError, match=message):
         METHODS[method]()(**batch(0) | {"logit_bias": None, "sample_ids": None})
 
@@ -191,7 +191,7 @@ def test_a_state_that_does_not_fit_is_refused_in_one_line(build, state, reason):
     given = (state or build()).state_dict()
     if state is None:
         del given["_extra_state"]["epoch_start"]
-    with pytest.raises(ValueError, match=f"this is not the state of .*{reason}") as refused:
+    with pytest.raises(ValueError, match=f"the state does not fit this .*{reason}") as refused:
         build().load_state_dict(given)
     assert "\n" not in str(refused.value) and "load it into an objective of the same class" in str(refused.value)
 
@@ -317,7 +317,7 @@ def test_a_logarithm_in_place_of_the_scale_is_warned_of_once_at_the_line_that_ca
 
 
 @every_method
-def test_metrics_are_finite_or_none_where_nothing_can_be_said(method):
+def test_metrics_are_finite_or_none(method):
     objective = METHODS[method]()
     for step in range(4):
         run(objective, range(step, step + 1))
@@ -328,7 +328,7 @@ def test_metrics_are_finite_or_none_where_nothing_can_be_said(method):
 
 
 @every_method
-def test_steps_that_measure_nothing_learn_the_same(method):
+def test_steps_without_metrics_learn_the_same(method):
     measuring, silent = METHODS[method](), METHODS[method]()
     silent.measures = False
     assert run(silent, range(5)) == run(measuring, range(5))
@@ -372,7 +372,7 @@ def test_its_own_eps_is_the_default_of_an_estimate_and_a_larger_one_a_higher_flo
 
 
 @pytest.mark.parametrize("method", [*NO_NORMALIZER, "fastclip", "scent", "amorlip", "neuclip"])
-def test_a_method_without_an_estimate_says_so_and_why(method):
+def test_a_method_without_an_estimate_raises_no_estimate_with_the_reason(method):
     objective = METHODS[method]()
     if method in NO_NORMALIZER:
         run(objective, range(1))

@@ -95,7 +95,7 @@ def test_in_eval_mode_without_prototypes_it_uses_the_batch():
 # Numbers that float32 cannot hold.
 
 
-def test_what_is_capped_and_what_eps_decides_is_counted():
+def test_capped_anchors_and_those_at_eps_are_counted():
     objective, hot = NeuCLIP(3, num_prototypes=2, inner_steps=0, restart_every=0, eps=0.0), torch.eye(3)
     objective(hot[[0, 1]], hot[[0, 1]], torch.tensor(100.0))  # prototypes: axes 0 and 1
     image, text = hot[[2, 2]], torch.stack([hot[0], hot[2]])  # image 0 finds text 1, text 1 image 0, but no prototype

@@ -142,7 +142,7 @@ def test_the_state_of_two_ranks_continues_alike_on_one_and_on_four(method, alone
 
 @every_method
 @pytest.mark.parametrize("rows", [1, B])
-def test_bad_rows_on_some_of_the_ranks_are_told_on_all_and_do_what_they_do_on_one(method, rows):
+def test_bad_rows_on_some_ranks_are_known_on_all_and_have_the_effect_of_one_rank(method, rows):
     want = run(METHODS[method](), range(4), bad=1, rows=rows)
     assert want["left out in step 1"] == rows and math.isnan(want["loss of step 1"])
     assert torch.isfinite(torch.stack([want["loss of step 2"], want["loss of step 3"]])).all()
@@ -151,7 +151,7 @@ def test_bad_rows_on_some_of_the_ranks_are_told_on_all_and_do_what_they_do_on_on
             assert_same(got, want, f"with {rows} bad rows on {ranks} ranks")
 
 
-def test_what_was_built_alone_keeps_its_block_once_there_are_ranks():
+def test_an_objective_built_before_the_process_group_keeps_its_block_at_the_first_call():
     early = [(NeuCLIP(D, num_prototypes=7, inner_steps=0), FastCLIP(19)) for _ in range(3)]
     given = {"logit_scale": 10.0, "sample_ids": torch.arange(4)}
     given |= {"image_features": unit(4, D, seed=0), "text_features": unit(4, D, seed=1)}

@@ -102,7 +102,7 @@ def test_a_scaled_loss_gives_a_scaled_gradient():
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast_holds_in_the_second_run_too_also_where_backward_stands_inside_it(inside):
+def test_the_second_run_uses_the_autocast_of_the_first_also_if_backward_is_inside_autocast(inside):
     """Its cache of cast weights must not keep those of the run without a graph."""
     images, tokens = batch()
     found = []
@@ -150,7 +150,7 @@ def test_running_statistics_of_batchnorm_see_each_chunk_once():
 
 @pytest.mark.parametrize("micro_batch_size", [0, 3])
 @pytest.mark.parametrize("learned", ["text.weight", "logit_scale"])
-def test_only_what_is_not_frozen_gets_a_gradient(learned, micro_batch_size):
+def test_only_trained_parameters_get_a_gradient(learned, micro_batch_size):
     model = model_with().requires_grad_(False)
     model.get_parameter(learned).requires_grad_()
     CLIP()(*LargeBatch(model, micro_batch_size=micro_batch_size)(*batch())).backward()
@@ -177,14 +177,14 @@ class Short(Model):
 
 
 @pytest.mark.parametrize("micro_batch_size", [0, 3])
-def test_a_model_that_answers_otherwise_is_refused_by_what_it_answers(micro_batch_size):
+def test_a_model_with_other_outputs_is_refused_and_the_error_names_them(micro_batch_size):
     with pytest.raises(TypeError, match="Dictionary returns a dict; wrap it in a module that returns a tuple"):
         LargeBatch(Dictionary().double(), micro_batch_size=micro_batch_size)(*batch())
     with pytest.raises(ValueError, match=r"for [38] rows"):
         LargeBatch(Short().double(), micro_batch_size=micro_batch_size)(*batch())
 
 
-def test_what_cannot_be_exact_is_refused():
+def test_inputs_and_wrappers_without_an_exact_gradient_are_refused():
     images, tokens = batch()
     with pytest.raises(ValueError, match="compute this input inside the model"):
         LargeBatch(model_with(), micro_batch_size=3)(images.requires_grad_(), tokens)

@@ -183,7 +183,7 @@ def of_a_template(place: Path, first: int) -> None:
 
 
 @pytest.mark.parametrize("write", [in_a_shard, in_a_folder, of_a_template])
-def test_what_is_known_is_not_measured_again_and_what_changed_is(copy, write):
+def test_tasks_with_a_result_are_not_measured_again_unless_something_changed(copy, write):
     shutil.rmtree(copy / "root" / CIFAR)
     write(copy, 0)
     first, text = measure(copy), (copy / "results.jsonl").read_text()
@@ -218,7 +218,7 @@ def test_the_same_weights_with_another_tokenizer_text_config_or_pixels_are_anoth
     assert measured_again(first, second) == {"CIFAR-10"} and len(read_lines(copy / "results.jsonl")) == 1
 
 
-def test_a_task_with_broken_data_is_told_at_the_end_and_the_others_are_kept(copy, capsys):
+def test_a_task_with_broken_data_is_reported_at_the_end_and_the_others_are_kept(copy, capsys):
     shard = copy / "root" / CIFAR / "test" / "1.tar"
     shard.unlink()
     flags = ["--data", str(copy / "root"), "--tasks", "cifar10,fmow,flickr", "--output", "out/results.jsonl"]
@@ -329,7 +329,7 @@ def test_own_data_and_tasks_are_measured_together(copy, capsys):
     assert own == printed["tasks"][0]["metrics"]["image_retrieval_recall@1"]
 
 
-def test_what_cannot_be_used_is_counted_up_to_a_share_and_captions_are_never_run_together(copy, capsys):
+def test_bad_samples_are_counted_up_to_a_share_and_captions_are_never_joined(copy, capsys):
     write_tar(copy / "root" / FMOW / "test" / "0.tar", fmow_members("s99"))
     assert measure(copy, tasks="fmow", max_bad_share=0.1)["FMoW"]["meta"]["skipped"] == 1
     (copy / "root" / WINOGAVIL / "images" / f"{PUZZLE[0]}.png").write_bytes(b"no image")

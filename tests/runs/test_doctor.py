@@ -82,7 +82,7 @@ def settings_with(flags: str = "", data: str = "shapes"):
 
 
 @pytest.mark.parametrize("flags", FAILING, ids=lambda flags: flags[:60])
-def test_where_training_fails_doctor_is_not_ready_and_says_what_training_says(flags, here):
+def test_where_training_fails_doctor_is_not_ready_and_reports_the_same_error(flags, here):
     """In one line, with a remedy; and before training starts there is no folder."""
     problems, before = examine(settings_with(flags)).problems, {*here.rglob("*")}
     assert any(FAILING[flags] in problem for problem in problems), problems
@@ -90,11 +90,12 @@ def test_where_training_fails_doctor_is_not_ready_and_says_what_training_says(fl
     with pytest.raises((UserError, RunFailed)) as refused:
         api.train(settings_with(flags))
     if not flags.startswith(STARTS):
-        said, told = (re.sub(r"has [\d.]+ GB", "has room", text) for text in (str(refused.value), "\n".join(problems)))
-        assert said in told.splitlines() and {*here.rglob("*")} == before  # other tests fill the disk meanwhile
+        texts = str(refused.value), "\n".join(problems)
+        error, lines = (re.sub(r"has [\d.]+ GB", "has room", text) for text in texts)
+        assert error in lines.splitlines() and {*here.rglob("*")} == before  # other tests fill the disk meanwhile
 
 
-def test_every_stage_is_examined_behind_a_problem():
+def test_a_problem_does_not_stop_the_examination_of_later_stages():
     flags = "--run.name taken --evaluation.retrieval nowhere --train.micro_batch_size 1"
     assert len(examine(settings_with(flags)).problems) == 3
 
@@ -169,7 +170,7 @@ def test_a_warning_is_given_and_its_remedy_removes_it(data, flags):
             assert why not in [advice[1] for advice in left], way
 
 
-def test_a_sound_run_is_warned_of_nothing():
+def test_a_sound_run_gets_no_warning():
     flags = """--evaluation.retrieval spoilt --data.max_bad_share 0.2 --objective clip --train.samples 400
         --temperature.learning_rate 0.01 --model.image_size 32 --objective.mask_duplicates true"""
     assert examine(settings_with(flags)).warnings == []
@@ -194,7 +195,7 @@ def test_lines_fit_the_terminal_and_the_last_one_is_the_verdict(capsys, monkeypa
     assert verdict == "not ready" and "give --train.batch_size 40 or less" in " ".join(map(str.strip, lines))
 
 
-def test_the_page_shows_the_pairs_as_they_lie_and_follows_no_link(tmp_path, capsys):
+def test_the_page_shows_the_stored_pairs_and_follows_no_link(tmp_path, capsys):
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "page.html").symlink_to(tmp_path / "victim")
     assert main(["doctor", "spoilt", *SHORT, "--data.max_bad_share", "0.5", "--page", str(tmp_path / "page.html")]) == 0

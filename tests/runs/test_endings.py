@@ -37,7 +37,7 @@ def saved_step(folder: Path) -> int:
     return last_checkpoint(folder / "runs" / "r")["step"]
 
 
-def test_a_stderr_that_nobody_reads_ends_nothing(train, monkeypatch):
+def test_a_closed_stderr_does_not_end_a_run(train, monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stderr:
@@ -64,7 +64,7 @@ def test_data_that_vanish_end_the_run_at_a_saved_step_with_what_was_bad_before(t
     assert saved_step(tmp_path) == steps >= 4 and listed and {fault["id"] % 10 for fault in listed} == {0}
 
 
-def test_an_evaluation_that_fails_costs_no_step(train, shards, tmp_path):
+def test_a_failed_evaluation_loses_no_step(train, shards, tmp_path):
     def fail() -> None:
         raise MemoryError
 
@@ -74,18 +74,16 @@ def test_an_evaluation_that_fails_costs_no_step(train, shards, tmp_path):
 
 
 @pytest.mark.parametrize(("every", "saved"), [("24", 0), ("8", 1)])
-def test_what_is_not_a_number_is_neither_learned_nor_saved_and_a_checkpoint_of_it_is_refused(
-    train, tmp_path, every, saved
-):
+def test_nan_is_neither_learned_nor_saved_and_a_checkpoint_with_it_is_refused(train, tmp_path, every, saved):
     """The first update breaks the weights, and the loss of the second step shows it."""
     rate = ["--optimizer.learning_rate", "1e30", "--optimizer.warmup", "0", "--checkpoint.every_samples", every]
     away = "move the newest file of .* away to continue from the one before, or " if saved else ""
-    told = rf"NaN or infinity at step 1 .*sample ids \d+, .*; stopped before the update; {away}start a new run with"
-    with pytest.raises(RunFailed, match=told):
+    message = rf"NaN or infinity at step 1 .*sample ids \d+, .*; stopped before the update; {away}start a new run with"
+    with pytest.raises(RunFailed, match=message):
         train(*rate)
     state = last_checkpoint(tmp_path / "runs" / "r")
     assert state["step"] == saved and all(x.isfinite().all() for x in state["model"].values())
-    with pytest.raises(RunFailed, match=told):
+    with pytest.raises(RunFailed, match=message):
         train(*rate, resume="auto")
 
 
@@ -150,21 +148,21 @@ def test_a_request_to_stop_does_not_wait_for_a_data_worker_that_hangs(train, mon
 # --- Bad samples
 
 
-def test_what_cannot_be_used_is_told_before_the_first_step_listed_and_counted_once(train, tmp_path, capsys):
+def test_unusable_samples_are_reported_before_the_first_step_listed_and_counted_once(train, tmp_path, capsys):
     """However often the run is resumed. A run with nothing bad has an empty list."""
     members = [member for number in range(40) for member in pair(number)]
     write_tar(tmp_path / "0.tar", [*members, ("x.txt", b"alone"), ("y.txt", b"alone")])
     for _ in range(2):
         run = train("--data.train", str(tmp_path / "0.tar"), "--data.max_bad_share", "1", resume="auto")
-        told = capsys.readouterr().err
-        assert "at least 2 could not be indexed: 2 x no image; first: " in told.partition("  8%")[0]
+        stderr = capsys.readouterr().err
+        assert "at least 2 could not be indexed: 2 x no image; first: " in stderr.partition("  8%")[0]
         assert [line["reason"] for line in read_lines(run.skipped)] == ["no image"] * 2
         assert '"skipped": {\n    "no image": 2\n  }' in run.summary.read_text()
     assert train("--run.name", "sound").skipped.read_bytes() == b""
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_run_where_nothing_can_stand_in_for_bad_samples_saves_and_says_which_and_why(train, tmp_path, workers):
+def test_a_run_without_replacements_for_bad_samples_saves_and_names_them_and_the_reason(train, tmp_path, workers):
     bad = [((f"{n}.png", image_bytes(n)), (f"{n}.json", b'{"text": "a cat"}')) for n in range(40)]
     write_tar(tmp_path / "0.tar", [member for pair in bad for member in pair])
     flags = ["--data.train", str(tmp_path / "0.tar"), "--data.max_bad_share", "1", "--data.workers", workers]
@@ -193,7 +191,7 @@ def test_an_interval_by_time_starts_again_when_it_is_passed(monkeypatch):
     assert passed(Interval(0, minutes=1)) == [16, 32]
 
 
-def test_captions_share_a_number_exactly_when_their_tokens_are_equal():
+def test_captions_share_an_id_exactly_when_their_tokens_are_equal():
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, (400, 6), generator=generator)  # 729 possible rows, so many are equal
     numbers = caption_ids(tokens)

@@ -98,21 +98,21 @@ def test_every_evaluation_after_the_first_step_has_the_error_with_the_held_out_f
 def test_the_command_prints_the_definition_the_eps_and_a_judgement_per_run(runs, capsys):
     names = [str(run.path) for run in runs]
     assert main(["error", *names, "--anchors", "20", "--checkpoints", "4", "--eps", "1e-5"]) == 0
-    text, told = capsys.readouterr()
+    text, stderr = capsys.readouterr()
     assert text.startswith("mean over anchors of (log estimate - log exact normalizer)^2")
     assert "eps 1e-5 for all; 20 anchors (seed 0)" in text and "(trained with eps 1e-6)\n" in text
     assert f"{names[1]}, clip, batch 12: the error is as large as a mini-batch's (trained with eps 1e-4)\n" in text
-    assert max(map(len, text.splitlines())) < 120 + len(names[0]) and "measured 3 of 4 checkpoints" in told
+    assert max(map(len, text.splitlines())) < 120 + len(names[0]) and "measured 3 of 4 checkpoints" in stderr
 
 
 def test_runs_that_cannot_be_compared_are_refused_in_one_line(runs, train, tmp_path, capsys):
     other = train("--data.train", str(write_shards(tmp_path / "data", 30)), "--train.samples", str(BATCH)).path
     short = train("--run.name", "short", "--train.samples", str(BATCH)).path
-    for folder, told in (
+    for folder, message in (
         (other, r"trained on different data \(40 and 30 samples, or other captions\)"),
         (short, r"no checkpoints at equal numbers .* has 32, 64, 96; .* has 8; train with"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             api.normalizer_errors([runs[0].path, folder], anchors=5, seed=0)
     assert main(["error", str(short), f"{short}/"]) == 2
     assert "is given twice; give each run once" in capsys.readouterr().err
@@ -135,9 +135,9 @@ def test_a_strangers_run_fetches_none_of_the_addresses_in_its_settings_unless_th
         (run / "settings.yaml").write_text(held_out)
         for arguments in (error, ["eval", str(run)], ["merge", str(runs[1].path), str(run), "--curve"]):
             assert main(arguments) == 2
-            told = capsys.readouterr().err
-            assert told.startswith(f"neuclip: {server.url}/00000.tar: is not fetched") and told.count("\n") == 1
-            assert f"the settings of {run} name it; set HF_HUB_OFFLINE=0 for this command" in told
+            stderr = capsys.readouterr().err
+            assert stderr.startswith(f"neuclip: {server.url}/00000.tar: is not fetched") and stderr.count("\n") == 1
+            assert f"the settings of {run} name it; set HF_HUB_OFFLINE=0 for this command" in stderr
     assert not server.got
     assert main(["eval", str(run), "--retrieval", f"mine={address}", "--json"]) == 0
     by_flag = json.loads(capsys.readouterr().out)

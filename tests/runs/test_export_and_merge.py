@@ -101,11 +101,11 @@ def test_the_card_of_a_checkpoint_has_the_figures_of_that_moment_or_none(copied,
         (["{run}", "{run}/model"], "model exists; give another folder"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line_and_touches_nothing(copied, capsys, arguments, message):
+def test_a_failed_export_is_one_line_and_changes_no_file(copied, capsys, arguments, message):
     before = {path: path.stat().st_mtime_ns for path in copied.path.rglob("*")}
     given = [argument.format(run=copied.path) for argument in arguments]
     assert main(["export", given[0], "--to", "open_clip", *given[1:]]) == 2
-    assert message in (told := capsys.readouterr().err) and told.count("\n") == 1
+    assert message in (stderr := capsys.readouterr().err) and stderr.count("\n") == 1
     assert {path: path.stat().st_mtime_ns for path in copied.path.rglob("*")} == before
 
 
@@ -121,7 +121,7 @@ def test_an_export_that_fails_its_check_leaves_nothing(finished, base, tmp_path,
     assert "gives other features" in capsys.readouterr().err and list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_export_killed_at_any_write_leaves_nothing_on_which_the_run_cannot_go_on(copied):
+def test_after_an_export_killed_at_any_write_the_run_can_be_resumed(copied):
     writes = 0
     while main_killed_at_write(writes + 1, ["export", str(copied.path), "--to", "open_clip"]).code == -9:
         writes += 1

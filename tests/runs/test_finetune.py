@@ -53,7 +53,7 @@ def test_a_tag_or_the_hub_is_a_request_unless_the_hub_is_switched_off(target, tm
         ("{}/weights.safetensors", "is not a checkpoint of a run; give MODEL:"),
     ],
 )
-def test_a_target_that_is_nothing_is_told_apart(target, message, tmp_path):
+def test_a_target_that_cannot_be_opened_has_an_error_of_its_own(target, message, tmp_path):
     for name in ("weights.pt", "weights.safetensors"):
         torch.save({}, tmp_path / name)
     with pytest.raises(UserError, match=message):
@@ -116,7 +116,7 @@ def test_only_siglip_begins_with_a_bias_and_both_at_the_temperature_of_the_setti
 
 
 @pytest.mark.slow
-def test_the_recipe_finetune_shows_what_the_model_knew_before(finished, shards, tmp_path, capsys):
+def test_the_recipe_finetune_evaluates_the_model_before_training(finished, shards, tmp_path, capsys):
     flags = f"""--data.train {shards} --data.hold_out 8 --data.workers 0 --run.folder {tmp_path} --run.name child
         --model.pretrained {finished.path} --train.batch_size 8 --train.samples 16 --objective.num_prototypes 20
         --evaluation.every 0 --run.threads 1""".split()
@@ -172,7 +172,7 @@ def test_a_fine_tuned_run_is_evaluated_and_resumed_from_another_folder_without_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["locked", "lora", "train"])
-def test_what_does_not_train_is_equal_to_the_bit_and_a_run_resumes_to_the_bit(mode, train, tmp_path):
+def test_locked_weights_stay_equal_to_the_bit_and_a_run_resumes_to_the_bit(mode, train, tmp_path):
     """Where the image tower trains it drops patches, which random numbers choose."""
     (tmp_path / "small.json").write_text(json.dumps(TRANSFORMERS))
     flags = f"""--model.name {tmp_path / "small.json"} --model.image_tower {mode} --model.text_tower {mode}

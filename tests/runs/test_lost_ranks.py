@@ -93,8 +93,8 @@ def test_a_lost_rank_is_named_in_one_line_and_ends_the_other(what, where, whom):
     if what == "stopped":
         children[whom].signal(signal.SIGKILL)
     children[whom].wait()
-    told = f"rank {whom} of 2 has ended or does not answer; see its own message or torchrun's"
-    assert ended.output.startswith(told) and ended.output.count("\n") == 1, ended
+    message = f"rank {whom} of 2 has ended or does not answer; see its own message or torchrun's"
+    assert ended.output.startswith(message) and ended.output.count("\n") == 1, ended
     assert "continue with --resume" in ended.output and "Traceback" not in ended.errors
 
 

@@ -161,10 +161,10 @@ def test_tensorboard_and_wandb_have_every_record_and_are_closed_whether_a_run_fa
     run = RunFolder(tmp_path / "runs" / "r")
     events = loader.EventAccumulator(str(run.path / "tensorboard"))
     events.Reload()
-    told = [(record["samples"], record["loss"]) for record in read_lines(run.records)]
-    assert [(event.step, pytest.approx(event.value)) for event in events.Scalars("train/loss")] == told
-    assert [(step, values["train/loss"]) for step, values in session.lines] == told
-    assert len(told) == (1 if fails else STEPS) and session.finished == 1
+    losses = [(record["samples"], record["loss"]) for record in read_lines(run.records)]
+    assert [(event.step, pytest.approx(event.value)) for event in events.Scalars("train/loss")] == losses
+    assert [(step, values["train/loss"]) for step, values in session.lines] == losses
+    assert len(losses) == (1 if fails else STEPS) and session.finished == 1
     if objective == "clip":
         assert recorded(run.path, "calibration") == [None] and "train/calibration" not in session.lines[0][1]
 
@@ -173,9 +173,9 @@ def test_tensorboard_and_wandb_have_every_record_and_are_closed_whether_a_run_fa
 def test_a_missing_package_is_named_with_what_installs_it_also_by_doctor(train, small_settings, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     needed = rf"log\.{package} needs {package}; install with: pip install .*\[{package}\]"
-    with pytest.raises(UserError, match=needed) as told:
+    with pytest.raises(UserError, match=needed) as refused:
         train(f"--log.{package}", "true")
-    assert examine(small_settings(Path("runs"), f"--log.{package}", "true")).problems == [str(told.value)]
+    assert examine(small_settings(Path("runs"), f"--log.{package}", "true")).problems == [str(refused.value)]
 
 
 def test_a_narrow_terminal_shows_the_first_figures_whole(train, monkeypatch, capsys):
@@ -195,8 +195,8 @@ def test_advice_is_one_line_each_before_the_first_step_and_torch_adds_none(train
     finally:
         os.sched_setaffinity(0, cores)
     lines = capfd.readouterr().err.splitlines()
-    told = [line for line in lines if "orkers " in line]
-    assert len(told) == 1 and told[0].startswith("2 workers on 1 core: ") and "--data.workers 1" in told[0]
+    advice = [line for line in lines if "orkers " in line]
+    assert len(advice) == 1 and advice[0].startswith("2 workers on 1 core: ") and "--data.workers 1" in advice[0]
     assert not [warning for warning in recwarn if "DataLoader" in str(warning.message)]
     no_set = "there is no held-out data: the loss alone does not show quality; give --data.hold_out 4"
     assert sum(line.startswith(no_set) for line in lines) == 1

@@ -178,8 +178,8 @@ def test_a_disk_that_fills_up_stops_the_run_and_it_can_go_on(finished, settings_
         raise OSError(errno.ENOSPC, "No space left on device")
 
     settings, folder = read_settings(Path(settings_file("full"))), RunFolder(tmp_path / "runs" / "full")
-    told = r"the disk is full \(\S+ \w+ needed, .* free\); the last good checkpoint is .*032\.pt; make room, .*--resume"
-    with at_write(f"samples-{6 * BATCH:012d}", full), pytest.raises(RunFailed, match=told):
+    line = r"the disk is full \(\S+ \w+ needed, .* free\); the last good checkpoint is .*032\.pt; make room, .*--resume"
+    with at_write(f"samples-{6 * BATCH:012d}", full), pytest.raises(RunFailed, match=line):
         api.train(settings)
     assert checkpoints_in(folder)[-1].stem.endswith(str(4 * BATCH))
     assert_equal_runs(api.train(settings, resume=folder.path), finished.path)
@@ -197,8 +197,8 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(finished, c
         path.write_bytes(path.read_bytes() + b'{"samples": 8, "lo')  # a kill cut it off
     (copied.checkpoints / f".samples-7.pt.ab{UNFINISHED}").write_bytes(b"half")
     assert main(["train", "--resume", str(copied.path)]) == 0
-    told = capsys.readouterr().err
-    assert f"{newest}: is damaged" in told and f"from {9 * BATCH} to {STEPS * BATCH} samples" in told
+    stderr = capsys.readouterr().err
+    assert f"{newest}: is damaged" in stderr and f"from {9 * BATCH} to {STEPS * BATCH} samples" in stderr
     assert_equal_runs(copied.path, finished.path)
     assert not list(copied.checkpoints.glob(f".*{UNFINISHED}")) and newest.with_suffix(".damaged").exists()
     for path in checkpoints_in(copied):
@@ -252,10 +252,10 @@ def test_whatever_is_wrong_with_a_file_of_a_run_is_one_line_that_names_it(
     for command in commands:
         run = shutil.copytree(finished.path, tmp_path / command[0])
         DAMAGES[damage](run / file)
-        code, told = main([*command, str(run)]), capsys.readouterr().err
-        assert "Traceback" not in told
+        code, stderr = main([*command, str(run)]), capsys.readouterr().err
+        assert "Traceback" not in stderr
         if code:
-            *_, last = told.splitlines()
+            *_, last = stderr.splitlines()
             named = Path(file).name in last or (str(run) in last and any(words in last for words in NO_RUN))
             assert last.startswith("neuclip: ") and named, last
             monkeypatch.setenv("NEUCLIP_DEBUG", "1")
@@ -272,8 +272,8 @@ def test_links_planted_in_a_run_folder_are_never_written_through(copied, tmp_pat
     for name in (planted, f"{planted}.partial", f".{planted}{UNFINISHED}", "tasks.jsonl.partial"):
         (copied.path / name).symlink_to(victim)
     checkpoints_in(copied)[-1].unlink()  # so that steps are made and recorded
-    code, told = main(["train", "--resume", str(copied.path)]), capsys.readouterr().err
-    assert code == 0 or (planted in told.splitlines()[-1] and "Traceback" not in told)
+    code, stderr = main(["train", "--resume", str(copied.path)]), capsys.readouterr().err
+    assert code == 0 or (planted in stderr.splitlines()[-1] and "Traceback" not in stderr)
     assert main(["report", str(copied.path)]) == 0
     assert victim.read_bytes() == before
 
@@ -282,7 +282,7 @@ def test_links_planted_in_a_run_folder_are_never_written_through(copied, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         ("--objective clip", r"cannot be resumed with another objective\.name"),
         ("--model.name small", r"another model\.name"),
@@ -295,12 +295,12 @@ def test_links_planted_in_a_run_folder_are_never_written_through(copied, tmp_pat
         ("--checkpoint.keep 1000000", "the disk is too full"),
     ],
 )
-def test_a_run_cannot_go_on_with_other_settings_that_matter_or_other_data(copied, tmp_path, flags, told):
+def test_a_run_cannot_go_on_with_other_settings_that_matter_or_other_data(copied, tmp_path, flags, message):
     places = {name: tmp_path / name for name in ("more", "other", "gone")}
     write_shards(places["more"], 44)
     write_shard(places["other"] / "0.tar", range(1, 41))
     before = losses(copied.path)
-    with pytest.raises((UserError, RunFailed), match=told) as refused:
+    with pytest.raises((UserError, RunFailed), match=message) as refused:
         api.train(read_settings(copied.settings, flags.format_map(places).split()), resume=copied.path)
     assert "\n" not in str(refused.value) and losses(copied.path) == before
 

@@ -61,11 +61,11 @@ def test_a_run_in_training_is_locked_until_its_process_ends_even_if_a_worker_liv
     folder, saving = RunFolder(tmp_path / "runs" / "r"), f"samples-{3 * BATCH:012d}"
     settings = small_settings(tmp_path / "runs", "--run.name", "r", "--data.workers", "2")
     (tmp_path / "settings.yaml").write_text(settings_as_yaml(settings))
-    told: list[str] = []
-    with at_write(saving, lambda: told.append(processes.run(resume, folder.path).output)):
+    outputs: list[str] = []
+    with at_write(saving, lambda: outputs.append(processes.run(resume, folder.path).output)):
         api.train(settings)
-    assert told[0].startswith(f"{folder.path} is being trained by process {os.getpid()} on ")
-    assert told[0].endswith("; wait until it ends, or stop it\n")
+    assert outputs[0].startswith(f"{folder.path} is being trained by process {os.getpid()} on ")
+    assert outputs[0].endswith("; wait until it ends, or stop it\n")
     shutil.rmtree(folder.path)
     killed = processes.start(processes.killed_at_write, saving, ["train", str(tmp_path / "settings.yaml")])
     assert killed.ends() == -signal.SIGKILL  # its workers may live

@@ -62,7 +62,7 @@ def write_data(data: Path) -> None:
 
 
 def scenarios(folder: Path) -> dict[str, list[str]]:
-    """Flags of each run. What the second rank is told otherwise does not hold."""
+    """Flags of each run. Different flags of the second rank have no effect."""
     data = folder / "data"
     # Batches that divide over neither the images nor the ranks.
     held_out = f"--evaluation.retrieval {data}/several --evaluation.zero_shot {data}/classes --evaluation.batch_size 7"
