@@ -61,8 +61,7 @@ class AmorLIP(Objective, AmorLIPSettings):
             if self.training:
                 self._learn(pairs, normalizer)
         rho = rho_at(self.samples_seen, self._total_samples, self.rho)
-        # tau J + rho tau, where the factor tau of J is constant and J = mean exp(log_sum - normalizer) - s_ii / tau per
-        # side.
+        # tau J + rho tau with the factor tau of J constant; per side J = mean(exp(log_sum - normalizer) - s_ii / tau).
         loss = tau.detach() * (ratio(log_sum, normalizer).mean(dim=1).sum() - 2 * scaled.mean()) + rho * tau
         self.record(accuracy=batch.accuracy, rho=torch.tensor(rho))
         relative = normalizer - scaled - math.log(negatives)

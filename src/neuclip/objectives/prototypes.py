@@ -1,8 +1,11 @@
 """The paper's network: prototypes that represent all candidates of the data set (Eq. 10 and 11).
 
 Each rank holds a block of the slots and sees all anchors: a prediction exchanges one number per anchor, the log-sum-exp
-over the block. Gradients are closed forms, without a graph. With q_ik = exp(cos_ik / tau - log sum_k exp(cos_ik / tau))
-d log_g_i / d p_k = q_ik x_i / tau for the unit prototype p_k, and d log_g_i / d x_i = sum_k q_ik p_k / tau.
+over the block. Gradients are closed forms, without a graph. For unit prototypes p_k:
+
+    q_ik = exp(cos_ik / tau - log sum_k exp(cos_ik / tau))
+    d log_g_i / d p_k = q_ik x_i / tau
+    d log_g_i / d x_i = sum_k q_ik p_k / tau
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Prototypes(ShardedRows):
     rows: Tensor  # (2, share of m, d)
     owners: Tensor  # (share of m, 2) keys of the sample and of the caption that a slot was written from
     ring: Tensor  # (3,) the next slot to write; the steps since the restart began; and `active`, the number of slots
-    # that were ever written, counted from the first
+    # that were ever written, which are the first ones
 
     def __init__(
         self,
