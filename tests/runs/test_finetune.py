@@ -75,7 +75,7 @@ def test_a_run_starts_with_the_weights_of_a_run_a_checkpoint_or_a_folder(kind, n
     [
         ("--model.name small --model.pretrained {run}", "another architecture than model.name small .*--model.name= "),
         ("--model.name small --model.pretrained {run}/model", "another architecture than model.name small .*; give"),
-        ("--model.name= --model.pretrained openai", "name is empty, and openai is no run.*give --model.name too"),
+        ("--model.name= --model.pretrained openai", "name is empty, but openai is not a run.*give --model.name too"),
         ("--model.name=", "no model to start from; give .*--model.pretrained runs/NAME"),
     ],
 )
