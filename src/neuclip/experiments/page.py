@@ -111,7 +111,8 @@ def index_page(rows: Sequence[tuple[Experiment, Sequence[Case], float]]) -> Page
             [(experiment.title, case) for experiment, cases, _ in rows for case in cases]
         ),
     }
-    return Page("experiment", "All experiments", sections=[Section(title, [one]) for title, one in tables.items() if one.rows])
+    sections = [Section(title, [table]) for title, table in tables.items() if table.rows]
+    return Page("experiment", "All experiments", sections=sections)
 
 
 def predictors_table(cases: Sequence[tuple[str, Case]]) -> Table:
