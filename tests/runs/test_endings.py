@@ -1,5 +1,5 @@
 """However a run is ended, what it has learned is saved and what was bad is listed: signals, a lost terminal, data that
-are bad or gone, what is not a number. And when it saves and measures while nothing ends it."""
+are bad or gone, NaN or infinity. And when it saves and measures while nothing ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdamW as the towers get it: groups, learning rates, clipping, and no update where something is not a number."""
+"""AdamW as the towers get it: groups, learning rates, clipping, and no update if the loss or the gradient is NaN or infinite."""
 
 from __future__ import annotations
 
