@@ -1,4 +1,4 @@
-"""AdamW as the towers get it: groups, learning rates, clipping, and no update if the loss or the gradient is NaN or infinite."""
+"""The towers' AdamW: groups, learning rates, clipping, and no update if loss or gradient is NaN or infinite."""
 
 from __future__ import annotations
 

@@ -68,8 +68,9 @@ def merge(base: str, run: str, weight: float, folder: Path) -> None:
     first, second, _ = open_pair(base, run)
     second.towers.model.load_state_dict(interpolate(_weights(first), _weights(second), weight))
     names = [Path(name.removeprefix("local-dir:")).resolve().name for name in (base, run)]
-    merged = f"{1 - weight:g} of {names[0]} and {weight:g} of {names[1]}, which was fine-tuned from it"
-    about = {"title": f"{names[1]}, merged with {names[0]}", "merged": merged, "results": "Not evaluated yet."}
+    shares = f"{1 - weight:g} of {names[0]} and {weight:g} of {names[1]}, which was fine-tuned from it"
+    training = f"The weights are interpolated: {shares} (WiSE-FT)."
+    about = {"title": f"{names[1]}, merged with {names[0]}", "training": training, "results": "Not evaluated yet."}
     _write(second, "open_clip", folder, about)
 
 
