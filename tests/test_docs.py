@@ -71,7 +71,8 @@ def folder(tmp_path, monkeypatch) -> Path:
         for number in range(36 if "/" not in kind else 12):
             (tmp_path / kind / f"{number}.png").write_bytes(image_bytes(number))
             (tmp_path / kind / f"{number}.txt").write_text(f"{caption(number)} {number}")
-    (tmp_path / "PHOTOS" / "fashion").mkdir()
+    for part in ("PHOTOS/fashion/train", "PHOTOS/fashion/test", "MY_DATA/train", "MY_DATA/test"):
+        (tmp_path / part).mkdir(parents=True)
     write_csv(tmp_path, 24)
     (tmp_path / "bicycle.jpg").write_bytes(photo(0))
     shutil.copy("pairs.csv", "val.csv")

@@ -28,8 +28,8 @@ WIDTH = 120  # of doctor's lines if stdout is not a terminal
 def train(recipe: str = "", *, resume: str = "", json: bool = False, settings: list[str]) -> int:
     """neuclip train [RECIPE] [--section.field value ...] | neuclip train --resume RUN
 
-    Trains a model and writes a run folder with records, checkpoints, the model in open_clip's format and a report.
-    RECIPE is a YAML file or a shipped recipe (finetune, locked, tiny) [default: tiny]. Flags override its settings.
+    Trains a model and writes a run folder: records, checkpoints, the model in open_clip's format, a report.
+    RECIPE is a YAML file or a shipped recipe (finetune, locked, tiny) [default: tiny]. Flags override it.
     To train on several GPUs, or with several ranks on a CPU: torchrun --nproc-per-node N -m neuclip train ...
     For help on one section of the settings only: neuclip train --help optimizer
 
