@@ -21,6 +21,7 @@ LATE = {  # medians over late steps: speed without start and evaluations, shares
     "steady_samples_per_second": "samples_per_second",
     **{name: name for name in ("normalizer_share", "towers_share", "data_share", "weight_deviation")},
 }
+SLIM = ("samples", "top1", "images", "captions", "different_captions", "method", "minibatch")  # besides recall
 Records = dict[str, dict[str, Any]]  # the newest record of each job, by its key
 
 
@@ -59,13 +60,14 @@ def record_of_run(folder: RunFolder) -> dict[str, Any]:
 
 
 def slim(figures: Figures) -> Figures:
-    """The recall, accuracy, sizes and errors of an evaluation to six digits, and recall's mean over both directions."""
-    kept = {
-        key: value
-        for key, value in figures.items()
-        if RECALL.fullmatch(metric := key.rpartition(".")[2])
-        or metric in ("samples", "top1", "images", "captions", "different_captions", "method", "minibatch")
-    }
+    """An evaluation's recall at 1 and 10, accuracy, sizes and errors to six digits, and the mean recall@1 of both
+    directions."""
+    kept = {}
+    for key, value in figures.items():
+        metric = key.rpartition(".")[2]
+        recall = RECALL.fullmatch(metric)
+        if metric in SLIM or (recall and recall[2] in ("1", "10")):
+            kept[key] = value
     for name in datasets(figures, ".*_recall_at_1"):
         both = ("image_to_different_text", "different_text_to_image")
         if f"{name}.{both[0]}_recall_at_1" not in figures:
